@@ -1,0 +1,270 @@
+"""The root folder: what may be a store, who may own it, and the settings that were fixed when it was created.
+
+`memstore.json` is written last, by a rename, while the folder is locked: a folder with it is a whole store, one
+without it is none yet, and whoever finds one half made goes on making it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import logging
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from memstore.engine import syscalls
+from memstore.errors import (
+    FormatVersionError,
+    NotAStoreError,
+    PermissionDeniedError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+)
+
+log = logging.getLogger("memstore")
+
+FORMAT = 1
+Durability = Literal["process", "disk"]
+SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
+# One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
+
+TMPFS = 0x01021994
+_LOCAL = {
+    TMPFS: "tmpfs",
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0xF2F52010: "f2fs",
+    0x2FC12FC1: "zfs",
+    0x794C7630: "overlay",
+}
+_NETWORK = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x0BD00BD0: "Lustre",
+    0x00C36400: "CephFS",
+    0x47504653: "GPFS",
+    0x01021997: "9p",
+    0x65735546: "FUSE",
+    0x5346414F: "AFS",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x19830326: "BeeGFS",
+}
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What `memstore.json` holds."""
+
+    format: int
+    store: str
+    durability: Durability
+    checksum: bool
+    inline_limit: int  # bytes
+    file_mode: int
+    unix_group: int | None = None
+    capacity: int | None = None
+
+    @property
+    def durable(self) -> bool:
+        return self.durability == "disk"
+
+    @property
+    def folder_mode(self) -> int:
+        """The file mode, with the x bits that match its r bits."""
+        return self.file_mode | (self.file_mode & 0o444) >> 2
+
+
+def new_settings(
+    *, durability: Durability | None, checksum: bool | None, inline_limit: int | None, file_mode: int, group: int | None
+) -> Settings:
+    chosen = durability or "process"
+    return Settings(
+        format=FORMAT,
+        store=uuid.uuid4().hex,
+        durability=chosen,
+        checksum=chosen == "disk" if checksum is None else checksum,
+        inline_limit=1536 if inline_limit is None else inline_limit,
+        file_mode=file_mode,
+        unix_group=group,
+    )
+
+
+def read_settings(root: str) -> Settings | None:
+    """None if the folder has no `memstore.json`."""
+    path = f"{root}/{SETTINGS}"
+    try:
+        fd = syscalls.open_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        text = syscalls.read_at(fd, 1 << 16, 0)
+    finally:
+        syscalls.close(fd)
+    try:
+        found = msgspec.json.decode(text, type=dict)
+        version = found.get("format")
+        if isinstance(version, int) and version > FORMAT:
+            raise FormatVersionError(
+                f"{root} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
+            )
+        settings = msgspec.convert(found, Settings)
+    except msgspec.MsgspecError as error:
+        raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
+    if settings.format < 1 or settings.inline_limit < 0:
+        raise NotAStoreError(
+            f"{path} is foreign or damaged: format {settings.format}, inline_limit {settings.inline_limit}"
+        )
+    return settings
+
+
+def write_settings(root: str, settings: Settings) -> None:
+    create_file(root, SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n", settings)
+
+
+def create_file(root: str, name: str, content: bytes, settings: Settings) -> None:
+    """Writes a file whole or not at all."""
+    temporary = f"{root}/.{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.unlink(temporary)
+    fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        syscalls.write_at(fd, content, 0)
+        adopt(fd, settings)
+        if settings.durable:
+            syscalls.sync(fd)
+    finally:
+        syscalls.close(fd)
+    syscalls.rename(temporary, f"{root}/{name}")
+    if settings.durable:
+        syscalls.sync_folder(root)
+
+
+def create_folder(path: str, settings: Settings) -> None:
+    with contextlib.suppress(FileExistsError):
+        syscalls.make_folder(path, 0o700)
+    if settings.unix_group is not None:
+        os.chown(path, -1, settings.unix_group)
+    os.chmod(path, settings.folder_mode)
+
+
+def adopt(fd: int, settings: Settings) -> None:
+    """Gives a new file the store's group and mode, whatever the umask; the default needs no call."""
+    if settings.unix_group is not None:
+        os.fchown(fd, -1, settings.unix_group)
+    if settings.file_mode != 0o600:
+        os.fchmod(fd, settings.file_mode)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_filesystem(root: str, durability: Durability | None) -> int:
+    """Refuses network file systems, and "disk" on tmpfs. Returns the type, as statfs has it."""
+    kind = syscalls.filesystem_type(root)
+    if kind in _NETWORK:
+        raise UnsupportedFilesystemError(
+            f"{root} is on {_NETWORK[kind]}, which has neither shared mappings nor locks that memstore could rely on: "
+            "put the root on /dev/shm or a local disk; hosts share a store through a cluster"
+        )
+    if kind == TMPFS and durability == "disk":
+        raise UnsupportedFilesystemError(
+            f'{root} is on tmpfs, which no disk holds: durability="disk" needs a local disk'
+        )
+    if kind not in _LOCAL:
+        log.warning("%s is on an unknown file system (type %#x); it must have flock, mmap and fallocate", root, kind)
+    return kind
+
+
+def check_folder(root: str, fd: int, settings: Settings | None) -> None:
+    """Refuses a folder that others can change. `settings` is None while the store is being created."""
+    found = syscalls.status(fd)
+    mode = stat.S_IMODE(found.st_mode)
+    group = settings.unix_group if settings else None
+    if found.st_uid != os.geteuid() and not (group is not None and found.st_gid == group):
+        raise PermissionDeniedError(f"{root} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}")
+    allowed = 0o755 if settings is None else settings.folder_mode
+    if mode & 0o777 & ~allowed:
+        raise PermissionDeniedError(f"{root} has mode {mode:04o}, open to others: chmod {allowed:o} it")
+
+
+def check_files(root: str, settings: Settings) -> None:
+    """Refuses links and other people's files where the store's own should be."""
+    for name in (SETTINGS, LOCK, DOORBELL, "catalog", CATALOG, f"{CATALOG}/data.mdb", f"{CATALOG}/lock.mdb", SEGMENTS):
+        path = f"{root}/{name}"
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        folder = name in ("catalog", CATALOG, SEGMENTS)
+        right_kind = stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)
+        if not right_kind:
+            expected = "a folder" if folder else "a file"
+            raise PermissionDeniedError(
+                f"{path} should be {expected} and is {stat.filemode(found.st_mode)}: not memstore's"
+            )
+        if found.st_uid != os.geteuid() and found.st_gid != settings.unix_group:
+            raise PermissionDeniedError(
+                f"{path} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+            )
+
+
+def check_empty(root: str) -> None:
+    """A folder that is no store yet may hold what a killed creator left, and nothing else."""
+    ours = {LOCK, DOORBELL, "catalog", SEGMENTS}
+    foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
+    if foreign:
+        raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
+
+
+def group_id(group: int | str | None) -> int | None:
+    if not isinstance(group, str):
+        return group
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise PermissionDeniedError(f"this machine has no group {group!r}") from None
+
+
+# --- the lock on the folder -------------------------------------------------------------------------------------------
+
+
+def ensure_folder(root: str, *, create: bool) -> None:
+    parent = os.path.dirname(root)
+    if not os.path.lexists(root):
+        if not os.path.isdir(parent):
+            raise NotAStoreError(f"{root}: the parent folder {parent} doesn't exist")
+        if not create:
+            raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
+        with contextlib.suppress(FileExistsError):
+            syscalls.make_folder(root, 0o700)
+    found = os.lstat(root)
+    if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
+        raise PermissionDeniedError(f"{root} is a link that user {found.st_uid} made")
+    if not os.path.isdir(root):
+        raise NotAStoreError(f"{root} is not a folder")
+
+
+@contextlib.contextmanager
+def locked(root: str, deadline: float) -> Iterator[int]:
+    """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while not syscalls.lock_exclusive(fd):
+            if time.monotonic() > deadline:
+                raise StoreTimeoutError(f"{root}: waited for another process that is opening the store")
+            time.sleep(0.001)
+        try:
+            yield fd
+        finally:
+            syscalls.unlock(fd)
+    finally:
+        syscalls.close(fd)

@@ -1,0 +1,44 @@
+"""The kernel's refusals, as memstore's errors."""
+
+from __future__ import annotations
+
+import errno
+
+from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
+
+
+class resource_errors:  # noqa: N801, used as contextlib's are; a class, since a generator costs a get 1 us more
+    """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key."""
+
+    __slots__ = ("_key", "_root")
+
+    def __init__(self, root: str, key: str | None = None) -> None:
+        self._root, self._key = root, key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, MemoryError):
+            raise self._exhausted(errno.ENOMEM, "not enough memory") from error
+        if not isinstance(error, OSError) or isinstance(error, MemstoreError):
+            return
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f" for {self._key!r}" if self._key is not None else ""
+            raise StoreFullError(
+                f"{self._root} has no room{what}: delete keys, drop held values, or enlarge the file system; "
+                "nothing was changed",
+                key=self._key,
+            ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise self._exhausted(error.errno, error.strerror or "") from error
+
+    def _exhausted(self, code: int, text: str) -> ResourceLimitError:
+        what = f" at {self._key!r}" if self._key is not None else ""
+        return ResourceLimitError(
+            f"{self._root}: {text}{what}: raise `ulimit -n` for files or vm.max_map_count for mappings, or drop held values",
+            key=self._key,
+            code=code,
+        )

@@ -1,0 +1,84 @@
+"""How entries are read: the protocol of get.
+
+1. Read the record; no transaction outlives the call. Inline values are done.
+2. Open the segment, lock it shared without waiting, **then** compare the put id in its header with the record's. A
+   refused lock, a missing file or another id: it was replaced since. Start again once, then do the same under the
+   store's mutex, where nobody can replace it: progress is certain, and a misfit is damage.
+3. Check the size, map privately, close the file: the mapping keeps the lock. A reader that dies owes nothing.
+
+All of it under the process's guard, so that no forked child inherits the file descriptor, and with it the lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from memstore.engine.mapping import Mapping
+from memstore.engine.record import Record
+from memstore.engine.root import Root
+from memstore.engine.segment import map_segment, segment_path
+from memstore.errors import ContentionError, CorruptionError
+
+Held = tuple[Record, Mapping | None, int]  # the mapping, and where the data starts in it; None for inline values
+_RETRY_EVERY = 0.0005  # seconds, in mode "r"
+
+
+def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[Held | None]:
+    """The records of one moment, with their segments mapped; None where there is no such key."""
+    for _ in range(2):
+        held, misfit = _try(root, keys)
+        if misfit is None:
+            return held
+    if may_lock:
+        held, misfit = root.mutex.run(lambda: _try(root, keys), deadline)
+        if misfit is not None:
+            raise _damaged(root, *misfit)
+        return held
+    while time.monotonic() < deadline:  # mode "r" never takes the mutex
+        held, misfit = _try(root, keys)
+        if misfit is None:
+            return held
+        time.sleep(_RETRY_EVERY)
+    name = misfit[0].decode() if misfit else ""
+    raise ContentionError(
+        f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may wait "
+        "for its writers, or get less often",
+        key=name,
+    )
+
+
+def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[bytes, Record] | None]:
+    """Also the key and record whose segment was not there, if any."""
+    held: list[Held | None] = []
+    with root.guard:
+        if len(keys) == 1:
+            records = [root.catalog.read(keys[0])]
+        else:
+            records = root.catalog.view(lambda transaction: [transaction.record(key) for key in keys])
+        for key, record in zip(keys, records, strict=True):
+            if record is None:
+                held.append(None)
+            elif not record.segment:
+                held.append((record, None, 0))
+            else:
+                mapped = map_record(root, key, record)
+                if mapped is None:
+                    return [], (key, record)
+                held.append((record, *mapped))
+    return held, None
+
+
+def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | None:
+    """Maps the segment that a record names; None if it holds another put by now. Call it under the guard."""
+    try:
+        return map_segment(segment_path(root.segments, record.segment), record.put_id, record.nbytes)
+    except CorruptionError as error:
+        error.key = key.decode()
+        raise
+
+
+def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
+    name, path = key.decode(), segment_path(root.segments, record.segment)
+    detail = f"the file is missing, or is not that of put {record.put_id:#x}"
+    return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)

@@ -1,0 +1,177 @@
+"""The two pages that every process of a store maps: the lock page and the doorbell.
+
+Lock page: the robust mutex under which the store changes, and three words about what its owner was doing, for the
+next owner if this one dies. Doorbell: 1,024 futex words, keys hashed onto them; a publication changes its keys' words
+under the mutex and wakes their waiters after it. Neither file's inode is ever replaced while the store lives.
+
+A boot id and the inode in the lock page tell a page that lived through a reboot or a copy, whose mutex may be held by
+nobody: it is written anew.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import xxhash
+
+from memstore.engine import syscalls
+from memstore.errors import CorruptionError, StoreTimeoutError
+
+Result = TypeVar("Result")
+
+BELLS = 1024
+_MAGIC = int.from_bytes(b"memstor1", "little")
+_IDENTITY_AT, _STATE_AT = syscalls.MUTEX_SIZE, syscalls.MUTEX_SIZE + 32  # magic, boot id (2 words), inode; state
+_RING, _BATCH, _DIRTY = range(3)
+
+
+class _Page:
+    """One shared page of a file, mapped until nothing refers to it: a thread may still wait on it after a close."""
+
+    def __init__(self, path: str, *, writable: bool = True) -> None:
+        fd = syscalls.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
+        self.address = 0
+        try:
+            status = syscalls.status(fd)
+            if status.st_size != syscalls.PAGE:
+                detail = f"{status.st_size} bytes instead of {syscalls.PAGE}"
+                raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+            self.inode = status.st_ino
+            self.address = syscalls.map_shared(fd, syscalls.PAGE, writable=writable)
+        finally:
+            syscalls.close(fd)
+
+    def __del__(self) -> None:
+        if self.address:
+            syscalls.unmap(self.address, syscalls.PAGE)
+
+
+class LockPage(_Page):
+    """The store's mutex. `recover` is called under it when an owner died or failed in the middle of a change."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._path = path
+        self._owner = syscalls.words(self.address, 1)
+        self._identity = syscalls.long_words(self.address + _IDENTITY_AT, 4)
+        self._state = syscalls.long_words(self.address + _STATE_AT, 3)
+        self.recover: Callable[[], None] = lambda: None
+
+    def create_if_stale(self) -> None:
+        """Writes the page if no process of this boot has; only while the root folder is locked."""
+        identity = (_MAGIC, *_boot_id(), self.inode)
+        if tuple(self._identity) != identity:
+            self._identity[0] = 0
+            syscalls.mutex_create(self.address)
+            self._state[_BATCH] = 0
+            self._state[_DIRTY] = 1
+            self._identity[:] = identity
+
+    def run(self, action: Callable[[], Result], deadline: float) -> Result:
+        """Calls `action` under the mutex. If it raises, the next owner recovers first.
+
+        Written so that no Python function is entered between a change of the mutex and the code that answers for it:
+        a KeyboardInterrupt is raised at such entries.
+        """
+        address, owner, me = self.address, self._owner, syscalls.thread_id()
+        try:
+            self._lock(deadline, me)
+            if self._state[_DIRTY]:
+                self.recover()
+                self._state[_DIRTY] = 0
+            return action()
+        except BaseException:
+            if owner[0] & syscalls.MUTEX_OWNER == me:
+                self._state[_DIRTY] = 1
+            raise
+        finally:
+            if owner[0] & syscalls.MUTEX_OWNER == me:
+                syscalls.mutex_unlock(address)
+
+    def _lock(self, deadline: float, me: int) -> None:
+        if self._owner[0] & syscalls.MUTEX_OWNER == me:  # an interrupt got past `run`: we hold it still
+            self._state[_DIRTY] = 1
+            return
+        code = syscalls.mutex_lock(self.address, deadline)
+        if code == syscalls.OWNER_DIED:
+            self._state[_DIRTY] = 1
+            syscalls.mutex_recovered(self.address)
+        elif code == syscalls.TIMED_OUT:
+            raise StoreTimeoutError(f"{self._path}: waited for the store's mutex, {_describe(self.owner())}")
+
+    def owner(self) -> int:
+        """The thread id that holds the mutex, 0 if none does."""
+        return self._owner[0] & syscalls.MUTEX_OWNER
+
+    @property
+    def batch(self) -> int:
+        """The batch that is being published, 0 if none is."""
+        return self._state[_BATCH]
+
+    @batch.setter
+    def batch(self, value: int) -> None:
+        self._state[_BATCH] = value
+
+    @property
+    def ring(self) -> int:
+        """How many publications have rung the doorbell."""
+        return self._state[_RING]
+
+    @ring.setter
+    def ring(self, value: int) -> None:
+        self._state[_RING] = value
+
+
+class Doorbell(_Page):
+    """Words that change when a key is put."""
+
+    def __init__(self, path: str, *, writable: bool) -> None:
+        super().__init__(path, writable=writable)
+        self._words = syscalls.words(self.address, BELLS)
+
+    @staticmethod
+    def bell(key: bytes) -> int:
+        return xxhash.xxh3_64_intdigest(key) % BELLS
+
+    def load(self, bell: int) -> int:
+        return self._words[bell]
+
+    def change(self, bell: int) -> None:
+        """Under the mutex, so that no change is lost."""
+        self._words[bell] = (self._words[bell] + 1) & 0xFFFFFFFF
+
+    def wake(self, bell: int) -> None:
+        syscalls.futex_wake(self.address + 4 * bell)
+
+    def wait(self, bell: int, seen: int, seconds: float) -> None:
+        """Sleeps while the word is `seen`, and `seconds` at most; may return early."""
+        syscalls.futex_wait(self.address + 4 * bell, seen, seconds)
+
+    def ring_all(self) -> None:
+        for bell in range(BELLS):
+            self.change(bell)
+            self.wake(bell)
+
+
+def _boot_id() -> tuple[int, int]:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        number = int(file.read().strip().replace("-", ""), 16)
+    return number >> 64, number & (2**64 - 1)
+
+
+def _describe(thread: int) -> str:
+    """Names the process of a thread id."""
+    try:
+        with open(f"/proc/{thread}/status") as file:
+            fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        return f"held by pid {fields['Tgid'].strip()} ({fields['Name']}, {fields['State']})"
+    except (OSError, KeyError, ValueError):
+        return f"held by thread {thread}, which can't be seen from here"
+
+
+def deadline_after(seconds: float) -> float:
+    """The monotonic time in `seconds` (may be infinite: a year serves)."""
+    return time.monotonic() + min(seconds, 365 * 86400.0)

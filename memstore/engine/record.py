@@ -1,0 +1,92 @@
+"""What the catalog stores: records, their leaves, and the rows of the other tables. Nouns only.
+
+A record is msgpack (by msgspec) behind an xxh3 checksum over the key and itself, so that a flipped bit in the
+catalog's file, which LMDB returns silently, is an error and never a wrong value.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from memstore.errors import CorruptionError
+
+Path = tuple[str | int, ...]
+
+
+class Leaf(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a value. Offsets and sizes in bytes, from the start of the data section of its segment.
+
+    Leaves whose byte ranges overlap are tied: they share one storage when they are got.
+    """
+
+    name: Path
+    dtype: str  # torch's name without "torch."
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None  # in elements; None: contiguous
+    offset: int
+    nbytes: int  # of the span: from the first byte of the leaf to its last
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a key. `segment` is 0 for a value that lives in `inline`."""
+
+    version: int
+    put_id: int
+    segment: int
+    nbytes: int  # of the data section
+    created: float  # Unix seconds
+    description: bytes  # structure and leaves, opaque here: see memstore/structure/plan.py
+    objects: bytes  # the leaves that are no tensors, msgpack; empty if there are none
+    inline: bytes | None = None
+    checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, little-endian, where the store has them
+
+
+class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
+    """What the catalog knows of a segment's file. The catalog alone says what is live."""
+
+    key: bytes
+    put_id: int
+    state: int  # FILLING, LIVE or RETIRED
+    nbytes: int  # of the file
+
+
+FILLING, LIVE, RETIRED = 1, 2, 3
+STATE_NAMES = {FILLING: "filling", LIVE: "live", RETIRED: "retired"}
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_row = msgspec.msgpack.Decoder(SegmentRow).decode
+_CHECKSUM = 8  # bytes of xxh3-64, in front
+
+
+def encode_record(key: bytes, record: Record) -> bytes:
+    body = _encode(record)
+    return xxhash.xxh3_64_digest(key + body) + body
+
+
+def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
+    """Raises CorruptionError unless the bytes are those that were stored for this key."""
+    body = bytes(stored[_CHECKSUM:])
+    if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body):
+        raise _damaged(key, "the checksum of its record doesn't fit")
+    try:
+        return _decode_record(body)
+    except msgspec.MsgspecError as error:
+        raise _damaged(key, f"its record can't be read: {error}") from None
+
+
+def encode_row(row: SegmentRow) -> bytes:
+    return _encode(row)
+
+
+def decode_row(stored: bytes | memoryview) -> SegmentRow:
+    try:
+        return _decode_row(stored)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"a row of the catalog's segments can't be read: {error}", detail=str(error)) from None
+
+
+def _damaged(key: bytes, detail: str) -> CorruptionError:
+    name = key.decode(errors="backslashreplace")
+    return CorruptionError(f"{name!r} in the catalog: {detail}", key=name, detail=detail)

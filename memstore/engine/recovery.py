@@ -1,0 +1,130 @@
+"""What the living do for the dead: finish or undo a change whose owner died, and give back files that nobody holds.
+
+All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Transaction
+from memstore.engine.record import FILLING, RETIRED
+from memstore.engine.segment import remove_file, segment_path, write_state
+
+if TYPE_CHECKING:
+    from memstore.engine.root import Root
+
+log = logging.getLogger("memstore")
+
+_Row = tuple[int, int]  # of `retired`: sequence and segment; of `filling`: 0 and segment
+
+
+def after_death(root: Root) -> None:
+    """Runs before anything else of the mutex's next owner, when the last one died or raised in the middle.
+
+    1. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
+       headers go back to filling. (What it did commit is live, and its headers say so.)
+    2. The ring sequence behind the catalog's publications: it committed and rang nobody; all are woken.
+    """
+    page = root.mutex
+    with root.guard:
+        filling = root.catalog.view(lambda transaction: transaction.numbers("filling", 1 << 20))
+        counters = root.catalog.view(lambda transaction: transaction.counters())
+    if page.batch:
+        for segment, batch in filling:
+            if batch == page.batch:
+                _mark_filling(root, segment)
+        page.batch = 0
+    if page.ring != counters.publications:
+        root.doorbell.ring_all()
+        page.ring = counters.publications
+    log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
+
+
+def _mark_filling(root: Root, segment: int) -> None:
+    try:
+        fd = syscalls.open_file(segment_path(root.segments, segment), os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        write_state(fd, FILLING)
+    finally:
+        syscalls.close(fd)
+
+
+def sweep(root: Root, *, limit: int) -> int:
+    """Unlinks up to `limit` retired, and as many filling, files that nobody locks or leases. Returns their bytes.
+
+    The files are unlinked before their rows go: a kill in between leaves rows without files, which the next sweep
+    takes as done. The blocks are freed when the file descriptors are closed, at the end.
+    """
+
+    def candidates(transaction: Transaction) -> tuple[list[_Row], list[_Row]]:
+        retired = transaction.numbers("retired", limit)
+        filling = [(0, segment) for segment, _ in transaction.numbers("filling", limit)]
+        now = boot_clock()
+        leased = [row for row in retired if (transaction.number("leases", row[1]) or 0) > now]
+        return [row for row in (*retired, *filling) if row not in leased], leased
+
+    with root.guard:
+        rows, refused = root.catalog.view(candidates)
+    gone: list[_Row] = []
+    opened: list[int] = []
+    try:
+        for row in rows:
+            if _take(root, row, opened):
+                remove_file(segment_path(root.segments, row[1]))
+                gone.append(row)
+            elif row[0]:
+                refused.append(row)
+        with root.guard:
+            return root.catalog.update(lambda t: _forget(t, gone, refused), is_delete=True) if gone or refused else 0
+    finally:
+        with root.guard:
+            root.lock_fds.difference_update(opened)
+            for fd in opened:
+                syscalls.close(fd)
+
+
+def _take(root: Root, row: _Row, opened: list[int]) -> bool:
+    """Locks the file for good if nobody else does; a missing file counts as taken. A refused one is marked retired."""
+    sequence, segment = row
+    try:
+        with root.guard:
+            fd = syscalls.open_file(segment_path(root.segments, segment), os.O_RDWR)
+            opened.append(fd)
+            root.lock_fds.add(fd)
+    except FileNotFoundError:
+        return True
+    if syscalls.lock_exclusive(fd):
+        return True
+    if sequence:
+        write_state(fd, RETIRED)
+    return False
+
+
+def _forget(transaction: Transaction, gone: list[_Row], refused: list[_Row]) -> int:
+    """Deletes the rows of files that are gone, and puts those that were refused behind the others."""
+    nbytes = 0
+    for sequence, segment in gone:
+        row = transaction.segment(segment)
+        nbytes += row.nbytes if row else 0
+        transaction.delete_segment(segment)
+        transaction.delete_number("leases", segment)
+        transaction.delete_number(*(("retired", sequence) if sequence else ("filling", segment)))
+    counters = transaction.counters()
+    for count, (sequence, segment) in enumerate(refused, 1):
+        transaction.delete_number("retired", sequence)
+        transaction.put_number("retired", counters.retired + count, segment)
+    transaction.put_counters(replace(counters, retired=counters.retired + len(refused)))
+    return nbytes
+
+
+def boot_clock() -> int:
+    """Nanoseconds since boot, suspend included: leases are compared across processes."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,0 +1,214 @@
+"""Root: one opened store folder in this process. All Store objects of a process on one folder share one Root.
+
+LMDB wants one environment a process, and so does a fork: before a fork every Root's guard is taken, so that no
+transaction is split and no lock's file descriptor is between opening and registration; the child gives up its copies
+of both and opens the catalog again when it needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memstore.engine import folder, recovery, syscalls
+from memstore.engine.catalog import Catalog
+from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
+from memstore.engine.pages import Doorbell, LockPage, deadline_after
+from memstore.errors import AlreadyExistsError, CorruptionError, NotAStoreError, PermissionDeniedError
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """What `open` may ask for beside the folder; None where it takes the store as it is."""
+
+    durability: folder.Durability | None = None
+    checksum: bool | None = None
+    inline_limit: int | None = None
+    unix_group: int | str | None = None
+    file_mode: int = 0o600
+
+
+@dataclass(eq=False)
+class Root:
+    """The parts of an opened store that the protocols work on."""
+
+    path: str
+    settings: Settings
+    lock: LockPage | None  # None where this process may only read
+    doorbell: Doorbell
+    catalog: Catalog
+    on_tmpfs: bool
+    guard: threading.Lock = field(default_factory=threading.Lock)  # every transaction, and every lock fd's opening
+    lock_fds: set[int] = field(default_factory=set)  # of segments being filled: a forked child closes them
+    users: int = 0
+
+    @property
+    def segments(self) -> str:
+        return f"{self.path}/{SEGMENTS}"
+
+    @property
+    def mutex(self) -> LockPage:
+        if self.lock is None:
+            raise PermissionDeniedError(f"{self.path}: this process may only read the store")
+        return self.lock
+
+
+_registry: dict[tuple[int, int], Root] = {}
+_registry_lock = threading.RLock()
+
+
+def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
+    """Opens, and with mode "a" or "x" creates, the store at `path`. Each call must be answered by one `close_root`."""
+    path = os.path.abspath(path)
+    deadline = deadline_after(timeout)
+    folder.ensure_folder(path, create=mode in ("a", "x"))
+    path = os.path.realpath(path)
+    with _registry_lock, _permission_errors(path), folder.locked(path, deadline) as fd:
+        settings = folder.read_settings(path)
+        if settings is None and mode not in ("a", "x"):
+            raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one")
+        if settings is not None and mode == "x":
+            raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
+        folder.check_folder(path, fd, settings)
+        kind = folder.check_filesystem(path, (settings.durability if settings else creation.durability))
+        if settings is not None:
+            _check_agreement(path, settings, creation)
+        identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+        root = _registry.get(identity)
+        if root is None:
+            root = _create(path, creation, kind) if settings is None else _join(path, settings, kind, mode)
+            if root.lock is not None and mode != "r":
+                root.lock.run(lambda: recovery.sweep(root, limit=1 << 20), deadline)
+            _registry[identity] = root
+        root.users += 1
+        return root
+
+
+def retain_root(root: Root) -> None:
+    """One more user of an opened root, to be answered by one more `close_root`."""
+    with _registry_lock:
+        root.users += 1
+
+
+def close_root(root: Root) -> None:
+    with _registry_lock:
+        root.users -= 1
+        if root.users == 0:
+            for identity in [identity for identity, other in _registry.items() if other is root]:
+                del _registry[identity]
+            with root.guard:
+                root.catalog.close()
+
+
+def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
+    for name, asked, found in (
+        ("durability", creation.durability, settings.durability),
+        ("checksum", creation.checksum, settings.checksum),
+        ("inline_limit", creation.inline_limit, settings.inline_limit),
+    ):
+        if asked is not None and asked != found:
+            raise NotAStoreError(
+                f"{path} was created with {name}={found!r}, which can't be changed; {asked!r} was asked for: "
+                f"leave {name} out, or choose another folder"
+            )
+
+
+def _create(path: str, creation: Creation, kind: int) -> Root:
+    folder.check_empty(path)
+    settings = folder.new_settings(
+        durability=creation.durability,
+        checksum=creation.checksum,
+        inline_limit=creation.inline_limit,
+        file_mode=creation.file_mode,
+        group=folder.group_id(creation.unix_group),
+    )
+    folder.check_files(path, settings)
+    folder.create_folder(path, settings)
+    for name in ("catalog", CATALOG, SEGMENTS):
+        folder.create_folder(f"{path}/{name}", settings)
+    for name in (LOCK, DOORBELL):
+        if not os.path.exists(f"{path}/{name}"):
+            folder.create_file(path, name, bytes(syscalls.PAGE), settings)
+    root = _assemble(path, settings, kind, writable=True)
+    with root.guard:
+        root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
+    for name in ("data.mdb", "lock.mdb"):
+        os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)
+        if settings.unix_group is not None:
+            os.chown(f"{path}/{CATALOG}/{name}", -1, settings.unix_group)
+    folder.write_settings(path, settings)
+    return root
+
+
+def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
+    folder.check_files(path, settings)
+    for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
+        if not os.path.lexists(f"{path}/{name}"):
+            raise CorruptionError(f"{path}/{name} is missing", path=f"{path}/{name}", detail="missing")
+    writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
+    if not writable and mode != "r":
+        raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
+    root = _assemble(path, settings, kind, writable=writable)
+    with root.guard:
+        found = root.catalog.view(lambda transaction: transaction.store_id())
+    if found != settings.store:
+        where = f"{path}/{CATALOG}"
+        root.catalog.close()
+        detail = f"the catalog belongs to store {found}, and memstore.json to {settings.store}"
+        raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
+    return root
+
+
+def _assemble(path: str, settings: Settings, kind: int, *, writable: bool) -> Root:
+    """Maps the pages and opens the catalog; the folder is locked, and the process has no other Root on it."""
+    lock = LockPage(f"{path}/{LOCK}") if writable else None
+    if lock is not None:
+        lock.create_if_stale()
+    doorbell = Doorbell(f"{path}/{DOORBELL}", writable=writable)
+    catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
+    root = Root(path, settings, lock, doorbell, catalog, kind == folder.TMPFS)
+    if lock is not None:
+        lock.recover = lambda: recovery.after_death(root)
+    return root
+
+
+@contextlib.contextmanager
+def _permission_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except PermissionDeniedError:
+        raise
+    except PermissionError as error:
+        raise PermissionDeniedError(f"{path}: {error}") from None
+
+
+# --- fork -------------------------------------------------------------------------------------------------------------
+
+
+def _before_fork() -> None:
+    _registry_lock.acquire()
+    for root in _registry.values():
+        root.guard.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    for root in _registry.values():
+        root.guard.release()
+    _registry_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.RLock()
+    for root in _registry.values():
+        root.guard = threading.Lock()
+        for fd in root.lock_fds:
+            syscalls.close(fd)
+        root.lock_fds.clear()
+        root.catalog.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

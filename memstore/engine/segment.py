@@ -1,0 +1,195 @@
+"""A segment: the file that holds the tensor bytes of one put. Every segment is a valid safetensors file.
+
+    0      8                37                        ...                              N*4096
+    | size | {"__metadata__":{"memstore":"slots...","key":... | "leaf":{...},...} spaces | data |
+
+The slots stand at a fixed offset and have a fixed width: put id, state, version, batch. They are rewritten in place
+while the file lives; everything else is immutable once the segment is live. Who holds the file's exclusive lock may
+write it, and who holds the shared lock may rely on it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from memstore.engine import syscalls
+from memstore.engine.mapping import Mapping
+from memstore.engine.record import FILLING, LIVE, STATE_NAMES
+from memstore.errors import CorruptionError, UnsupportedValueError
+
+HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
+COLLAPSE_STEP = 8 << 20
+COLLAPSE_BUDGET = 0.25  # seconds: compaction once took 0.7 s
+_SLOTS_START = b'{"__metadata__":{"memstore":"'
+SLOTS_OFFSET = 8 + len(_SLOTS_START)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What a header says of its segment: the words that recovery and readers compare with the catalog."""
+
+    put_id: int
+    state: int = FILLING
+    version: int = 0
+    batch: int = 0
+    count: int = 0  # of segments in the batch
+
+    def encode(self) -> bytes:
+        batch = f"batch={self.batch:016x}/{self.count:08x}"
+        return b"put=%016x state=%s version=%016x %s" % (self.put_id, _state(self.state), self.version, batch.encode())
+
+
+def _state(state: int) -> bytes:
+    return STATE_NAMES[state].ljust(max(map(len, STATE_NAMES.values()))).encode()
+
+
+SLOTS_SIZE = len(Slots(0).encode())
+_PUT_ID_AT = SLOTS_OFFSET + len("put=")
+_STATE_AT = _PUT_ID_AT + 16 + len(" state=")
+
+
+def segment_path(folder: str, segment: int) -> str:
+    return f"{folder}/{segment:016x}.safetensors"
+
+
+def encode_header(key: str, store: str, description: bytes, objects: bytes, entries: bytes) -> bytearray:
+    """The file up to its data: a length, JSON, and spaces up to a page boundary. The slots are to be written."""
+    rest = json.dumps(
+        {
+            "key": key,
+            "store": store,
+            "description": base64.b64encode(description).decode(),
+            "objects": base64.b64encode(objects).decode(),
+        },
+        separators=(",", ":"),
+    )
+    text = b"".join((_SLOTS_START, b" " * SLOTS_SIZE, b'",', rest[1:].encode(), entries, b"}"))
+    if len(text) > HEADER_LIMIT:
+        raise UnsupportedValueError(
+            f"the names, shapes and objects of the value take {len(text):,} bytes; a segment's header may have "
+            f"{HEADER_LIMIT:,}: store large objects as tensors, or under several keys",
+            key=key,
+        )
+    size = -(-(8 + len(text)) // syscalls.PAGE) * syscalls.PAGE
+    return bytearray(struct.pack("<Q", size - 8) + text.ljust(size - 8))
+
+
+def write_state(fd: int, state: int) -> None:
+    syscalls.write_at(fd, _state(state), _STATE_AT)
+
+
+class Filling:
+    """A segment that this process fills: its file, exclusively locked, and its bytes in memory.
+
+    Small ones are assembled in memory and written at once (a pwrite of 64 KiB takes 21 us, faulting its pages in 55);
+    from one huge page on, the file itself is mapped. Closing gives back the memory and the lock.
+    """
+
+    def __init__(self, path: str, segment: int, put_id: int) -> None:
+        self.path, self.segment, self.put_id = path, segment, put_id
+        self.size = self._start = self._address = 0
+        self._scratch = bytearray()
+        self.fd = syscalls.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def allocate(self, header: bytearray, nbytes: int, *, huge_pages: bool) -> None:
+        """Makes room for the header and `nbytes` of data, and writes the header.
+
+        Raises OSError (ENOSPC) here, and never later: every block of a mapped file is reserved before it is touched.
+        """
+        header[SLOTS_OFFSET : SLOTS_OFFSET + SLOTS_SIZE] = Slots(self.put_id).encode()
+        self._start, self.size = len(header), len(header) + nbytes
+        if self.size < syscalls.HUGE_PAGE:
+            self._scratch = bytearray(self.size)
+            self._scratch[: len(header)] = header
+            return
+        syscalls.truncate(self.fd, self.size)
+        if huge_pages:
+            for offset in range(0, self.size, syscalls.HUGE_PAGE):
+                syscalls.write_at(self.fd, b"\0", offset)
+        else:
+            syscalls.allocate(self.fd, self.size)
+        self._address = syscalls.map_shared(self.fd, self.size)
+        syscalls.keep_from_children(self._address, self.size)
+        if huge_pages:
+            self._collapse()
+        syscalls.write_at(self.fd, header, 0)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The data section, to be filled. Not to be touched after `close`."""
+        address = self._address or syscalls.buffer_address(self._scratch)
+        data = (address + self._start, False)
+        return {"version": 3, "typestr": "|u1", "shape": (self.size - self._start,), "data": data}
+
+    def _collapse(self) -> None:
+        whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
+        deadline = time.monotonic() + COLLAPSE_BUDGET
+        for offset in range(0, whole, COLLAPSE_STEP):
+            if not syscalls.collapse(self._address + offset, min(COLLAPSE_STEP, whole - offset)):
+                break
+            if time.monotonic() > deadline:
+                break
+        if syscalls.status(self.fd).st_blocks * 512 < self.size:
+            syscalls.allocate(self.fd, self.size)
+
+    def seal(self, *, durable: bool) -> None:
+        """Everything is written; with `durable`, and on the disk."""
+        if self._scratch:
+            syscalls.write_at(self.fd, self._scratch, 0)
+        if durable:
+            syscalls.sync(self.fd)
+            syscalls.sync_folder(os.path.dirname(self.path))
+
+    def go_live(self, version: int, batch: int, count: int, *, durable: bool) -> None:
+        """Under the mutex, right before the catalog's commit."""
+        slots = Slots(self.put_id, LIVE, version, batch, count)
+        syscalls.write_at(self.fd, slots.encode(), SLOTS_OFFSET)
+        if durable:
+            syscalls.sync_data(self.fd)
+        syscalls.unlock(self.fd)
+
+    def close(self) -> None:
+        if self._address:
+            address, self._address = self._address, 0
+            syscalls.unmap(address, self.size)
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            syscalls.close(fd)
+
+
+def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | None:
+    """Locks, checks and maps the segment of put `put_id`. Returns the mapping and where its data starts.
+
+    None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
+    if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
+    """
+    try:
+        fd = syscalls.open_file(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        if not syscalls.lock_shared(fd):
+            return None
+        head = syscalls.read_at(fd, SLOTS_OFFSET + SLOTS_SIZE, 0)  # after the lock: before it, it may be a writer's
+        if head[8:SLOTS_OFFSET] != _SLOTS_START or head[_PUT_ID_AT : _PUT_ID_AT + 16] != b"%016x" % put_id:
+            return None
+        start = 8 + int.from_bytes(head[:8], "little")
+        size = syscalls.status(fd).st_size
+        if start % syscalls.PAGE or start + nbytes != size:
+            detail = f"the file has {size:,} bytes, its header takes {start:,} and its data {nbytes:,}"
+            raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+        return Mapping(fd, size), start
+    finally:
+        syscalls.close(fd)
+
+
+def remove_file(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.unlink(path)

@@ -1,0 +1,305 @@
+"""The one seam between memstore and the kernel: files, locks, mappings, futexes, robust mutexes.
+
+Everything in the engine calls `syscalls.name(...)` through the module, so that a test that replaces a name here sees
+every call, and can fail or kill the process at each. Errors are OSErrors; the callers give them their meaning.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+PAGE = 4096
+HUGE_PAGE = 2 << 20
+
+_PROT_READ, _PROT_WRITE = 1, 2
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 1, 2, 0x10
+_MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
+_MADV_DONTFORK, _MADV_COLLAPSE = 10, 25
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
+MUTEX_OWNER = 0x3FFFFFFF  # mask of the owner's thread id in a mutex's first word
+MUTEX_SIZE = 64  # sizeof(pthread_mutex_t) is 40 on x86-64 and 48 on aarch64
+
+_releasing_gil = ctypes.CDLL(None, use_errno=True)
+_holding_gil = ctypes.PyDLL(None, use_errno=True)
+
+
+def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    try:
+        function = getattr(library, name)
+    except AttributeError:  # macOS: importable, not usable
+
+        def missing(*_: object) -> Any:
+            raise OSError(
+                errno.ENOSYS, f"memstore needs Linux with glibc 2.30 or later: {name} is missing on {sys.platform}"
+            )
+
+        return missing
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
+_mmap = _bind(_releasing_gil, "mmap", _pointer, _pointer, _size, _int, _int, _int, _long)
+_munmap = _bind(_releasing_gil, "munmap", _int, _pointer, _size)
+_madvise = _bind(_releasing_gil, "madvise", _int, _pointer, _size, _int)
+_syscall = _bind(
+    _releasing_gil, "syscall", _long, _long, _pointer, _int, ctypes.c_uint32, ctypes.POINTER(_Timespec), _pointer, _int
+)
+_statfs = _bind(_releasing_gil, "statfs", _int, ctypes.c_char_p, _pointer)
+_mutexattr_init = _bind(_holding_gil, "pthread_mutexattr_init", _int, _pointer)
+_mutexattr_setpshared = _bind(_holding_gil, "pthread_mutexattr_setpshared", _int, _pointer, _int)
+_mutexattr_setrobust = _bind(_holding_gil, "pthread_mutexattr_setrobust", _int, _pointer, _int)
+_mutex_init = _bind(_holding_gil, "pthread_mutex_init", _int, _pointer, _pointer)
+_mutex_trylock = _bind(_holding_gil, "pthread_mutex_trylock", _int, _pointer)
+_mutex_clocklock = _bind(_releasing_gil, "pthread_mutex_clocklock", _int, _pointer, _int, ctypes.POINTER(_Timespec))
+_mutex_consistent = _bind(_holding_gil, "pthread_mutex_consistent", _int, _pointer)
+
+
+def _last_error() -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
+
+
+def _timespec(seconds: float) -> _Timespec:
+    whole = int(seconds)
+    return _Timespec(whole, int((seconds - whole) * 1e9))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def open_file(path: str, flags: int, mode: int = 0o600) -> int:
+    """Opens without following a link at the end of `path`, and closed in programs that are executed later."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+
+
+def close(fd: int) -> None:
+    os.close(fd)
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    return os.pread(fd, size, offset)
+
+
+def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def status(fd: int) -> os.stat_result:
+    return os.fstat(fd)
+
+
+def truncate(fd: int, size: int) -> None:
+    os.ftruncate(fd, size)
+
+
+def allocate(fd: int, size: int) -> None:
+    """Reserves blocks for all of the file, so that no later write to it can find the disk full."""
+    os.posix_fallocate(fd, 0, size)
+
+
+def sync(fd: int) -> None:
+    os.fsync(fd)
+
+
+def sync_data(fd: int) -> None:
+    os.fdatasync(fd)
+
+
+def sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(source: str, target: str) -> None:
+    os.rename(source, target)
+
+
+def unlink(path: str) -> None:
+    os.unlink(path)
+
+
+def make_folder(path: str, mode: int) -> None:
+    os.mkdir(path, mode)
+
+
+def filesystem_type(path: str) -> int:
+    """The magic number of the file system that holds `path`: statfs(2) lists them."""
+    buffer = (ctypes.c_long * 32)()
+    if _statfs(os.fsencode(path), ctypes.addressof(buffer)):
+        raise _last_error()
+    return int(buffer[0]) & 0xFFFFFFFF
+
+
+# --- flock ------------------------------------------------------------------------------------------------------------
+
+
+def lock_shared(fd: int) -> bool:
+    """Tries, never waits. The lock belongs to the open file description: a mapping of it keeps it."""
+    return _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def lock_exclusive(fd: int) -> bool:
+    return _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _flock(fd: int, operation: int) -> bool:
+    try:
+        fcntl.flock(fd, operation)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+# --- mappings ---------------------------------------------------------------------------------------------------------
+
+
+def map_shared(fd: int, size: int, *, writable: bool = True) -> int:
+    """Maps the file at a 2 MiB-aligned address if it is that large. Returns the address."""
+    return _map(fd, size, _PROT_READ | (_PROT_WRITE if writable else 0), _MAP_SHARED)
+
+
+def map_private(fd: int, size: int) -> int:
+    """As `map_shared`, copy-on-write: whoever writes gets pages of their own."""
+    return _map(fd, size, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_NORESERVE)
+
+
+def _map(fd: int, size: int, protection: int, flags: int) -> int:
+    if size < HUGE_PAGE:
+        return _checked(_mmap(None, size, protection, flags, fd, 0))
+    # The kernel maps huge pages only where address and offset agree modulo 2 MiB: reserve, map inside, trim.
+    reserved = size + HUGE_PAGE
+    base = _checked(_mmap(None, reserved, 0, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0))
+    address = (base + HUGE_PAGE - 1) & -HUGE_PAGE
+    try:
+        _checked(_mmap(address, size, protection, flags | _MAP_FIXED, fd, 0))
+    except OSError:
+        _munmap(base, reserved)
+        raise
+    end = address + -(-size // PAGE) * PAGE
+    if address > base:
+        _munmap(base, address - base)
+    if base + reserved > end:
+        _munmap(end, base + reserved - end)
+    return address
+
+
+def _checked(address: int | None) -> int:
+    if address is None or address == 2**64 - 1:
+        raise _last_error()
+    return address
+
+
+def unmap(address: int, size: int) -> None:
+    if _munmap(address, size):
+        raise _last_error()
+
+
+def keep_from_children(address: int, size: int) -> None:
+    """A forked child doesn't inherit the mapping, and so neither the lock that it keeps."""
+    if _madvise(address, size, _MADV_DONTFORK):
+        raise _last_error()
+
+
+def collapse(address: int, size: int) -> bool:
+    """Turns whole, touched 2 MiB extents into huge pages (Linux 6.1). False where the kernel refuses for good."""
+    return not _madvise(address, size, _MADV_COLLAPSE) or ctypes.get_errno() == errno.EAGAIN
+
+
+def buffer_address(buffer: bytearray) -> int:
+    """Where a bytearray's bytes lie, as long as nobody resizes it."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
+
+
+# --- words and futexes ------------------------------------------------------------------------------------------------
+
+
+def words(address: int, count: int) -> Any:
+    """`count` unsigned 32-bit words at `address`, to load and store by index."""
+    return (ctypes.c_uint32 * count).from_address(address)
+
+
+def long_words(address: int, count: int) -> Any:
+    """As `words`, of 64 bits."""
+    return (ctypes.c_uint64 * count).from_address(address)
+
+
+def futex_wait(address: int, expected: int, seconds: float) -> None:
+    """Sleeps while the word is `expected`; also returns on a wake, a signal, and after `seconds`."""
+    limit = _timespec(seconds)
+    if _syscall(
+        _SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0
+    ) and ctypes.get_errno() not in (
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ETIMEDOUT,
+    ):
+        raise _last_error()
+
+
+def futex_wake(address: int) -> int:
+    """Wakes all that wait on the word; returns how many."""
+    return int(_syscall(_SYS_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0))
+
+
+# --- robust, process-shared mutexes -----------------------------------------------------------------------------------
+
+HELD, OWNER_DIED, TIMED_OUT = 0, errno.EOWNERDEAD, errno.ETIMEDOUT
+
+
+def mutex_create(address: int) -> None:
+    attributes = (ctypes.c_char * 64)()
+    where = ctypes.addressof(attributes)
+    for code in (
+        _mutexattr_init(where),
+        _mutexattr_setpshared(where, 1),
+        _mutexattr_setrobust(where, 1),
+        _mutex_init(address, where),
+    ):
+        if code:
+            raise OSError(code, os.strerror(code))
+
+
+def mutex_lock(address: int, deadline: float) -> int:
+    """Returns HELD, OWNER_DIED (held too: recover, then `mutex_recovered`) or TIMED_OUT. `deadline` is monotonic."""
+    code = _mutex_trylock(address)
+    if code == errno.EBUSY:
+        code = _mutex_clocklock(address, time.CLOCK_MONOTONIC, ctypes.byref(_timespec(max(deadline, 0.0))))
+    if code not in (HELD, OWNER_DIED, TIMED_OUT):
+        raise OSError(code, os.strerror(code))
+    return code
+
+
+def mutex_recovered(address: int) -> None:
+    code = _mutex_consistent(address)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+# Called from `finally`: as plain C functions no signal handler can run between the call and its effect.
+mutex_unlock = _bind(_holding_gil, "pthread_mutex_unlock", _int, _pointer)
+thread_id = threading.get_native_id

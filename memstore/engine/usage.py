@@ -1,0 +1,86 @@
+"""What a store takes of its machine: bytes by state, who pins what, huge pages. For `stats`; nothing here is hot."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+
+from memstore.engine.record import FILLING, LIVE, RETIRED
+from memstore.engine.root import Root
+from memstore.engine.segment import segment_path
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    keys: int
+    live_bytes: int
+    reusable_bytes: int  # retired, and nobody holds them: the next sweep gives them back
+    pinned_bytes: int  # retired, and held or leased
+    filling_bytes: int
+    catalog_bytes: int
+    huge_page_bytes: int  # of this process's mappings
+    pinned_by: tuple[int, ...]
+
+
+def measure(root: Root) -> Usage:
+    with root.guard:
+        keys = root.catalog.view(lambda transaction: transaction.count("entries"))
+        rows = root.catalog.view(lambda transaction: list(transaction.segments()))
+        leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
+    totals: dict[int, int] = defaultdict(int)
+    holders = _lock_holders()
+    pinned, pinned_by = 0, set[int]()
+    for segment, row in rows:
+        totals[row.state] += row.nbytes
+        if row.state != RETIRED:
+            continue
+        pids = holders.get(_inode(segment_path(root.segments, segment)), set())
+        pinned_by |= pids
+        if pids or segment in leased:
+            pinned += row.nbytes
+    return Usage(
+        keys=keys,
+        live_bytes=totals[LIVE],
+        reusable_bytes=totals[RETIRED] - pinned,
+        pinned_bytes=pinned,
+        filling_bytes=totals[FILLING],
+        catalog_bytes=root.catalog.nbytes,
+        huge_page_bytes=_huge_page_bytes(root.segments),
+        pinned_by=tuple(sorted(pinned_by)),
+    )
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return -1
+
+
+def _lock_holders() -> dict[int, set[int]]:
+    """Inode -> pids that hold a flock on it, as /proc/locks tells: the pid that took it, if it is in our namespace."""
+    holders: dict[int, set[int]] = defaultdict(set)
+    try:
+        with open("/proc/locks") as file:
+            for line in file:
+                fields = line.split()
+                if len(fields) > 5 and fields[1] == "FLOCK":
+                    holders[int(fields[5].rsplit(":", 1)[1])].add(int(fields[4]))
+    except OSError:
+        pass
+    return holders
+
+
+def _huge_page_bytes(segments: str) -> int:
+    total, ours = 0, False
+    try:
+        with open("/proc/self/smaps") as file:
+            for line in file:
+                if line[0] in "0123456789abcdef" and "-" in line.split(" ", 1)[0]:
+                    ours = segments in line
+                elif ours and line.startswith(("ShmemPmdMapped:", "FilePmdMapped:")):
+                    total += int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return total

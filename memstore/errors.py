@@ -1,0 +1,165 @@
+"""Every exception that memstore raises on purpose, grouped by what a handler does about it.
+
+    MemstoreError
+    ├── the key or the value (fix the call)
+    │   ├── InvalidKeyError (ValueError)            not a key: empty, too long, NUL, not text
+    │   ├── UnsupportedValueError (TypeError)       a leaf that can't be stored, named
+    │   ├── StructureMismatchError (ValueError)     out= or like= differs from what is stored
+    │   └── MutableEntryError                       a call that mutable entries don't have
+    ├── the state of the key (decide, retry)
+    │   ├── KeyNotFoundError (KeyError)
+    │   ├── VersionGoneError (KeyError)             that version was overwritten and is given back
+    │   └── VersionConflictError                    expect_version was not the version found
+    ├── the store (open it otherwise)
+    │   ├── NotAStoreError
+    │   ├── AlreadyExistsError (FileExistsError)
+    │   ├── FormatVersionError
+    │   ├── PermissionDeniedError (PermissionError)
+    │   ├── UnsupportedFilesystemError
+    │   ├── ReadOnlyError
+    │   └── StoreClosedError
+    ├── the machine (wait, free something)
+    │   ├── StoreFullError (OSError, ENOSPC)
+    │   ├── ResourceLimitError (OSError)            file descriptors, mappings
+    │   ├── StoreTimeoutError (TimeoutError)
+    │   └── ContentionError
+    ├── the bytes (restore, repair)
+    │   └── CorruptionError
+    └── the network (repeat: it is safe)
+        └── UnknownOutcomeError
+
+Each says what was found, what was expected and what to do, and has `.key` where there is one.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+
+class MemstoreError(Exception):
+    """The root of memstore's exceptions. `key` is the key concerned, or None."""
+
+    key: str | None = None
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.key = key
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions cross processes (pools, actors); keyword arguments would be lost by the default.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[MemstoreError], args: tuple[Any, ...], state: dict[str, Any]) -> MemstoreError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidKeyError(MemstoreError, ValueError):
+    """The key is empty, longer than 500 bytes of UTF-8, has a NUL or a lone surrogate, or is no str."""
+
+
+class UnsupportedValueError(MemstoreError, TypeError):
+    """A leaf of the value can't be stored; the message names the leaf. Nothing was written."""
+
+
+class StructureMismatchError(MemstoreError, ValueError):
+    """`out=` or `like=` differs from what is stored; the message lists every difference. Nothing was written."""
+
+
+class MutableEntryError(MemstoreError):
+    """The call does not apply to a mutable entry."""
+
+
+class KeyNotFoundError(MemstoreError, KeyError):
+    """The store has no such key."""
+
+
+class VersionGoneError(MemstoreError, KeyError):
+    """The version that a ref names was overwritten or deleted, and its bytes have been given back."""
+
+
+class VersionConflictError(MemstoreError):
+    """`expect_version` was not what the store has. `expected` and `found` are versions; 0 means no such key."""
+
+    def __init__(self, message: str, *, key: str | None = None, expected: int = 0, found: int = 0) -> None:
+        super().__init__(message, key=key)
+        self.expected = expected
+        self.found = found
+
+
+class NotAStoreError(MemstoreError):
+    """The root is missing, no folder, no store, or its `memstore.json` is foreign or damaged."""
+
+
+class AlreadyExistsError(MemstoreError, FileExistsError):
+    """The root is a store already, and mode "x" asked for a new one."""
+
+
+class FormatVersionError(MemstoreError):
+    """The store was written by a version of memstore that this one can't read."""
+
+
+class PermissionDeniedError(MemstoreError, PermissionError):
+    """The root or a file in it belongs to somebody else, is open to all, or is a planted link."""
+
+
+class UnsupportedFilesystemError(MemstoreError):
+    """The file system lacks what the store needs: a network one, or "disk" durability on tmpfs."""
+
+
+class ReadOnlyError(MemstoreError):
+    """A write by a store that was opened with mode "r"."""
+
+
+class StoreClosedError(MemstoreError):
+    """The store was closed. Values that were got before stay valid."""
+
+
+class _ErrnoError(MemstoreError, OSError):
+    errno_default = 0
+
+    def __init__(self, message: str, *, key: str | None = None, code: int | None = None) -> None:
+        MemstoreError.__init__(self, message, key=key)
+        self.errno = self.errno_default if code is None else code
+        self.strerror = message
+
+
+class StoreFullError(_ErrnoError):
+    """No room for the value (`errno` is ENOSPC). Nothing changed; gets and deletes still work."""
+
+    errno_default = errno.ENOSPC
+
+
+class ResourceLimitError(_ErrnoError):
+    """The process or the machine ran out of file descriptors or mappings."""
+
+    errno_default = errno.EMFILE
+
+
+class StoreTimeoutError(MemstoreError, TimeoutError):
+    """The deadline passed. The message says what was waited for, and the pid that held it."""
+
+
+class ContentionError(MemstoreError):
+    """Others changed the entry faster than the call could follow."""
+
+
+class CorruptionError(MemstoreError):
+    """Stored bytes are damaged. `path` is the file, `detail` what is wrong with it."""
+
+    def __init__(self, message: str, *, key: str | None = None, path: str | None = None, detail: str = "") -> None:
+        super().__init__(message, key=key)
+        self.path = path
+        self.detail = detail or message
+
+
+class UnknownOutcomeError(MemstoreError):
+    """A remote call may or may not have happened; repeating it is safe."""

@@ -1,0 +1,56 @@
+"""What a store tells about itself and its entries. Nouns only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["inline", "segment", "adopted", "sharded", "mutable"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafInfo:
+    """A tensor of an entry. `name` is its path: ("a", "b") nested; (3, "exp_avg") for int keys."""
+
+    name: tuple[str | int, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """A version of a key. `created` is in Unix seconds, `files` are the paths of its bytes."""
+
+    key: str
+    version: int
+    kind: Kind
+    nbytes: int
+    created: float
+    structure: str
+    leaves: tuple[LeafInfo, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds, in bytes, and what this process did.
+
+    `reusable_bytes` are retired and held by nobody, `pinned_bytes` retired and held or leased; `pinned_by` are the
+    pids that hold them, as far as the kernel tells. `huge_page_bytes` counts this process's mappings.
+    """
+
+    keys: int
+    live_bytes: int
+    reusable_bytes: int
+    pinned_bytes: int
+    filling_bytes: int
+    capacity: int | None
+    catalog_bytes: int
+    huge_page_bytes: int
+    puts: int
+    gets: int
+    pinned_by: tuple[int, ...]
