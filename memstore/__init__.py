@@ -1,0 +1,78 @@
+"""memstore: nested tensors in memory-mapped files, shared by every process of a host, with no server.
+
+The layers; each imports only what stands above it:
+
+    errors, keys, info    what can go wrong, what a key is, what a store tells
+    engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
+    structure/            nested value <-> flat list of tensors and a description
+    contents              what a put writes, and what a get makes of it
+    ref, store            what a user calls
+    testing/              what tests share, and users may reuse
+
+Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from memstore import errors
+
+if TYPE_CHECKING:
+    from memstore.errors import *  # noqa: F403, the names are listed below
+    from memstore.info import EntryInfo, LeafInfo, StoreStats
+    from memstore.ref import Ref
+    from memstore.store import Store, iter_weights, open
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "open": "memstore.store",
+    "Store": "memstore.store",
+    "iter_weights": "memstore.store",
+    "Ref": "memstore.ref",
+    "EntryInfo": "memstore.info",
+    "LeafInfo": "memstore.info",
+    "StoreStats": "memstore.info",
+}
+_ERRORS = [
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.MemstoreError) and not name.startswith("_")
+]
+
+__all__ = ["EntryInfo", "LeafInfo", "Ref", "Store", "StoreStats", "errors", "iter_weights", "open", *_ERRORS]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ERRORS:
+        return getattr(errors, name)
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memstore' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _configure_logging() -> None:
+    """MEMSTORE_LOG_LEVEL=DEBUG (or a number) prints the library's log; otherwise the application decides."""
+    level = os.environ.get("MEMSTORE_LOG_LEVEL", "").upper()
+    if level:
+        logger = logging.getLogger("memstore")
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s memstore[%(process)d] %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        try:
+            logger.setLevel(int(level) if level.isdigit() else level)
+        except ValueError:
+            logger.warning("MEMSTORE_LOG_LEVEL=%s is no level: DEBUG, INFO, WARNING, ERROR or a number", level)
+
+
+_configure_logging()

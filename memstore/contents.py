@@ -1,0 +1,135 @@
+"""Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch; the engine doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from memstore import structure
+from memstore.engine import publish
+from memstore.engine.lookup import Held
+from memstore.engine.publish import Content
+from memstore.engine.record import Record
+from memstore.engine.root import Root
+from memstore.engine.segment import Filling, encode_header, segment_path
+from memstore.errors import CorruptionError
+
+_CHECKSUM = 8  # bytes of xxh3-64 a leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a get wants its value. As the arguments of `Store.get`."""
+
+    out: Any = None
+    like: Any = None
+    device: Any = None
+    dtype: Any = None
+    non_blocking: bool = False
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.like is not None:
+            raise TypeError("get takes out= or like=, not both: out= fills what is there, like= makes its double")
+        if (self.out is not None or self.like is not None) and (self.device is not None or self.dtype is not None):
+            raise TypeError("out= and like= have devices and dtypes of their own: leave device= and dtype= out")
+
+
+PLAIN = Options()
+
+
+def flatten(value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:
+    """Raises UnsupportedValueError, naming the leaf, before anything is written."""
+    return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=root.settings.inline_limit)
+
+
+def write(root: Root, key: bytes, flat: structure.Flat, batch: int, deadline: float) -> Content:
+    """Copies a flattened value to where it is to lie: a claimed and sealed segment, or the bytes of a record."""
+    plan = flat.plan
+    content = Content(plan.description, flat.objects, plan.nbytes)
+    if plan.inline:
+        memory = np.frombuffer(bytearray(plan.nbytes), np.uint8)
+        structure.fill(flat, memory)
+        content.inline = memory.tobytes()
+        content.checksums = _checksums(root, plan, memory)
+        return content
+    header = encode_header(key.decode(), root.settings.store, plan.description, flat.objects, plan.header)
+    filling = publish.claim(root, key, len(header) + plan.nbytes, batch, deadline)
+    try:
+        filling.allocate(header, plan.nbytes, huge_pages=root.on_tmpfs)
+        memory = np.asarray(filling)
+        structure.fill(flat, memory)
+        content.checksums = _checksums(root, plan, memory)
+        del memory
+        filling.seal(durable=root.settings.durable)
+    except BaseException:
+        give_back(root, [filling])
+        raise
+    content.filling = filling
+    return content
+
+
+def give_back(root: Root, fillings: Sequence[Filling]) -> None:
+    """After an error: the rows and files of a batch that was not published."""
+    try:
+        if fillings:
+            publish.abandon(root, fillings)
+    finally:
+        publish.release(root, fillings)
+
+
+def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+    """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
+    record, mapping, start = held
+    if mapping is None:
+        memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
+    else:
+        memory = np.asarray(mapping)[start : start + record.nbytes]
+    plan = structure.plan_of(record.description)
+    if plan.nbytes != memory.nbytes:
+        raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+    if verify and record.checksums is not None:
+        _verify(root, key, record, plan, memory)
+    if options is PLAIN:
+        return structure.rebuild(plan, record.objects, memory, mapping, allow_pickle=allow_pickle)
+    if options.out is not None:
+        return structure.get_into(
+            plan, record.objects, memory, options.out, strict=options.strict, allow_pickle=allow_pickle
+        )
+    if options.like is not None:
+        return structure.get_like(plan, record.objects, memory, options.like, allow_pickle=allow_pickle)
+    return structure.rebuild(
+        plan,
+        record.objects,
+        memory,
+        mapping,
+        allow_pickle=allow_pickle,
+        device=options.device,
+        dtype=options.dtype,
+        non_blocking=options.non_blocking,
+    )
+
+
+def _checksums(root: Root, plan: structure.Plan, memory: np.ndarray) -> bytes | None:
+    if not root.settings.checksum:
+        return None
+    return b"".join(xxhash.xxh3_64_digest(memory[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
+
+
+def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: np.ndarray) -> None:
+    found = _checksums(root, plan, memory)
+    if found == record.checksums or found is None or record.checksums is None:
+        return
+    for i, leaf in enumerate(plan.leaves):
+        part = slice(i * _CHECKSUM, (i + 1) * _CHECKSUM)
+        if found[part] != record.checksums[part]:
+            raise _damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
+
+
+def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
+    path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
+    return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)

@@ -1,0 +1,116 @@
+"""Ref: one version of a key, pinned; small enough to send instead of the value."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from memstore.engine.limits import resource_errors
+from memstore.engine.lookup import Held, map_record
+from memstore.engine.mapping import Mapping
+from memstore.engine.pages import deadline_after
+from memstore.engine.publish import lease
+from memstore.engine.record import Record, decode_record, encode_record
+from memstore.engine.root import Creation, Root, close_root, open_root, retain_root
+from memstore.errors import MemstoreError, ReadOnlyError, StoreClosedError, VersionGoneError
+
+
+class Ref:
+    """A version of a key, which stays readable as long as a Ref of it lives. Get one from `Store.ref`.
+
+    It is pickled as a reference: some hundred bytes and 30 a leaf, never the tensors. Pickling it takes a lease (60 s
+    unless `Store.ref` was told otherwise), so that the version survives until the receiver has unpickled it.
+
+    Attributes:
+        key, version: what it refers to.
+        root: the folder of the store, as a path.
+    """
+
+    __slots__ = ("__weakref__", "_lease", "_options", "_pin", "_record", "_root", "key", "root", "version")
+
+    def __init__(
+        self, root: Root, key: str, record: Record, pin: Mapping | None, lease: float, options: dict[str, Any]
+    ) -> None:
+        retain_root(root)
+        self._root: Root | None = root
+        self.key, self.version, self.root = key, record.version, root.path
+        self._record, self._pin, self._lease, self._options = record, pin, lease, options
+
+    def get(self, **options: Any) -> Any:
+        """Returns the value of this very version. Options as in `Store.get`.
+
+        Raises:
+            VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
+        """
+        from memstore import contents
+
+        root = self._opened()
+        record = self._record
+        held: Held | None = (record, None, 0)
+        with resource_errors(self.root, self.key):
+            if record.segment:
+                with root.guard:
+                    mapped = map_record(root, self.key.encode(), record)
+                held = (record, *mapped) if mapped else None
+        if held is None:
+            raise VersionGoneError(
+                f"version {self.version} of {self.key!r} in {self.root} is gone: it was replaced, and this ref came after "
+                f"its lease of {self._lease:g} s: take refs with a longer lease, or get the key",
+                key=self.key,
+            )
+        chosen = contents.Options(**options) if options else contents.PLAIN
+        verify, allow_pickle = self._options["verify"], self._options["allow_pickle"]
+        return contents.read(root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
+
+    def _opened(self) -> Root:
+        if self._root is None:
+            raise StoreClosedError(f"the ref of {self.key!r} was released")
+        return self._root
+
+    def __del__(self) -> None:
+        root = getattr(self, "_root", None)
+        if root is not None and not sys.is_finalizing():
+            self._root = None
+            close_root(root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        root = self._opened()
+        if self._record.segment:
+            if self._options["mode"] == "r":
+                raise ReadOnlyError(
+                    f"{self.root} was opened with mode 'r', and sending a ref writes a lease: open it with 'r+'",
+                    key=self.key,
+                )
+            deadline = deadline_after(self._options["timeout"])
+            with resource_errors(self.root, self.key):
+                lease(root, self._record.segment, self._record.put_id, self._lease, deadline)
+        name = self.key.encode()
+        return _receive, (self.root, self.key, encode_record(name, self._record), self._lease, self._options)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ref) and (self.root, self.key, self.version) == (other.root, other.key, other.version)
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.key, self.version))
+
+    def __repr__(self) -> str:
+        return f"<memstore.Ref {self.key!r} version {self.version} in {self.root}>"
+
+
+def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str, Any]) -> Ref:
+    """Unpickles a ref, and pins its version at once, while the lease holds."""
+    name = key.encode()
+    record = decode_record(name, stored)
+    root = open_root(path, options["mode"], Creation(), options["timeout"])
+    try:
+        pin = None
+        if record.segment:
+            try:
+                with root.guard:
+                    mapped = map_record(root, name, record)
+                pin = mapped[0] if mapped else None
+            except (OSError, MemstoreError):  # get will say it, where it can be handled
+                pass
+        return Ref(root, key, record, pin, lease, options)
+    finally:
+        close_root(root)

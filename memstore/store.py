@@ -1,0 +1,526 @@
+"""Store: what a user calls. Glue between values (contents, structure) and the engine; the protocols live there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from memstore.engine.limits import resource_errors
+from memstore.engine.lookup import Held, hold
+from memstore.engine.pages import deadline_after
+from memstore.engine.publish import Change, check_version, commit, missing
+from memstore.engine.recovery import sweep
+from memstore.engine.root import Creation, Root, close_root, open_root
+from memstore.engine.segment import segment_path
+from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
+from memstore.info import EntryInfo, LeafInfo, StoreStats
+from memstore.keys import encode_key, encode_prefix
+from memstore.ref import Ref
+
+if TYPE_CHECKING:
+    import torch
+
+    from memstore.engine.publish import Content
+    from memstore.engine.record import Record
+
+Mode = Literal["r", "r+", "a", "x"]
+_REQUIRED: Any = ...  # a get's default that means: raise
+_INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
+_KEYS_A_PAGE = 1024
+_SWEPT_A_HOLD = 64  # files: gc gives the mutex to others in between
+_NET = 1.0  # seconds between looks of a wait, should a wake get lost
+
+log = logging.getLogger("memstore")
+
+
+def open(  # noqa: A001, as gzip.open is
+    root: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    durability: Literal["process", "disk"] | None = None,
+    checksum: bool | None = None,
+    inline_limit: int | None = None,
+    capacity: int | str | None = None,
+    verify: bool = False,
+    allow_pickle: bool = False,
+    unix_group: int | str | None = None,
+    file_mode: int = 0o600,
+    timeout: float = 30.0,
+) -> Store:
+    """Opens the store in the folder `root`, and creates it if need be.
+
+    Args:
+        root: a folder on `/dev/shm` or a local disk. Its parent must exist.
+        mode: "r" reads only; "r+" reads and writes what exists; "a" creates the store if there is none; "x" must
+            create it.
+        durability: "process": a put survives the death of any process. "disk": also that of the host; refused on
+            tmpfs. Fixed at creation; None takes the store as it is ("process" if new).
+        checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
+        inline_limit: values of up to this many bytes live in the catalog, without a file. Fixed at creation; None: as
+            created (new: 1536). 0 puts every value in a file.
+        capacity: not built yet; leave it out.
+        verify: check the checksums of what is read, where it has any.
+        allow_pickle: store and load leaves that nothing else can store by pickle. Loading a pickle runs code of
+            whoever wrote it: allow it only for stores whose writers you trust.
+        unix_group, file_mode: who else may open the store; at creation.
+        timeout: seconds that any call waits for a lock, unless it is told otherwise.
+
+    Returns:
+        A Store; close it, or use it in a `with`.
+
+    Raises:
+        NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
+        AlreadyExistsError: mode "x", and there is a store.
+        PermissionDeniedError: the folder or a file in it is somebody else's, open to others, or a link.
+        FormatVersionError, UnsupportedFilesystemError, StoreTimeoutError, StoreFullError.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> with memstore.open(tempfile.mkdtemp()) as store:
+        ...     version = store.put("policy", {"w": torch.ones(2, 2)})
+        ...     store.get("policy")["w"].sum()
+        tensor(4.)
+    """
+    if mode not in ("r", "r+", "a", "x"):
+        raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
+    if durability not in (None, "process", "disk"):
+        raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+    if inline_limit is not None and not 0 <= inline_limit <= _INLINE_LIMIT_MOST:
+        raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
+    if capacity is not None:
+        raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
+    path = os.path.abspath(os.fspath(root))
+    creation = Creation(durability, checksum, inline_limit, unix_group, file_mode)
+    with resource_errors(path):
+        opened = open_root(path, mode, creation, timeout)
+    return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
+
+
+def _reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:
+    return open(path, mode, **options)
+
+
+class Store:
+    """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
+
+    Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
+    Every method raises StoreClosedError after `close`, InvalidKeyError for what can't be a key, and StoreTimeoutError
+    when a lock was not to be had within `timeout` seconds (None: as given to `open`).
+
+    Attributes:
+        root: the folder, as an absolute path.
+    """
+
+    def __init__(self, root: Root, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
+        self.root = root.path
+        self._root: Root | None = root
+        self._mode, self._verify, self._allow_pickle, self._timeout = mode, verify, allow_pickle, timeout
+        self._puts = self._gets = 0
+
+    # --- put ----------------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, value: Any, *, expect_version: int | None = None, timeout: float | None = None) -> int:
+        """Stores a value as the new version of `key`; readers see all of it, or none.
+
+        Args:
+            key: 1 to 500 bytes of UTF-8.
+            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects.
+            expect_version: the version that the key must have; 0: it must not exist.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            The version. Versions of a key grow; they are not consecutive.
+
+        Raises:
+            UnsupportedValueError: a leaf can't be stored; the message names it. Nothing was written.
+            VersionConflictError: the key is at another version than `expect_version`.
+            StoreFullError: no room. Nothing changed.
+            ReadOnlyError: the store was opened with mode "r".
+        """
+        return self._put({key: value}, {} if expect_version is None else {key: expect_version}, timeout)[0]
+
+    def put_many(
+        self,
+        items: Mapping[str, Any],
+        *,
+        expect_versions: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`."""
+        return dict(zip(items, self._put(items, expect_versions or {}, timeout), strict=True))
+
+    def _put(self, items: Mapping[str, Any], expected: Mapping[str, int], timeout: float | None) -> list[int]:
+        from memstore import contents
+
+        root = self._writable()
+        deadline = self._deadline(timeout)
+        names = [encode_key(key) for key in items]
+        if not names:
+            return []
+        for key in expected:
+            if key not in items:
+                raise ValueError(f"expect_versions names {key!r}, which is not among the items")
+        flats = [contents.flatten(value, root, allow_pickle=self._allow_pickle) for value in items.values()]
+        self._check_early(root, expected)
+        changes: list[Change] = []
+        batch = 0
+        with resource_errors(self.root, next(iter(items)) if len(items) == 1 else None):
+            try:
+                for name, key, flat in zip(names, items, flats, strict=True):
+                    content = contents.write(root, name, flat, batch, deadline)
+                    changes.append(Change(name, content, expected.get(key)))
+                    batch = batch or (content.filling.put_id if content.filling else 0)
+                versions = commit(root, changes, deadline)
+            except BaseException:
+                contents.give_back(root, _fillings(changes))
+                raise
+            contents.publish.release(root, _fillings(changes))
+        self._puts += len(names)
+        return versions
+
+    def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
+        """Before anything is copied; the commit checks again."""
+        for key, version in expected.items():
+            check_version(encode_key(key), version, self._version(root, encode_key(key)))
+
+    # --- get ----------------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        key: str,
+        default: Any = _REQUIRED,
+        *,
+        out: Any = None,
+        like: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        strict: bool = True,
+        timeout: float | None = None,
+    ) -> Any:
+        """Returns the value of `key` as it was put: no copy, and copy-on-write.
+
+        What you hold never changes, whatever others put or delete; what you write to it nobody else sees.
+
+        Args:
+            key: the key.
+            default: what to return if there is no such key, as it is; without one, that is an error.
+            out: a value of the same structure, filled in place and returned.
+            like: a value of the same structure, whose devices, dtypes and strides the result has, in new memory.
+            device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
+            non_blocking: as in `torch.Tensor.to`.
+            strict: False fills only the leaves that `out` or `like` has in common with what is stored.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            KeyNotFoundError: no such key, and no default.
+            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
+            CorruptionError: the stored bytes are damaged.
+            ResourceLimitError: too many open files or mappings.
+        """
+        root = self._opened()
+        name = encode_key(key)
+        with resource_errors(self.root, key):
+            held = hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
+        if held is None:
+            if default is _REQUIRED:
+                raise missing(name)
+            return default
+        if out is None and like is None and device is None and dtype is None:
+            return self._load(root, key, held)
+        from memstore import contents
+
+        options = contents.Options(out, like, device, dtype, non_blocking, strict)
+        return self._load(root, key, held, options)
+
+    def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
+        """Returns the values of several keys as they were at one moment, in the order of `keys`.
+
+        Raises:
+            KeyNotFoundError: one of them doesn't exist.
+        """
+        root = self._opened()
+        names = {key: encode_key(key) for key in keys}
+        with resource_errors(self.root):
+            held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
+        values: dict[str, Any] = {}
+        for (key, name), found in zip(names.items(), held, strict=True):
+            if found is None:
+                raise missing(name)
+            values[key] = self._load(root, key, found)
+        return values
+
+    def _load(self, root: Root, key: str, held: Held, options: Any = None) -> Any:
+        from memstore import contents
+
+        self._gets += 1
+        options = contents.PLAIN if options is None else options
+        return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+
+    def ref(self, key: str, *, lease: float = 60.0) -> Ref:
+        """Returns a picklable reference to the present version of `key`, which pins it.
+
+        Args:
+            key: the key.
+            lease: seconds that the version stays readable after the ref was pickled, for its receiver to arrive.
+        """
+        root = self._opened()
+        name = encode_key(key)
+        with resource_errors(self.root, key):
+            held = hold(root, (name,), self._deadline(None), may_lock=self._mode != "r")[0]
+        if held is None:
+            raise missing(name)
+        return Ref(root, key, held[0], held[1], float(lease), {"mode": self._mode, **self._options()})
+
+    # --- delete -------------------------------------------------------------------------------------------------------
+
+    def delete(
+        self, key: str, *, missing_ok: bool = False, expect_version: int | None = None, timeout: float | None = None
+    ) -> bool:
+        """Deletes a key. Values that were got stay valid. Returns whether it was there.
+
+        Raises:
+            KeyNotFoundError: no such key, unless `missing_ok`.
+            VersionConflictError: it is at another version than `expect_version`.
+        """
+        change = Change(encode_key(key), None, expect_version, missing_ok)
+        return bool(self._delete([change], timeout)[0])
+
+    def delete_many(self, keys: Iterable[str], *, missing_ok: bool = False, timeout: float | None = None) -> int:
+        """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`."""
+        names = dict.fromkeys(encode_key(key) for key in keys)
+        return sum(map(bool, self._delete([Change(name, None, None, missing_ok) for name in names], timeout)))
+
+    def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
+        root = self._writable()
+        with resource_errors(self.root, changes[0].key.decode() if len(changes) == 1 else None):
+            return commit(root, changes, self._deadline(timeout)) if changes else []
+
+    # --- look ---------------------------------------------------------------------------------------------------------
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Iterates over the keys that start with `prefix`, sorted by their UTF-8 bytes.
+
+        They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed.
+        """
+        encoded = encode_prefix(prefix)
+        self._opened()
+        return self._pages(encoded)
+
+    def _pages(self, prefix: bytes) -> Iterator[str]:
+        after: bytes | None = None
+        while True:
+            root = self._opened()
+            with root.guard:
+                page = root.catalog.view(lambda transaction, after=after: transaction.keys(prefix, after, _KEYS_A_PAGE))
+            yield from (key.decode() for key in page)
+            if len(page) < _KEYS_A_PAGE:
+                return
+            after = page[-1]
+
+    def version(self, key: str) -> int:
+        """Returns the version of `key`. Raises KeyNotFoundError."""
+        name = encode_key(key)
+        found = self._version(self._opened(), name)
+        if not found:
+            raise missing(name)
+        return found
+
+    def _record(self, root: Root, name: bytes) -> Record | None:
+        with root.guard:
+            return root.catalog.read(name)
+
+    def _version(self, root: Root, name: bytes) -> int:
+        record = self._record(root, name)
+        return record.version if record else 0
+
+    def info(self, key: str) -> EntryInfo:
+        """Describes the present version of `key`, without reading its tensors. Raises KeyNotFoundError."""
+        root, name = self._opened(), encode_key(key)
+        record = self._record(root, name)
+        if record is None:
+            raise missing(name)
+        from memstore import structure
+
+        plan = structure.plan_of(record.description)
+        return EntryInfo(
+            key=key,
+            version=record.version,
+            kind="segment" if record.segment else "inline",
+            nbytes=record.nbytes,
+            created=record.created,
+            structure=structure.structure_text(plan),
+            leaves=tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan)),
+            files=(segment_path(root.segments, record.segment),) if record.segment else (),
+        )
+
+    def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
+        """Waits for a version of `key` that is newer than `newer_than`, and returns it.
+
+        A put wakes it within tens of microseconds; a delete doesn't.
+
+        Args:
+            key: the key; it need not exist yet.
+            newer_than: a version, as `put` and `wait` return it.
+            timeout: seconds; None: the store's; `float("inf")`: for ever.
+
+        Raises:
+            StoreTimeoutError (a TimeoutError too): there was none in time.
+        """
+        root, name = self._opened(), encode_key(key)
+        bell = root.doorbell.bell(name)
+        deadline = self._deadline(timeout)
+        while True:
+            seen = root.doorbell.load(bell)  # before the catalog: a put in between changes it
+            version = self._version(self._opened(), name)
+            if version > newer_than:
+                return version
+            left = deadline - time.monotonic()
+            if left <= 0:
+                at = f"is at version {version}" if version else "doesn't exist"
+                raise StoreTimeoutError(f"{key!r} {at}: waited in vain for a version above {newer_than}", key=key)
+            root.doorbell.wait(bell, seen, min(_NET, left))
+
+    def stats(self) -> StoreStats:
+        """Measures the store; takes milliseconds."""
+        from memstore.engine.usage import measure
+
+        usage = measure(self._opened())
+        return StoreStats(
+            keys=usage.keys,
+            live_bytes=usage.live_bytes,
+            reusable_bytes=usage.reusable_bytes,
+            pinned_bytes=usage.pinned_bytes,
+            filling_bytes=usage.filling_bytes,
+            capacity=None,
+            catalog_bytes=usage.catalog_bytes,
+            huge_page_bytes=usage.huge_page_bytes,
+            puts=self._puts,
+            gets=self._gets,
+            pinned_by=usage.pinned_by,
+        )
+
+    def gc(self, *, timeout: float | None = None) -> int:
+        """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
+        root = self._writable()
+        deadline = self._deadline(timeout)
+        with root.guard:
+            rows = root.catalog.view(lambda transaction: transaction.count("retired") + transaction.count("filling"))
+        freed = 0
+        for _ in range(rows // _SWEPT_A_HOLD + 1):
+            freed += root.mutex.run(lambda: sweep(root, limit=_SWEPT_A_HOLD), deadline)
+        return freed
+
+    # --- the store ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the store for this object. Values and refs that were got stay valid. May be called again."""
+        root, self._root = self._root, None
+        if root is not None:
+            close_root(root)
+
+    def _opened(self) -> Root:
+        root = self._root
+        if root is None:
+            raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
+        return root
+
+    def _writable(self) -> Root:
+        if self._mode == "r":
+            raise ReadOnlyError(f"{self.root} was opened with mode 'r': open it with 'r+' or 'a' to write")
+        return self._opened()
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(self._timeout if timeout is None else timeout)
+
+    def _options(self) -> dict[str, Any]:
+        return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._opened()
+        return _reopen, (self.root, self._mode, self._options())
+
+    def __enter__(self) -> Store:
+        self._opened()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_root", None) is not None and not sys.is_finalizing():
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._root is None else f"mode {self._mode!r}"
+        return f"<memstore.Store {self.root} ({state})>"
+
+    # --- as a mapping -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        root = self._opened()
+        with root.guard:
+            return root.catalog.view(lambda transaction: transaction.count("entries"))
+
+    def __contains__(self, key: object) -> bool:
+        return bool(self._version(self._opened(), encode_key(key)))
+
+    def __iter__(self) -> Iterator[str]:
+        return self.keys()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.get(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.delete(key)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Iterates over keys and values; keys that are deleted meanwhile are left out."""
+        for key in self.keys():
+            value = self.get(key, _ABSENT)
+            if value is not _ABSENT:
+                yield key, value
+
+    def values(self) -> Iterator[Any]:
+        """Iterates over the values, as `items`."""
+        return (value for _, value in self.items())
+
+    def update(self, items: Mapping[str, Any]) -> dict[str, int]:
+        """As `put_many`."""
+        return self.put_many(items)
+
+
+_ABSENT = object()
+
+
+def _fillings(changes: Iterable[Change]) -> list[Any]:
+    contents: list[Content] = [change.content for change in changes if change.content is not None]
+    return [content.filling for content in contents if content.filling is not None]
+
+
+def iter_weights(
+    store: Store, key: str, *, newer_than: int | None = None, timeout: float | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Iterates over the tensors of one version of a nested value, named by their paths joined with ".".
+
+    What inference engines take as weights (`model.load_weights(iter_weights(store, "policy"))`).
+
+    Args:
+        store, key: where to read.
+        newer_than: wait first for a version that is newer than this one.
+        timeout: seconds to wait; None: the store's.
+    """
+    from memstore import structure
+
+    if newer_than is not None:
+        store.wait(key, newer_than=newer_than, timeout=timeout)
+    value = store.get(key, timeout=timeout)
+    for path, tensor in structure.iter_tensors(value):
+        yield ".".join(map(str, path)), tensor
