@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from memstore.engine.publish import Content
 from memstore.engine.record import Record
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, encode_header, segment_path
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, MemstoreError
+
+log = logging.getLogger("memstore")
 
 _CHECKSUM = 8  # bytes of xxh3-64 a leaf
 
@@ -78,8 +81,15 @@ def give_back(root: Root, fillings: Sequence[Filling]) -> None:
     try:
         if fillings:
             publish.abandon(root, fillings)
+    except (OSError, MemstoreError) as error:
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, error)
     finally:
-        publish.release(root, fillings)
+        close(fillings)
+
+
+def close(fillings: Sequence[Filling]) -> None:
+    for filling in fillings:
+        filling.close()
 
 
 def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:

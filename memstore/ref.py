@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from memstore.engine.limits import resource_errors
@@ -11,8 +10,8 @@ from memstore.engine.mapping import Mapping
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import lease
 from memstore.engine.record import Record, decode_record, encode_record
-from memstore.engine.root import Creation, Root, close_root, open_root, retain_root
-from memstore.errors import MemstoreError, ReadOnlyError, StoreClosedError, VersionGoneError
+from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, retain_root
+from memstore.errors import MemstoreError, ReadOnlyError, VersionGoneError
 
 
 class Ref:
@@ -32,7 +31,7 @@ class Ref:
         self, root: Root, key: str, record: Record, pin: Mapping | None, lease: float, options: dict[str, Any]
     ) -> None:
         retain_root(root)
-        self._root: Root | None = root
+        self._root = root
         self.key, self.version, self.root = key, record.version, root.path
         self._record, self._pin, self._lease, self._options = record, pin, lease, options
 
@@ -44,7 +43,7 @@ class Ref:
         """
         from memstore import contents
 
-        root = self._opened()
+        root = self._root
         record = self._record
         held: Held | None = (record, None, 0)
         with resource_errors(self.root, self.key):
@@ -62,19 +61,13 @@ class Ref:
         verify, allow_pickle = self._options["verify"], self._options["allow_pickle"]
         return contents.read(root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
 
-    def _opened(self) -> Root:
-        if self._root is None:
-            raise StoreClosedError(f"the ref of {self.key!r} was released")
-        return self._root
-
     def __del__(self) -> None:
         root = getattr(self, "_root", None)
-        if root is not None and not sys.is_finalizing():
-            self._root = None
-            close_root(root)
+        if root is not None:
+            abandon_root(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root = self._opened()
+        root = self._root
         if self._record.segment:
             if self._options["mode"] == "r":
                 raise ReadOnlyError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +13,7 @@ from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.recovery import sweep
-from memstore.engine.root import Creation, Root, close_root, open_root
+from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root
 from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
 from memstore.info import EntryInfo, LeafInfo, StoreStats
@@ -178,7 +177,7 @@ class Store:
             except BaseException:
                 contents.give_back(root, _fillings(changes))
                 raise
-            contents.publish.release(root, _fillings(changes))
+            contents.close(_fillings(changes))
         self._puts += len(names)
         return versions
 
@@ -452,8 +451,9 @@ class Store:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_root", None) is not None and not sys.is_finalizing():
-            self.close()
+        root = getattr(self, "_root", None)
+        if root is not None:
+            abandon_root(root)
 
     def __repr__(self) -> str:
         state = "closed" if self._root is None else f"mode {self._mode!r}"

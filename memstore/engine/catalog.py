@@ -26,7 +26,7 @@ import lmdb
 
 from memstore.engine import syscalls
 from memstore.engine.record import Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
-from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError, StoreClosedError, StoreFullError
+from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError, StoreFullError
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,13 @@ class Catalog:
         self._env: Any = None
         self._tables: dict[str, Any] = {}
         self._closed = False
-        self._check_size()
+        for attempt in range(3):  # another process may be writing the page that is read here
+            try:
+                self._check_size()
+                break
+            except CorruptionError:
+                if attempt == 2:
+                    raise
         if writable:
             self._allocate_lock_file()
         self._open()
@@ -100,7 +106,7 @@ class Catalog:
     def _open(self) -> None:
         path = f"{self._folder}/data.mdb"
         size = os.stat(path).st_size if os.path.exists(path) else 0
-        with _translated(path):
+        try:
             self._env = lmdb.open(
                 self._folder,
                 map_size=max(size // syscalls.PAGE * syscalls.PAGE, STEP),
@@ -110,13 +116,15 @@ class Catalog:
                 readahead=False,
                 max_readers=MAX_READERS,
                 max_dbs=len(_TABLES) + 2,
-                max_spare_txns=0,  # a forked child that closes the environment would free their slots, which are the parent's
+                max_spare_txns=0,  # a child that closes its copy would free their slots, which are the parent's
             )
             self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in _TABLES}
-            if self._writable and size < STEP:
-                self._allocate(STEP)
             if self._writable:
                 self._env.reader_check()
+        except lmdb.Error as error:
+            raise self._translate(error) from error
+        if self._writable and size < STEP:
+            self._allocate(STEP)
 
     def _allocate(self, size: int) -> None:
         fd = syscalls.open_file(f"{self._folder}/data.mdb", os.O_RDWR)
@@ -153,7 +161,7 @@ class Catalog:
             env = self._environment()
             try:
                 handle = env.begin(None, None, False, True)
-            except lmdb.MapResizedError:  # another process has grown it
+            except lmdb.MapResizedError:
                 env.set_mapsize(0)
                 continue
             except lmdb.ReadersFullError:
@@ -177,26 +185,25 @@ class Catalog:
         """Calls `action` in a write transaction and commits it; more than once if the map had to grow."""
         for _ in range(64):
             env = self._environment()
-            if not is_delete and self._nearly_full(env):
-                self._grow(env)
             try:
-                with _translated(f"{self._folder}/data.mdb"):
-                    handle = env.begin(None, None, True, True)
-            except lmdb.MapResizedError:
-                env.set_mapsize(0)
-                continue
-            try:
-                result = action(Transaction(handle, self._tables))
-                with _translated(f"{self._folder}/data.mdb"):
+                if not is_delete and self._nearly_full(env):
+                    self._grow(env)
+                handle = env.begin(None, None, True, True)
+                try:
+                    result = action(Transaction(handle, self._tables))
                     handle.commit()
-                return result
+                    return result
+                except BaseException:
+                    with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
+                        handle.abort()
+                    raise
+            except lmdb.MapResizedError:  # another process has grown it
+                env.set_mapsize(0)
             except lmdb.MapFullError:
-                handle.abort()
                 env.reader_check()
                 self._grow(env)
-            except BaseException:
-                handle.abort()
-                raise
+            except lmdb.Error as error:
+                raise self._translate(error) from error
         raise StoreFullError(f"{self._folder}: the catalog can't be grown fast enough for this transaction")
 
     def _nearly_full(self, env: Any) -> bool:
@@ -219,6 +226,12 @@ class Catalog:
                 raise
             raise StoreFullError(f"{self._folder}: no room to grow the catalog to {size:,} bytes") from None
         env.set_mapsize(size)
+
+    def _translate(self, error: lmdb.Error) -> Exception:
+        path = f"{self._folder}/data.mdb"
+        if isinstance(error, lmdb.DiskError):
+            return StoreFullError(f"{path}: {error}")
+        return _damaged(path, str(error))
 
     @property
     def nbytes(self) -> int:
@@ -330,16 +343,3 @@ def _number(packed: bytes | memoryview) -> int:
 
 def _damaged(path: str, detail: str) -> CorruptionError:
     return CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-
-
-@contextlib.contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """LMDB's errors as ours, but for those that `update` and `view` answer themselves."""
-    try:
-        yield
-    except (lmdb.MapResizedError, lmdb.MapFullError, lmdb.ReadersFullError, MemstoreError):
-        raise
-    except lmdb.DiskError as error:
-        raise StoreFullError(f"{path}: {error}") from error
-    except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageNotFoundError) as error:
-        raise _damaged(path, str(error)) from error

@@ -11,6 +11,7 @@ import grp
 import logging
 import os
 import stat
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from memstore.engine import syscalls
+from memstore.engine.lockfile import LockFile
 from memstore.errors import (
     FormatVersionError,
     NotAStoreError,
@@ -254,17 +256,19 @@ def ensure_folder(root: str, *, create: bool) -> None:
 
 
 @contextlib.contextmanager
-def locked(root: str, deadline: float) -> Iterator[int]:
+def locked(root: str, deadline: float, opening: threading.Lock) -> Iterator[int]:
     """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with opening:
+        file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        while not syscalls.lock_exclusive(fd):
+        while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(f"{root}: waited for another process that is opening the store")
             time.sleep(0.001)
         try:
-            yield fd
+            yield file.fd
         finally:
-            syscalls.unlock(fd)
+            if file.fd >= 0:  # in a forked child it is closed
+                syscalls.unlock(file.fd)
     finally:
-        syscalls.close(fd)
+        file.close()

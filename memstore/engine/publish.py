@@ -20,9 +20,10 @@ sweep as soon as nobody locks or leases it.
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
@@ -32,7 +33,9 @@ from memstore.engine.record import FILLING, LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.recovery import boot_clock, sweep
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, remove_file, segment_path
-from memstore.errors import KeyNotFoundError, VersionConflictError
+from memstore.errors import KeyNotFoundError, MemstoreError, VersionConflictError
+
+log = logging.getLogger("memstore")
 
 SWEPT_A_PUT = 4  # files at most
 CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
@@ -66,7 +69,7 @@ def claim(root: Root, key: bytes, nbytes: int, batch: int, deadline: float) -> F
     def allot(transaction: Transaction) -> tuple[int, int]:
         counters = transaction.counters()
         segment, put_id = counters.number + 1, counters.number + 2
-        transaction.put_counters(replace(counters, number=put_id))
+        transaction.put_counters(Counters(counters.version, put_id, counters.retired, counters.publications))
         transaction.put_segment(segment, SegmentRow(key, put_id, FILLING, nbytes))
         transaction.put_number("filling", segment, batch or put_id)
         return segment, put_id
@@ -75,21 +78,12 @@ def claim(root: Root, key: bytes, nbytes: int, batch: int, deadline: float) -> F
         with root.guard:
             segment, put_id = root.catalog.update(allot)
             filling = Filling(segment_path(root.segments, segment), segment, put_id)
-            root.lock_fds.add(filling.fd)
         if not syscalls.lock_exclusive(filling.fd):
             raise BlockingIOError(errno.EAGAIN, f"{filling.path} is new, and locked")
         adopt(filling.fd, root.settings)
         return filling
 
     return root.mutex.run(action, deadline)
-
-
-def release(root: Root, fillings: Sequence[Filling]) -> None:
-    """Closes the files of a batch, whatever became of it. A fork closes what it inherits of them."""
-    for filling in fillings:
-        with root.guard:
-            root.lock_fds.discard(filling.fd)
-            filling.close()
 
 
 def abandon(root: Root, fillings: Sequence[Filling]) -> None:
@@ -137,7 +131,10 @@ def _commit_locked(root: Root, changes: Sequence[Change]) -> list[int]:
             root.doorbell.change(bell)
     page.ring = counters.publications
     if retired:
-        sweep(root, limit=max(SWEPT_A_PUT, retired))
+        try:
+            sweep(root, limit=max(SWEPT_A_PUT, retired))
+        except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
+            log.debug("%s: nothing swept: %s", root.path, error)
     return versions
 
 

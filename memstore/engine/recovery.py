@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Transaction
+from memstore.engine.lockfile import LockFile
 from memstore.engine.record import FILLING, RETIRED
 from memstore.engine.segment import remove_file, segment_path, write_state
 
@@ -74,7 +75,7 @@ def sweep(root: Root, *, limit: int) -> int:
     with root.guard:
         rows, refused = root.catalog.view(candidates)
     gone: list[_Row] = []
-    opened: list[int] = []
+    opened: list[LockFile] = []
     try:
         for row in rows:
             if _take(root, row, opened):
@@ -85,26 +86,23 @@ def sweep(root: Root, *, limit: int) -> int:
         with root.guard:
             return root.catalog.update(lambda t: _forget(t, gone, refused), is_delete=True) if gone or refused else 0
     finally:
-        with root.guard:
-            root.lock_fds.difference_update(opened)
-            for fd in opened:
-                syscalls.close(fd)
+        for file in opened:
+            file.close()
 
 
-def _take(root: Root, row: _Row, opened: list[int]) -> bool:
+def _take(root: Root, row: _Row, opened: list[LockFile]) -> bool:
     """Locks the file for good if nobody else does; a missing file counts as taken. A refused one is marked retired."""
     sequence, segment = row
     try:
         with root.guard:
-            fd = syscalls.open_file(segment_path(root.segments, segment), os.O_RDWR)
-            opened.append(fd)
-            root.lock_fds.add(fd)
+            file = LockFile(segment_path(root.segments, segment), os.O_RDWR)
     except FileNotFoundError:
         return True
-    if syscalls.lock_exclusive(fd):
+    opened.append(file)
+    if syscalls.lock_exclusive(file.fd):
         return True
     if sequence:
-        write_state(fd, RETIRED)
+        write_state(file.fd, RETIRED)
     return False
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from memstore.engine import folder, recovery, syscalls
 from memstore.engine.catalog import Catalog
+from memstore.engine.lockfile import close_all
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
 from memstore.errors import AlreadyExistsError, CorruptionError, NotAStoreError, PermissionDeniedError
@@ -42,7 +44,6 @@ class Root:
     catalog: Catalog
     on_tmpfs: bool
     guard: threading.Lock = field(default_factory=threading.Lock)  # every transaction, and every lock fd's opening
-    lock_fds: set[int] = field(default_factory=set)  # of segments being filled: a forked child closes them
     users: int = 0
 
     @property
@@ -57,7 +58,8 @@ class Root:
 
 
 _registry: dict[tuple[int, int], Root] = {}
-_registry_lock = threading.RLock()
+_registry_lock = threading.Lock()  # before any root's guard
+_abandoned: deque[Root] = deque()
 
 
 def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
@@ -66,7 +68,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
     deadline = deadline_after(timeout)
     folder.ensure_folder(path, create=mode in ("a", "x"))
     path = os.path.realpath(path)
-    with _registry_lock, _permission_errors(path), folder.locked(path, deadline) as fd:
+    with _permission_errors(path), folder.locked(path, deadline, _registry_lock) as fd:
         settings = folder.read_settings(path)
         if settings is None and mode not in ("a", "x"):
             raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one")
@@ -77,14 +79,20 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
         if settings is not None:
             _check_agreement(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-        root = _registry.get(identity)
-        if root is None:
-            root = _create(path, creation, kind) if settings is None else _join(path, settings, kind, mode)
-            if root.lock is not None and mode != "r":
-                root.lock.run(lambda: recovery.sweep(root, limit=1 << 20), deadline)
-            _registry[identity] = root
-        root.users += 1
-        return root
+        with _registry_lock:
+            _close_abandoned()
+            root = _registry.get(identity)
+            if root is None:
+                root = _create(path, creation, kind) if settings is None else _join(path, settings, kind, mode)
+                _registry[identity] = root
+            root.users += 1
+    if root.lock is not None and mode != "r":
+        try:
+            root.lock.run(lambda: recovery.sweep(root, limit=1 << 20), deadline)
+        except BaseException:
+            close_root(root)
+            raise
+    return root
 
 
 def retain_root(root: Root) -> None:
@@ -94,7 +102,19 @@ def retain_root(root: Root) -> None:
 
 
 def close_root(root: Root) -> None:
+    abandon_root(root)
     with _registry_lock:
+        _close_abandoned()
+
+
+def abandon_root(root: Root) -> None:
+    """As `close_root`, at the next opening or closing: a finalizer may run anywhere, and must take no lock."""
+    _abandoned.append(root)
+
+
+def _close_abandoned() -> None:
+    while _abandoned:
+        root = _abandoned.popleft()
         root.users -= 1
         if root.users == 0:
             for identity in [identity for identity, other in _registry.items() if other is root]:
@@ -202,12 +222,10 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _registry_lock
-    _registry_lock = threading.RLock()
+    _registry_lock = threading.Lock()
+    close_all()
     for root in _registry.values():
         root.guard = threading.Lock()
-        for fd in root.lock_fds:
-            syscalls.close(fd)
-        root.lock_fds.clear()
         root.catalog.release()
 
 

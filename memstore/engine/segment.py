@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memstore.engine import syscalls
+from memstore.engine.lockfile import LockFile
 from memstore.engine.mapping import Mapping
 from memstore.engine.record import FILLING, LIVE, STATE_NAMES
 from memstore.errors import CorruptionError, UnsupportedValueError
@@ -96,7 +97,11 @@ class Filling:
         self.path, self.segment, self.put_id = path, segment, put_id
         self.size = self._start = self._address = 0
         self._scratch = bytearray()
-        self.fd = syscalls.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._file = LockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    @property
+    def fd(self) -> int:
+        return self._file.fd
 
     def allocate(self, header: bytearray, nbytes: int, *, huge_pages: bool) -> None:
         """Makes room for the header and `nbytes` of data, and writes the header.
@@ -159,9 +164,7 @@ class Filling:
         if self._address:
             address, self._address = self._address, 0
             syscalls.unmap(address, self.size)
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            syscalls.close(fd)
+        self._file.close()
 
 
 def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | None:
