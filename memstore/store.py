@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.engine.limits import resource_errors
+from memstore.engine.lockfile import LockFile
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
@@ -411,7 +412,8 @@ class Store:
             rows = root.catalog.view(lambda transaction: transaction.count("retired") + transaction.count("filling"))
         freed = 0
         for _ in range(rows // _SWEPT_A_HOLD + 1):
-            freed += root.mutex.run(lambda: sweep(root, limit=_SWEPT_A_HOLD), deadline)
+            unlinked: list[LockFile] = []
+            freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
         return freed
 
     # --- the store ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.folder import adopt
+from memstore.engine.lockfile import LockFile
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import FILLING, LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.recovery import boot_clock, sweep
@@ -109,13 +110,14 @@ def abandon(root: Root, fillings: Sequence[Filling]) -> None:
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0."""
-    versions = root.mutex.run(lambda: _commit_locked(root, changes), deadline)
+    unlinked: list[LockFile] = []
+    versions = root.mutex.run(lambda: _commit_locked(root, changes, unlinked), deadline)
     for bell in {root.doorbell.bell(change.key) for change in changes if change.content is not None}:
         root.doorbell.wake(bell)
     return versions
 
 
-def _commit_locked(root: Root, changes: Sequence[Change]) -> list[int]:
+def _commit_locked(root: Root, changes: Sequence[Change], unlinked: list[LockFile]) -> list[int]:
     page = root.mutex
     fillings = [change.content.filling for change in changes if change.content and change.content.filling]
     batch = fillings[0].put_id if fillings else 0
@@ -132,7 +134,7 @@ def _commit_locked(root: Root, changes: Sequence[Change]) -> list[int]:
     page.ring = counters.publications
     if retired:
         try:
-            sweep(root, limit=max(SWEPT_A_PUT, retired))
+            sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired))
         except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
             log.debug("%s: nothing swept: %s", root.path, error)
     return versions

@@ -58,11 +58,12 @@ def _mark_filling(root: Root, segment: int) -> None:
         syscalls.close(fd)
 
 
-def sweep(root: Root, *, limit: int) -> int:
+def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
     """Unlinks up to `limit` retired, and as many filling, files that nobody locks or leases. Returns their bytes.
 
     The files are unlinked before their rows go: a kill in between leaves rows without files, which the next sweep
-    takes as done. The blocks are freed when the file descriptors are closed, at the end.
+    takes as done. Their blocks are freed when `unlinked` is dropped, which the caller does after the mutex: freeing
+    512 MiB takes 1 ms of huge pages, and 70 ms of small ones.
     """
 
     def candidates(transaction: Transaction) -> tuple[list[_Row], list[_Row]]:
@@ -75,22 +76,19 @@ def sweep(root: Root, *, limit: int) -> int:
     with root.guard:
         rows, refused = root.catalog.view(candidates)
     gone: list[_Row] = []
-    opened: list[LockFile] = []
-    try:
-        for row in rows:
-            if _take(root, row, opened):
-                remove_file(segment_path(root.segments, row[1]))
-                gone.append(row)
-            elif row[0]:
-                refused.append(row)
-        with root.guard:
-            return root.catalog.update(lambda t: _forget(t, gone, refused), is_delete=True) if gone or refused else 0
-    finally:
-        for file in opened:
-            file.close()
+    for row in rows:
+        if _take(root, row, unlinked):
+            remove_file(segment_path(root.segments, row[1]))
+            gone.append(row)
+        elif row[0]:
+            refused.append(row)
+    if not gone and len(refused) < limit:
+        return 0
+    with root.guard:
+        return root.catalog.update(lambda transaction: _forget(transaction, gone, refused), is_delete=True)
 
 
-def _take(root: Root, row: _Row, opened: list[LockFile]) -> bool:
+def _take(root: Root, row: _Row, taken: list[LockFile]) -> bool:
     """Locks the file for good if nobody else does; a missing file counts as taken. A refused one is marked retired."""
     sequence, segment = row
     try:
@@ -98,8 +96,8 @@ def _take(root: Root, row: _Row, opened: list[LockFile]) -> bool:
             file = LockFile(segment_path(root.segments, segment), os.O_RDWR)
     except FileNotFoundError:
         return True
-    opened.append(file)
     if syscalls.lock_exclusive(file.fd):
+        taken.append(file)
         return True
     if sequence:
         write_state(file.fd, RETIRED)

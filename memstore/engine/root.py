@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from memstore.engine import folder, recovery, syscalls
 from memstore.engine.catalog import Catalog
-from memstore.engine.lockfile import close_all
+from memstore.engine.lockfile import LockFile, close_all
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
 from memstore.errors import AlreadyExistsError, CorruptionError, NotAStoreError, PermissionDeniedError
@@ -88,7 +88,8 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
             root.users += 1
     if root.lock is not None and mode != "r":
         try:
-            root.lock.run(lambda: recovery.sweep(root, limit=1 << 20), deadline)
+            unlinked: list[LockFile] = []
+            root.lock.run(lambda: recovery.sweep(root, unlinked, limit=1 << 20), deadline)
         except BaseException:
             close_root(root)
             raise

@@ -141,6 +141,8 @@ class Filling:
                 break
             if time.monotonic() > deadline:
                 break
+        if self.size > whole:
+            syscalls.populate(self._address + whole, self.size - whole)
         if syscalls.status(self.fd).st_blocks * 512 < self.size:
             syscalls.allocate(self.fd, self.size)
 
