@@ -35,7 +35,7 @@ MAX_READERS = 4096
 _LOCK_FILE_SIZE = MAX_READERS * 64 + syscalls.PAGE
 _RESERVED_FOR_DELETES = 0.1
 _TABLES = ("entries", "segments", "filling", "retired", "leases", "counters")
-_META = struct.Struct("<II8xQ96xQQ")  # of LMDB 0.9: magic, version, map size, last page, transaction
+_META = struct.Struct("<II8x8xI92xQQ")  # of LMDB 0.9: magic, version, page size, last page, transaction
 _META_AT = 16
 _LMDB_MAGIC = 0xBEEFC0DE
 _U64 = struct.Struct(">Q")
@@ -78,17 +78,20 @@ class Catalog:
         path = f"{self._folder}/data.mdb"
         try:
             with open(path, "rb") as file:
-                pages = [file.read(syscalls.PAGE), file.read(syscalls.PAGE)]
+                head = file.read(_META_AT + _META.size)
+                if not head:
+                    return  # a creator was killed before LMDB wrote anything
+                if len(head) < _META_AT + _META.size or _META.unpack_from(head, _META_AT)[0] != _LMDB_MAGIC:
+                    raise _damaged(path, "it doesn't start as an LMDB file does")
+                page_size = _META.unpack_from(head, _META_AT)[2]
+                file.seek(page_size)
+                other = file.read(_META_AT + _META.size)
                 size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return
-        if size == 0:
-            return
-        metas = [_META.unpack_from(page, _META_AT) for page in pages if len(page) == syscalls.PAGE]
-        if not any(meta[0] == _LMDB_MAGIC for meta in metas):
-            raise _damaged(path, "it doesn't start as an LMDB file does")
+        metas = [_META.unpack_from(page, _META_AT) for page in (head, other) if len(page) == _META_AT + _META.size]
         last_page = max(metas, key=lambda meta: meta[4])[3]
-        if (last_page + 1) * syscalls.PAGE > size:
+        if (last_page + 1) * page_size > size:
             raise _damaged(path, f"{size:,} bytes, but it names page {last_page:,}: it was truncated")
 
     def _allocate_lock_file(self) -> None:

@@ -88,10 +88,13 @@ class _HeaderNames:
 
     def __init__(self) -> None:
         self._seen = {"__metadata__"}
+        self._counts: dict[str, int] = {}  # so that 10,000 pads take no 10,000 tries each
 
     def unique(self, name: str) -> str:
-        candidate, count = name, 1
+        candidate, count = name, self._counts.get(name, 0)
         while candidate in self._seen:
-            candidate, count = f"{name}#{count}", count + 1
+            count += 1
+            candidate = f"{name}#{count}"
+        self._counts[name] = count
         self._seen.add(candidate)
         return candidate

@@ -169,6 +169,10 @@ def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
     for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
         if not os.path.lexists(f"{path}/{name}"):
             raise CorruptionError(f"{path}/{name} is missing", path=f"{path}/{name}", detail="missing")
+    if not os.access(f"{path}/{CATALOG}/lock.mdb", os.W_OK):
+        raise PermissionDeniedError(
+            f"{path}: readers too must be able to write its catalog's lock.mdb: create it with file_mode=0o660"
+        )
     writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PAGE = 4096
+PAGE = 4096  # of our files, whatever the machine's
+_MACHINE_PAGE = os.sysconf("SC_PAGE_SIZE")
 HUGE_PAGE = 2 << 20
 
 _PROT_READ, _PROT_WRITE = 1, 2
@@ -200,7 +201,7 @@ def _map(fd: int, size: int, protection: int, flags: int) -> int:
     except OSError:
         _munmap(base, reserved)
         raise
-    end = address + -(-size // PAGE) * PAGE
+    end = address + -(-size // _MACHINE_PAGE) * _MACHINE_PAGE
     if address > base:
         _munmap(base, address - base)
     if base + reserved > end:
