@@ -313,6 +313,8 @@ class Transaction:
 
     def counters(self) -> Counters:
         stored = self._handle.get(b"counters", None, self._tables["counters"])
+        if stored is not None and len(stored) != _COUNTERS.size:
+            raise CorruptionError(detail := f"the catalog's counters have {len(stored)} bytes", detail=detail)
         return Counters() if stored is None else Counters(*_COUNTERS.unpack(stored))
 
     def put_counters(self, counters: Counters) -> None:
@@ -341,6 +343,8 @@ class Transaction:
 
 
 def _number(packed: bytes | memoryview) -> int:
+    if len(packed) != _U64.size:
+        raise CorruptionError(detail := f"a row of the catalog has a number of {len(packed)} bytes", detail=detail)
     return int(_U64.unpack(packed)[0])
 
 

@@ -86,6 +86,7 @@ class LockPage(_Page):
         except BaseException:
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 self._state[_DIRTY] = 1
+                syscalls.mutex_recovered(address)  # interrupted before `_lock` said so: unlocked as it is, it is lost
             raise
         finally:
             if owner[0] & syscalls.MUTEX_OWNER == me:

@@ -34,8 +34,11 @@ def after_death(root: Root) -> None:
     """
     page = root.mutex
     with root.guard:
-        filling = root.catalog.view(lambda transaction: transaction.numbers("filling", 1 << 20))
-        counters = root.catalog.view(lambda transaction: transaction.counters())
+        # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, readers see the past until
+        # the next write transaction begins; and a sweep by the past would unlink what is live.
+        filling, counters = root.catalog.update(
+            lambda transaction: (transaction.numbers("filling", 1 << 20), transaction.counters()), is_delete=True
+        )
     if page.batch:
         for segment, batch in filling:
             if batch == page.batch:

@@ -169,7 +169,8 @@ def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
     for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
         if not os.path.lexists(f"{path}/{name}"):
             raise CorruptionError(f"{path}/{name} is missing", path=f"{path}/{name}", detail="missing")
-    if not os.access(f"{path}/{CATALOG}/lock.mdb", os.W_OK):
+    readers = f"{path}/{CATALOG}/lock.mdb"
+    if os.path.lexists(readers) and not os.access(readers, os.W_OK):  # missing, as in a copy, it is made again
         raise PermissionDeniedError(
             f"{path}: readers too must be able to write its catalog's lock.mdb: create it with file_mode=0o660"
         )

@@ -67,7 +67,6 @@ _mutexattr_setrobust = _bind(_holding_gil, "pthread_mutexattr_setrobust", _int, 
 _mutex_init = _bind(_holding_gil, "pthread_mutex_init", _int, _pointer, _pointer)
 _mutex_trylock = _bind(_holding_gil, "pthread_mutex_trylock", _int, _pointer)
 _mutex_clocklock = _bind(_releasing_gil, "pthread_mutex_clocklock", _int, _pointer, _int, ctypes.POINTER(_Timespec))
-_mutex_consistent = _bind(_holding_gil, "pthread_mutex_consistent", _int, _pointer)
 
 
 def _last_error() -> OSError:
@@ -275,6 +274,7 @@ def futex_wake(address: int) -> int:
 # --- robust, process-shared mutexes -----------------------------------------------------------------------------------
 
 HELD, OWNER_DIED, TIMED_OUT = 0, errno.EOWNERDEAD, errno.ETIMEDOUT
+_SLICE = 0.2  # seconds
 
 
 def mutex_create(address: int) -> None:
@@ -293,19 +293,18 @@ def mutex_create(address: int) -> None:
 def mutex_lock(address: int, deadline: float) -> int:
     """Returns HELD, OWNER_DIED (held too: recover, then `mutex_recovered`) or TIMED_OUT. `deadline` is monotonic."""
     code = _mutex_trylock(address)
-    if code == errno.EBUSY:
-        code = _mutex_clocklock(address, time.CLOCK_MONOTONIC, ctypes.byref(_timespec(max(deadline, 0.0))))
+    while code == errno.EBUSY:
+        # In slices, so that a signal's handler runs before the deadline: the C call is not interrupted by it.
+        until = min(max(deadline, 0.0), time.monotonic() + _SLICE)
+        code = _mutex_clocklock(address, time.CLOCK_MONOTONIC, ctypes.byref(_timespec(until)))
+        if code == TIMED_OUT and until < deadline:
+            code = errno.EBUSY
     if code not in (HELD, OWNER_DIED, TIMED_OUT):
         raise OSError(code, os.strerror(code))
     return code
 
 
-def mutex_recovered(address: int) -> None:
-    code = _mutex_consistent(address)
-    if code:
-        raise OSError(code, os.strerror(code))
-
-
 # Called from `finally`: as plain C functions no signal handler can run between the call and its effect.
 mutex_unlock = _bind(_holding_gil, "pthread_mutex_unlock", _int, _pointer)
+mutex_recovered = _bind(_holding_gil, "pthread_mutex_consistent", _int, _pointer)  # EINVAL if there was nothing to recover
 thread_id = threading.get_native_id
