@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memstore.errors import InvalidKeyError
 
 KEY_LIMIT = 500  # bytes; LMDB takes 511
@@ -23,6 +25,13 @@ def encode_prefix(prefix: object) -> bytes:
     if not isinstance(prefix, str):
         raise InvalidKeyError(f"a prefix of keys is a str, and {prefix!r} is {type(prefix).__name__}")
     return _encode(prefix)
+
+
+def several(keys: Iterable[str]) -> Iterable[str]:
+    """One str is an iterable of its characters, and nearly always a mistake."""
+    if isinstance(keys, str):
+        raise TypeError(f"several keys are a list or another iterable of str, and {keys!r} is one str")
+    return keys
 
 
 def _encode(key: str) -> bytes:

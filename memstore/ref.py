@@ -57,6 +57,7 @@ class Ref:
                 f"its lease of {self._lease:g} s: take refs with a longer lease, or get the key",
                 key=self.key,
             )
+        options.pop("timeout", None)  # of the store's locks, and none is waited for here
         chosen = contents.Options(**options) if options else contents.PLAIN
         verify, allow_pickle = self._options["verify"], self._options["allow_pickle"]
         return contents.read(root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)

@@ -18,7 +18,7 @@ from memstore.engine.root import Creation, Root, abandon_root, close_root, open_
 from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
 from memstore.info import EntryInfo, LeafInfo, StoreStats
-from memstore.keys import encode_key, encode_prefix
+from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
 
 if TYPE_CHECKING:
@@ -93,7 +93,10 @@ def open(  # noqa: A001, as gzip.open is
         raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
     if capacity is not None:
         raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
-    path = os.path.abspath(os.fspath(root))
+    path = os.fspath(root)
+    if not isinstance(path, str) or not path:  # "" would be the working directory
+        raise TypeError(f"root is the path of a folder, and not {path!r}")
+    path = os.path.abspath(path)
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
@@ -224,17 +227,17 @@ class Store:
         """
         root = self._opened()
         name = encode_key(key)
+        options = None
+        if out is not None or like is not None or device is not None or dtype is not None:
+            from memstore import contents
+
+            options = contents.Options(out, like, device, dtype, non_blocking, strict)
         with resource_errors(self.root, key):
             held = hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
         if held is None:
             if default is _REQUIRED:
                 raise missing(name)
             return default
-        if out is None and like is None and device is None and dtype is None:
-            return self._load(root, key, held)
-        from memstore import contents
-
-        options = contents.Options(out, like, device, dtype, non_blocking, strict)
         return self._load(root, key, held, options)
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
@@ -244,7 +247,7 @@ class Store:
             KeyNotFoundError: one of them doesn't exist.
         """
         root = self._opened()
-        names = {key: encode_key(key) for key in keys}
+        names = {key: encode_key(key) for key in several(keys)}
         with resource_errors(self.root):
             held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
         values: dict[str, Any] = {}
@@ -270,6 +273,8 @@ class Store:
         """
         root = self._opened()
         name = encode_key(key)
+        if not float(lease) >= 0:
+            raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
         with resource_errors(self.root, key):
             held = hold(root, (name,), self._deadline(None), may_lock=self._mode != "r")[0]
         if held is None:
@@ -292,7 +297,7 @@ class Store:
 
     def delete_many(self, keys: Iterable[str], *, missing_ok: bool = False, timeout: float | None = None) -> int:
         """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`."""
-        names = dict.fromkeys(encode_key(key) for key in keys)
+        names = dict.fromkeys(encode_key(key) for key in several(keys))
         return sum(map(bool, self._delete([Change(name, None, None, missing_ok) for name in names], timeout)))
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:

@@ -38,6 +38,7 @@ _TABLES = ("entries", "segments", "filling", "retired", "leases", "counters")
 _META = struct.Struct("<II8x8xI92xQQ")  # of LMDB 0.9: magic, version, page size, last page, transaction
 _META_AT = 16
 _LMDB_MAGIC = 0xBEEFC0DE
+_REFUSALS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 _U64 = struct.Struct(">Q")
 _COUNTERS = struct.Struct("<QQQQ")
 
@@ -96,15 +97,13 @@ class Catalog:
 
     def _allocate_lock_file(self) -> None:
         path = f"{self._folder}/lock.mdb"
-        with contextlib.suppress(FileExistsError):
-            fd = syscalls.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            try:
-                syscalls.allocate(fd, _LOCK_FILE_SIZE)
-            except BaseException:
-                syscalls.unlink(path)
-                raise
-            finally:
-                syscalls.close(fd)
+        if os.path.lexists(path) and os.lstat(path).st_size >= _LOCK_FILE_SIZE:
+            return
+        fd = syscalls.open_file(path, os.O_RDWR | os.O_CREAT)  # new, or its creator was killed
+        try:
+            syscalls.allocate(fd, _LOCK_FILE_SIZE)
+        finally:
+            syscalls.close(fd)
 
     def _open(self) -> None:
         path = f"{self._folder}/data.mdb"
@@ -124,10 +123,13 @@ class Catalog:
             self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in _TABLES}
             if self._writable:
                 self._env.reader_check()
-        except lmdb.Error as error:
-            raise self._translate(error) from error
-        if self._writable and size < STEP:
-            self._allocate(STEP)
+            if self._writable and size < STEP:
+                self._allocate(STEP)
+        except BaseException as error:
+            self.release()  # left open, it would bar this process from opening it again
+            if isinstance(error, lmdb.Error):
+                raise self._translate(error) from error
+            raise
 
     def _allocate(self, size: int) -> None:
         fd = syscalls.open_file(f"{self._folder}/data.mdb", os.O_RDWR)
@@ -234,6 +236,9 @@ class Catalog:
         path = f"{self._folder}/data.mdb"
         if isinstance(error, lmdb.DiskError):
             return StoreFullError(f"{path}: {error}")
+        for code in _REFUSALS:
+            if os.strerror(code) in str(error):  # LMDB's binding keeps the text only
+                return OSError(code, os.strerror(code), path)
         return _damaged(path, str(error))
 
     @property

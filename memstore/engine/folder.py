@@ -7,6 +7,7 @@ without it is none yet, and whoever finds one half made goes on making it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import logging
 import os
@@ -15,9 +16,10 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from memstore.engine import syscalls
 from memstore.engine.lockfile import LockFile
@@ -66,14 +68,14 @@ _NETWORK = {
 class Settings(msgspec.Struct, frozen=True):
     """What `memstore.json` holds."""
 
-    format: int
+    format: Annotated[int, Meta(ge=1, le=FORMAT)]
     store: str
     durability: Durability
     checksum: bool
-    inline_limit: int  # bytes
-    file_mode: int
-    unix_group: int | None = None
-    capacity: int | None = None
+    inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
+    file_mode: Annotated[int, Meta(ge=0, le=0o777)]
+    unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
+    capacity: Annotated[int, Meta(gt=0)] | None = None
 
     @property
     def durable(self) -> bool:
@@ -119,12 +121,8 @@ def read_settings(root: str) -> Settings | None:
                 f"{root} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
             )
         settings = msgspec.convert(found, Settings)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
-    if settings.format < 1 or settings.inline_limit < 0:
-        raise NotAStoreError(
-            f"{path} is foreign or damaged: format {settings.format}, inline_limit {settings.inline_limit}"
-        )
     return settings
 
 
@@ -246,8 +244,16 @@ def ensure_folder(root: str, *, create: bool) -> None:
             raise NotAStoreError(f"{root}: the parent folder {parent} doesn't exist")
         if not create:
             raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
-        with contextlib.suppress(FileExistsError):
+        try:
             syscalls.make_folder(root, 0o700)
+        except FileExistsError:
+            pass  # somebody else made it first
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{root} can't be created: {error.strerror}") from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise NotAStoreError(f"{root} can't be created: {error.strerror}") from None
     found = os.lstat(root)
     if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
         raise PermissionDeniedError(f"{root} is a link that user {found.st_uid} made")

@@ -32,8 +32,8 @@ class _Page:
     """One shared page of a file, mapped until nothing refers to it: a thread may still wait on it after a close."""
 
     def __init__(self, path: str, *, writable: bool = True) -> None:
-        fd = syscalls.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
         self.address = 0
+        fd = syscalls.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
             status = syscalls.status(fd)
             if status.st_size != syscalls.PAGE:

@@ -6,10 +6,10 @@ Put
    locked. A kill leaves a row with an unlocked file or none: swept by the next.
 3. *Fill* (the caller): allocate, which is where a full disk shows, and copy the tensors. `seal` writes out what was
    assembled in memory, and syncs if the store is durable.
-4. *Commit*, one hold of the mutex: check expected versions, assign versions; note the batch in the lock page; state live
-   into the headers; unlock the files; **commit the transaction: the moment of publication**; clear the note; change
-   the doorbell and the ring sequence; sweep. A kill before the commit leaves headers that say live: the note tells the
-   next owner to put them back. A kill after it leaves the bell unrung: the ring sequence tells.
+4. *Commit*, one hold of the mutex: check expected versions, assign versions; note the batch in the lock page; state
+   live into the headers; unlock the files; **commit the transaction: the moment of publication**; clear the note;
+   change the doorbell; sweep; change the ring sequence. A kill before the commit leaves headers that say live: the
+   note tells the next owner to put them back. A kill after it leaves the bell unrung: the ring sequence tells.
 5. After the mutex: wake the waiters, close the files.
 
 Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. A delete is
@@ -39,6 +39,7 @@ from memstore.errors import KeyNotFoundError, MemstoreError, VersionConflictErro
 log = logging.getLogger("memstore")
 
 SWEPT_A_PUT = 4  # files at most
+_LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
 
 
@@ -131,12 +132,12 @@ def _commit_locked(root: Root, changes: Sequence[Change], unlinked: list[LockFil
     if not is_delete:
         for bell in {root.doorbell.bell(change.key) for change in changes}:
             root.doorbell.change(bell)
-    page.ring = counters.publications
     if retired:
         try:
             sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired))
         except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
             log.debug("%s: nothing swept: %s", root.path, error)
+    page.ring = counters.publications  # last: a death or an interrupt in the sweep wakes the waiters too
     return versions
 
 
@@ -217,7 +218,7 @@ def missing(key: bytes) -> KeyNotFoundError:
 
 def lease(root: Root, segment: int, put_id: int, seconds: float, deadline: float) -> bool:
     """Keeps a segment from being swept for `seconds`. False if that put's contents are gone already."""
-    until = boot_clock() + int(seconds * 1e9)
+    until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 
     def write(transaction: Transaction) -> bool:
         row = transaction.segment(segment)

@@ -34,7 +34,7 @@ def after_death(root: Root) -> None:
     """
     page = root.mutex
     with root.guard:
-        # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, readers see the past until
+        # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
         # the next write transaction begins; and a sweep by the past would unlink what is live.
         filling, counters = root.catalog.update(
             lambda transaction: (transaction.numbers("filling", 1 << 20), transaction.counters()), is_delete=True

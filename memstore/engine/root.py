@@ -82,6 +82,10 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
         with _registry_lock:
             _close_abandoned()
             root = _registry.get(identity)
+            if root is not None and (settings is None or settings.store != root.settings.store):
+                with root.guard:  # emptied or replaced while it was open here
+                    root.catalog.close()
+                root = None
             if root is None:
                 root = _create(path, creation, kind) if settings is None else _join(path, settings, kind, mode)
                 _registry[identity] = root
@@ -154,13 +158,14 @@ def _create(path: str, creation: Creation, kind: int) -> Root:
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
     root = _assemble(path, settings, kind, writable=True)
-    with root.guard:
-        root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
-    for name in ("data.mdb", "lock.mdb"):
-        os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)
-        if settings.unix_group is not None:
-            os.chown(f"{path}/{CATALOG}/{name}", -1, settings.unix_group)
-    folder.write_settings(path, settings)
+    with _closed_on_error(root):
+        with root.guard:
+            root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
+        for name in ("data.mdb", "lock.mdb"):
+            os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)
+            if settings.unix_group is not None:
+                os.chown(f"{path}/{CATALOG}/{name}", -1, settings.unix_group)
+        folder.write_settings(path, settings)
     return root
 
 
@@ -178,14 +183,24 @@ def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
     root = _assemble(path, settings, kind, writable=writable)
-    with root.guard:
-        found = root.catalog.view(lambda transaction: transaction.store_id())
-    if found != settings.store:
-        where = f"{path}/{CATALOG}"
-        root.catalog.close()
-        detail = f"the catalog belongs to store {found}, and memstore.json to {settings.store}"
-        raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
+    with _closed_on_error(root):
+        with root.guard:
+            found = root.catalog.view(lambda transaction: transaction.store_id())
+        if found != settings.store:
+            where = f"{path}/{CATALOG}"
+            detail = f"the catalog belongs to store {found}, and memstore.json to {settings.store}"
+            raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
     return root
+
+
+@contextlib.contextmanager
+def _closed_on_error(root: Root) -> Iterator[None]:
+    """Left open, the catalog would bar this process from opening it again."""
+    try:
+        yield
+    except BaseException:
+        root.catalog.close()
+        raise
 
 
 def _assemble(path: str, settings: Settings, kind: int, *, writable: bool) -> Root:

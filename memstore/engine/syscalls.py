@@ -306,5 +306,5 @@ def mutex_lock(address: int, deadline: float) -> int:
 
 # Called from `finally`: as plain C functions no signal handler can run between the call and its effect.
 mutex_unlock = _bind(_holding_gil, "pthread_mutex_unlock", _int, _pointer)
-mutex_recovered = _bind(_holding_gil, "pthread_mutex_consistent", _int, _pointer)  # EINVAL if there was nothing to recover
+mutex_recovered = _bind(_holding_gil, "pthread_mutex_consistent", _int, _pointer)  # EINVAL where its owner didn't die
 thread_id = threading.get_native_id

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from memstore.engine.record import FILLING, LIVE, RETIRED
+from memstore.engine.recovery import boot_clock
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
 
@@ -28,6 +29,7 @@ def measure(root: Root) -> Usage:
         keys = root.catalog.view(lambda transaction: transaction.count("entries"))
         rows = root.catalog.view(lambda transaction: list(transaction.segments()))
         leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
+        now = boot_clock()
     totals: dict[int, int] = defaultdict(int)
     holders = _lock_holders()
     pinned, pinned_by = 0, set[int]()
@@ -37,7 +39,7 @@ def measure(root: Root) -> Usage:
             continue
         pids = holders.get(_inode(segment_path(root.segments, segment)), set())
         pinned_by |= pids
-        if pids or segment in leased:
+        if pids or leased.get(segment, 0) > now:
             pinned += row.nbytes
     return Usage(
         keys=keys,
