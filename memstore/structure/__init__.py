@@ -1,0 +1,37 @@
+"""Nested values and flat lists of tensors: a value is taken apart for a put, and built again for a get.
+
+walk, containers/    the value's tree, its tensors, its other leaves
+flatten, ties        the plan of a value, from a cache
+plan, node           descriptions: stored structure, compiled
+fill, storage        tensors into bytes, bytes as tensors
+objects              leaves that are no tensors; the only place that knows pickle
+rebuild, target      get; get with out= and like=
+transport            leaves through multiprocessing queues
+"""
+
+from __future__ import annotations
+
+import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
+import memstore.structure.containers.builtin  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from memstore.structure.flatten import Flat, fill, flatten
+from memstore.structure.info import iter_tensors, leaf_table, structure_text
+from memstore.structure.plan import Plan, plan_of
+from memstore.structure.rebuild import rebuild
+from memstore.structure.target import get_into, get_like
+from memstore.structure.transport import register as _register_transport
+
+_register_transport()
+
+__all__ = [
+    "Flat",
+    "Plan",
+    "fill",
+    "flatten",
+    "get_into",
+    "get_like",
+    "iter_tensors",
+    "leaf_table",
+    "plan_of",
+    "rebuild",
+    "structure_text",
+]

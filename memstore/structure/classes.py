@@ -1,0 +1,56 @@
+"""Classes by name, "module:qualname". A name is looked up only in modules that are imported already.
+
+A stored name must never be able to import a module or run code, so neither `import` nor `getattr` is used: a module may
+have a `__getattr__`, a class a descriptor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from memstore.errors import UnsupportedValueError
+from memstore.structure.node import MalformedError
+from memstore.structure.walk import RefusedError
+
+
+def class_name(kind: type) -> str:
+    """The name by which `find_class` finds `kind`; RefusedError if it would find nothing, or another class."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    found = _look_up(name)
+    if found is kind:
+        return name
+    if found is None:
+        raise RefusedError(f"the class {name} can't be found by its name; define it at the top level of a module")
+    raise RefusedError(f"there are two classes of the name {name}; the stored value couldn't tell which one it has")
+
+
+def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
+    module, colon, _ = name.partition(":")
+    if not colon:
+        raise MalformedError(f"{name!r} names no class")
+    found = _look_up(name)
+    if found is None:
+        raise UnsupportedValueError(
+            f"the stored value has a {name.replace(':', '.')}, which this process doesn't know; "
+            f"import the module {module!r}, which must define it, before the get"
+        )
+    if not isinstance(found, type) or not suits(found):
+        raise UnsupportedValueError(f"the stored value has a {name.replace(':', '.')}, but that is not {what} here")
+    return found
+
+
+def _look_up(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        if isinstance(found, type):
+            namespace = type.__dict__["__dict__"].__get__(found)
+        elif isinstance(found, ModuleType):
+            namespace = object.__getattribute__(found, "__dict__")
+        else:
+            return None
+        found = namespace.get(part)
+    return found

@@ -1,0 +1,258 @@
+"""dict, OrderedDict, defaultdict, list, tuple, namedtuple.
+
+    ["dict", keys, entries]    ["ordered", keys, entries, attributes or nil]    ["defaultdict", factory, keys, entries]
+    ["list", entries]          ["tuple", entries]                               ["namedtuple", class, entries]
+
+An OrderedDict may have attributes: `Module.state_dict()` keeps the versions of its modules in `_metadata`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from memstore.engine.record import Path
+from memstore.errors import UnsupportedValueError
+from memstore.structure import objects
+from memstore.structure.classes import class_name, find_class
+from memstore.structure.node import (
+    OBJECT,
+    Kids,
+    Node,
+    Parts,
+    Reader,
+    Tree,
+    named,
+    read_keys,
+    register,
+    require,
+    unpack,
+)
+from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse_unless_pickled, rule
+
+# The factories of defaultdicts that can be named without running anything.
+_FACTORIES: dict[str, type | None] = {
+    kind.__name__: kind for kind in (int, float, complex, str, bytes, list, dict, set, tuple, bool)
+} | {"none": None}
+_FACTORY_NAMES: dict[type | None, str] = {kind: name for name, kind in _FACTORIES.items()}
+
+
+def _only_objects(trees: tuple[Tree, ...], walk: Walk) -> bool:
+    """Whether a container becomes one object. Not the value itself: its structure stays visible in the description."""
+    return walk.depth > 1 and trees.count(OBJECT) == len(trees)
+
+
+# -- list, tuple -----------------------------------------------------------------------------------------------------
+
+
+@flattens(list)
+def _flatten_list(value: list[Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, range(len(value)), value)
+    if _only_objects(trees, walk):
+        walk.objects.append(objects.join_list(walk.take_objects(len(trees))))
+        return OBJECT
+    return ("list", trees)
+
+
+@flattens(tuple)
+def _flatten_tuple(value: tuple[Any, ...], walk: Walk) -> Tree:
+    trees = walk.entries(value, range(len(value)), value)
+    if _only_objects(trees, walk):
+        walk.objects.append(objects.join_tuple(walk.take_objects(len(trees))))
+        return OBJECT
+    return ("tuple", trees)
+
+
+@register
+class ListNode(Node):
+    __slots__ = ("kids",)
+    kind = "list"
+    make: Callable[[list[Any]], Any] = staticmethod(lambda entries: entries)
+
+    def __init__(self, kids: Kids) -> None:
+        self.kids = kids
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        (trees,) = unpack(payload, list)
+        return cls(reader.kids(trees))
+
+    def build(self, parts: Parts) -> Any:
+        return self.make(self.kids.build(parts))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return named(range(len(self.kids.nodes)), self.kids)
+
+
+@register
+class TupleNode(ListNode):
+    __slots__ = ()
+    kind = "tuple"
+    make = tuple
+
+
+def _is_namedtuple(kind: type) -> bool:
+    fields = getattr(kind, "_fields", None)
+    return kind.__bases__ == (tuple,) and type(fields) is tuple and all(type(field) is str for field in fields)
+
+
+@rule
+def _namedtuple_rule(kind: type) -> Flattener | None:
+    return _flatten_namedtuple if _is_namedtuple(kind) else None
+
+
+def _flatten_namedtuple(value: Any, walk: Walk) -> Tree:
+    name = class_name(type(value))
+    return ("namedtuple", name, walk.entries(value, type(value)._fields, value))
+
+
+@register
+class NamedTupleNode(Node):
+    __slots__ = ("kids", "name")
+    kind = "namedtuple"
+
+    def __init__(self, name: str, kids: Kids) -> None:
+        self.name = name
+        self.kids = kids
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        name, trees = unpack(payload, str, list)
+        return cls(name, reader.kids(trees))
+
+    def build(self, parts: Parts) -> Any:
+        kind = find_class(self.name, _is_namedtuple, "a namedtuple")
+        if len(kind._fields) != len(self.kids.nodes):
+            raise UnsupportedValueError(f"the class {self.name} has other fields here than in the stored value")
+        return tuple.__new__(kind, self.kids.build(parts))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return named(range(len(self.kids.nodes)), self.kids)
+
+    def describe(self) -> str:
+        return self.name.rpartition(":")[2]
+
+
+# -- dicts -----------------------------------------------------------------------------------------------------------
+
+
+@flattens(dict)
+def _flatten_dict(value: dict[Any, Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, value, value.values())  # type: ignore[arg-type]
+    keys = walk.keys(value)
+    if _only_objects(trees, walk):
+        walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=False))
+        return OBJECT
+    return ("dict", keys, trees)
+
+
+@flattens(OrderedDict)
+def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, value, value.values())  # type: ignore[arg-type]
+    keys = walk.keys(value)
+    attributes = vars(value)
+    if attributes:
+        return ("ordered", keys, trees, walk.entry("__dict__", attributes))
+    if _only_objects(trees, walk):
+        walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=True))
+        return OBJECT
+    return ("ordered", keys, trees, None)
+
+
+@flattens(defaultdict)
+def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
+    factory = value.default_factory
+    if factory not in _FACTORY_NAMES:
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise RefusedError("a defaultdict whose factory is no builtin type, which only allow_pickle=True can store")
+    trees = walk.entries(value, value, value.values())  # type: ignore[arg-type]
+    return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)  # type: ignore[index]
+
+
+@rule
+def _subclass_rule(kind: type) -> Flattener | None:
+    if issubclass(kind, (dict, list, tuple)):
+        return refuse_unless_pickled(f"a {kind.__module__}.{kind.__qualname__}, a subclass of a builtin container")
+    return None
+
+
+@register
+class DictNode(Node):
+    __slots__ = ("keys", "kids")
+    kind = "dict"
+
+    def __init__(self, keys: tuple[Any, ...], kids: Kids) -> None:
+        require(len(keys) == len(kids.nodes), "other keys than entries")
+        self.keys = keys
+        self.kids = kids
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        keys, trees = unpack(payload, list, list)
+        return cls(read_keys(keys), reader.kids(trees))
+
+    def build(self, parts: Parts) -> Any:
+        return dict(zip(self.keys, self.kids.build(parts), strict=True))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return named(self.keys, self.kids)
+
+
+@register
+class OrderedNode(DictNode):
+    __slots__ = ("attributes",)
+    kind = "ordered"
+
+    def __init__(self, keys: tuple[Any, ...], kids: Kids, attributes: Node | None) -> None:
+        super().__init__(keys, kids)
+        self.attributes = attributes
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        keys, trees, attributes = unpack(payload, list, list, (type(None), int, list))
+        kids = reader.kids(trees)
+        return cls(read_keys(keys), kids, None if attributes is None else reader.node(attributes))
+
+    def build(self, parts: Parts) -> Any:
+        built: OrderedDict[Any, Any] = OrderedDict(zip(self.keys, self.kids.build(parts), strict=True))
+        if self.attributes is not None:
+            attributes = self.attributes.build(parts)
+            require(type(attributes) is dict and all(type(key) is str for key in attributes), "no attributes")
+            built.__dict__.update(attributes)
+        return built
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        yield from named(self.keys, self.kids)
+        if self.attributes is not None:
+            yield ("__dict__",), self.attributes
+
+    def describe(self) -> str:
+        return "OrderedDict"
+
+
+@register
+class DefaultDictNode(DictNode):
+    __slots__ = ("factory",)
+    kind = "defaultdict"
+
+    def __init__(self, factory: type | None, keys: tuple[Any, ...], kids: Kids) -> None:
+        super().__init__(keys, kids)
+        self.factory = factory
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        factory, keys, trees = unpack(payload, str, list, list)
+        require(factory in _FACTORIES, "no factory of a defaultdict")
+        return cls(_FACTORIES[factory], read_keys(keys), reader.kids(trees))
+
+    def build(self, parts: Parts) -> Any:
+        return defaultdict(self.factory, zip(self.keys, self.kids.build(parts), strict=True))
+
+
+@flattens(torch.Size)
+def _flatten_size(value: torch.Size, walk: Walk) -> Tree:
+    return walk.object(value)  # a subclass of tuple, but an atom

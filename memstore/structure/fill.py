@@ -1,0 +1,95 @@
+"""Tensors into a data section: one pass over the bytes.
+
+Small leaves go by memmove, which costs 0.25 µs where `copy_` takes 0.9; large ones by `copy_`, which uses all cores;
+those of other devices are copied asynchronously, with one wait for each device at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from memstore.structure.storage import Memory
+
+_LARGE = 1 << 20  # bytes
+
+# With PYFUNCTYPE the GIL stays held: giving it up and taking it back costs more than the copy of a small leaf.
+_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+)
+
+# A copy by bits, where the dtype has no copy kernel (uint4) or one that could change a NaN.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class Raw(NamedTuple):
+    """A leaf whose bytes are stored as they lie in memory."""
+
+    leaf: int
+    offset: int
+    nbytes: int
+
+
+class Gather(NamedTuple):
+    """A leaf that is stored contiguous but doesn't lie so, or whose values aren't its bytes (`resolve`: conj, neg)."""
+
+    leaf: int
+    offset: int
+    resolve: bool
+
+
+class Copies:
+    """What to copy where, for one plan and one kind of tensors."""
+
+    __slots__ = ("gathered", "large", "small", "small_leaves", "small_offsets", "small_sizes", "small_whole")
+
+    def __init__(self, raw: Iterable[Raw], gathered: Iterable[Gather], count: int, on_cpu: Sequence[bool]) -> None:
+        raw = list(raw)
+        self.large = [copy for copy in raw if copy.nbytes >= _LARGE or not on_cpu[copy.leaf]]
+        self.gathered = list(gathered)
+        small = [copy for copy in raw if copy.nbytes < _LARGE and on_cpu[copy.leaf]]
+        self.small_leaves = [copy.leaf for copy in small]
+        self.small_offsets = [copy.offset for copy in small]
+        self.small_sizes = [copy.nbytes for copy in small]
+        self.small_whole = self.small_leaves == list(range(count))  # all tensors, in order
+
+
+def run(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+    small = tensors if copies.small_whole else [tensors[i] for i in copies.small_leaves]
+    if small:
+        base = memory.ctypes.data
+        targets = [base + offset for offset in copies.small_offsets]
+        sources = map(torch.Tensor.data_ptr, small)
+        deque(map(_memmove, targets, sources, copies.small_sizes), maxlen=0)
+    if copies.large or copies.gathered:
+        with torch.no_grad():
+            _run_with_torch(copies, tensors, memory)
+
+
+def _run_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+    devices: set[torch.device] = set()
+    for leaf, offset, nbytes in copies.large:
+        source = tensors[leaf]
+        target = torch.from_numpy(memory[offset : offset + nbytes])
+        start = source.storage_offset() * source.dtype.itemsize
+        flat = torch.empty(0, dtype=torch.uint8, device=source.device)
+        target.copy_(flat.set_(source.untyped_storage(), start, (nbytes,), (1,)), non_blocking=True)
+        devices.add(source.device)
+    for leaf, offset, resolve in copies.gathered:
+        source = tensors[leaf]
+        devices.add(source.device)
+        dtype = source.dtype if resolve else _BITS[source.dtype.itemsize]
+        if not resolve:
+            source = torch.empty(0, dtype=dtype, device=source.device).set_(
+                source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+            )
+        storage = torch.from_numpy(memory[offset : offset + source.numel() * dtype.itemsize]).untyped_storage()
+        target = torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(source.shape)
+        target.copy_(source, non_blocking=True)
+    for device in devices:
+        if device.type != "cpu":
+            torch.get_device_module(device).current_stream(device).synchronize()

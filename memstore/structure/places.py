@@ -1,0 +1,112 @@
+"""Where the leaves that are no tensors stand in a target, and how to set them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memstore.engine.record import Path
+from memstore.structure.node import name_of
+from memstore.structure.walk import render_path
+
+Setting = Callable[[], None]
+
+
+def find(
+    target: Any, names: Sequence[Path], values: Sequence[Any], present: set[Path], strict: bool, differences: list[str]
+) -> list[Setting]:
+    """What to call to set each value; what can't be set is added to `differences`."""
+    settings: list[Setting] = []
+    for name, value in zip(names, values, strict=True):
+        if name not in present:
+            if strict and not is_optional(name):
+                differences.append(f"{render_path(name)}: an object is stored, but there is none in out")
+            continue
+        setting, current = _setting(target, name, value)
+        if setting is not None:
+            settings.append(setting)
+        elif not _equal(current, value):
+            differences.append(f"{render_path(name)}: {value!r:.80} is stored, but what is there can't be set in place")
+    if strict:
+        extra = sorted((name for name in present - set(names) if not is_optional(name)), key=repr)
+        differences += [f"{render_path(name)}: an object in out, but none is stored" for name in extra]
+    return settings
+
+
+def is_optional(name: Path) -> bool:
+    """Attributes of an OrderedDict, like the versions in a state_dict: a target may lack them, or have its own."""
+    return "__dict__" in name
+
+
+def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
+    """What sets `value` at `name`, or None where what holds it can't be changed; and what is there now."""
+    if not name:
+        return _boxed(target, value), target
+    above = target
+    for step in name[:-1]:
+        above = _entry(above, step)
+    holder = _holder(above, name[-1])
+    if isinstance(holder, (dict, list)):
+        key: Any = _key(holder, name[-1]) if isinstance(holder, dict) else name[-1]
+        current = holder[key]
+        if _is_box(current):
+            return _boxed(current, value), current
+        return lambda: holder.__setitem__(key, value), current
+    return None, _entry(above, name[-1])
+
+
+def _holder(container: Any, name: str | int) -> Any:
+    """The dict, list or tuple that has the entry `name` of a container."""
+    if hasattr(container, "_param_td"):
+        return _holder(container._param_td, name)
+    fields = getattr(container, "_non_tensordict", None)
+    if fields is not None:  # a tensorclass
+        return fields if name in fields else _holder(container._tensordict, name)
+    if isinstance(container, dict):
+        if name == "__dict__" and name not in container and hasattr(container, "__dict__"):
+            return {"__dict__": vars(container)}
+        return container
+    return getattr(container, "_tensordict", getattr(container, "tensordicts", container))
+
+
+def _entry(container: Any, name: str | int) -> Any:
+    holder = _holder(container, name)
+    return holder[_key(holder, name) if isinstance(holder, dict) else name]
+
+
+def _key(holder: dict[Any, Any], name: str | int) -> Any:
+    """The key that is called `name`: itself, or one that is no str or int and called by its repr."""
+    if type(name) is str and name in holder:
+        return name
+    return next(key for key in holder if name_of(key) == name and isinstance(key, bool) == isinstance(name, bool))
+
+
+def _is_box(current: Any) -> bool:
+    return hasattr(current, "_non_tensordict") or hasattr(current, "tensordicts")
+
+
+def _boxed(current: Any, value: Any) -> Setting | None:
+    """For NonTensorData and MetaData, which hold their value, and for stacks of them, if they have as many."""
+    fields = getattr(current, "_non_tensordict", None)
+    if fields is not None and "data" in fields:
+        return lambda: fields.__setitem__("data", value)
+    members = getattr(current, "tensordicts", None)
+    if members is None or not isinstance(value, list) or len(members) != len(value):
+        return None
+    settings = [_boxed(member, entry) for member, entry in zip(members, value, strict=True)]
+    if None in settings:
+        return None
+
+    def set_all() -> None:
+        for setting in settings:
+            if setting is not None:
+                setting()
+
+    return set_all
+
+
+def _equal(current: Any, value: Any) -> bool:
+    try:
+        return type(current) is type(value) and bool(current == value)
+    except Exception:  # numpy arrays, and whatever __eq__ says to strangers: then it is taken to differ
+        return False

@@ -1,0 +1,65 @@
+"""The value again, from its plan, its objects and the mapping of its bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memstore.errors import CorruptionError, MemstoreError
+from memstore.structure import objects
+from memstore.structure.node import MalformedError, Parts
+from memstore.structure.plan import Plan
+from memstore.structure.storage import Memory, finish, tensors_of
+
+
+def rebuild(
+    plan: Plan,
+    encoded: bytes,
+    memory: Memory,
+    mapping: object | None,
+    *,
+    allow_pickle: bool = False,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    non_blocking: bool = False,
+) -> Any:
+    """Builds the value that was put. CPU leaves are not copied: they are the memory.
+
+    Args:
+        memory: writable, over the data section; its base keeps the mapping alive.
+        mapping: what every leaf keeps alive, through its storage; None for values that live in their record.
+        device: where the leaves shall be, as for `Tensor.to`; None: where they were put from.
+        dtype: for leaves of floating dtypes.
+
+    Raises:
+        CorruptionError: plan, objects and memory don't belong together.
+        UnsupportedValueError: the value needs pickle, a class or a device that this process hasn't.
+    """
+    wanted = None if device is None else torch.device(device)
+    leaves = objects.decode(encoded, plan.object_count, allow_pickle)
+    with _Damage():
+        tensors = tensors_of(plan, memory, mapping)
+    if wanted is not None or dtype is not None or plan.marked:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
+        else:
+            finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
+    with _Damage():
+        return plan.root.build(Parts(tensors, leaves, wanted))
+
+
+class _Damage:  # a contextmanager would cost a microsecond
+    """Around what torch and tensordict are called for with stored numbers: what they refuse was never put."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MemstoreError) or not isinstance(error, _REFUSALS):
+            return
+        raise CorruptionError(f"the value can't be built from its description: {error}") from error
+
+
+_REFUSALS = (MalformedError, RuntimeError, ValueError, TypeError, AssertionError, LookupError, OverflowError)

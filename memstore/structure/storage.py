@@ -1,0 +1,207 @@
+"""Bytes of a mapping as tensors, without a copy: one storage a leaf, so that pickling a leaf costs its own bytes.
+
+Every storage made here refers to the mapping twice: by its data, through the numpy array that it was made from, and by
+the attribute `_memstore_mapping`. `share_memory_` swaps the data for another's, in the same storage: then only the
+attribute keeps alive what `leaf.numpy()` still points to. (On the tensor it would not: the base of such an array is
+another tensor of the same storage. And pickle and deepcopy take a tensor's attributes along, a storage's not.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memstore.engine.record import Leaf
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.structure import traits
+from memstore.structure.plan import Plan, cluster_leaves, storage_range
+from memstore.structure.traits import DTYPES, PARAMETER, PLAIN, with_traits
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+
+# dtypes that numpy has and that torch takes from it. Through numpy a leaf costs a third of torch.frombuffer.
+_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "complex64", "complex128", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+}
+_NUMPY_DIMENSIONS = 32  # numpy 1 allows no more
+
+
+class _Run(NamedTuple):
+    """Leaves of one dtype and shape that lie one behind the other: one array, whose rows they are."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # with the number of leaves in front
+    offset: int
+    leaves: tuple[int, ...]
+
+
+class _Part(NamedTuple):
+    """A leaf somewhere in a storage that others may share."""
+
+    leaf: int
+    dtype: torch.dtype
+    offset: int  # in elements, in the storage
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Recipe:
+    """A plan's leaves sorted by the way they are made. A plan makes its recipe once."""
+
+    __slots__ = ("alone", "buffers", "count", "empty", "parameters", "runs", "same", "storages", "traits")
+
+    def __init__(self, plan: Plan) -> None:
+        leaves = plan.leaves
+        self.count = len(leaves)
+        self.runs: list[_Run] = []
+        self.alone: list[tuple[int, np.dtype[Any], tuple[int, ...], int]] = []  # leaf, dtype, shape, offset
+        self.buffers: list[tuple[int, torch.dtype, tuple[Any, ...], int, int]] = []  # leaf, dtype, sizes, count, offset
+        self.storages: list[tuple[int, int, tuple[_Part, ...]]] = []  # start, stop
+        self.empty = [i for i, leaf in enumerate(leaves) if not leaf.nbytes and i not in plan.same]
+        self.same = tuple(plan.same.items())
+        marked = [(i, found) for i, found in enumerate(plan.traits) if found is not PLAIN and i not in plan.same]
+        self.parameters = [(i, t.requires_grad) for i, t in marked if t.kind == PARAMETER and t.device is None]
+        self.traits = [(i, t) for i, t in marked if t.kind != PARAMETER or t.device is not None]
+        rows: list[int] = []
+        for cluster in cluster_leaves(leaves, plan.same):
+            if len(cluster) == 1 and _suits_numpy(leaves[cluster[0]]):
+                rows.append(cluster[0])
+            elif len(cluster) == 1 and leaves[cluster[0]].stride is None:
+                leaf = leaves[cluster[0]]
+                dtype = DTYPES[leaf.dtype]
+                sizes = leaf.shape or ((),)  # for resize_: of numbers, or of no dimension
+                self.buffers.append((cluster[0], dtype, sizes, leaf.nbytes // dtype.itemsize, leaf.offset))
+            else:
+                self.storages.append(_storage(leaves, cluster))
+        self._add_runs(leaves, rows)
+
+    def _add_runs(self, leaves: Sequence[Leaf], rows: list[int]) -> None:
+        run: list[int] = []
+        for i in [*rows, -1]:
+            if run and (i < 0 or not _continues(leaves[run[-1]], leaves[i])):
+                first = leaves[run[0]]
+                dtype = _NUMPY_DTYPES[first.dtype]
+                if len(run) == 1:
+                    self.alone.append((run[0], dtype, first.shape, first.offset))
+                else:
+                    self.runs.append(_Run(dtype, (len(run), *first.shape), first.offset, tuple(run)))
+                run = []
+            run.append(i)
+
+
+def _suits_numpy(leaf: Leaf) -> bool:
+    return leaf.stride is None and leaf.dtype in _NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
+
+
+def _continues(before: Leaf, leaf: Leaf) -> bool:
+    return (
+        before.dtype == leaf.dtype
+        and before.shape == leaf.shape
+        and leaf.shape != ()  # the rows of a one-dimensional array are scalars, not arrays
+        and before.offset + before.nbytes == leaf.offset
+    )
+
+
+def _storage(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int, tuple[_Part, ...]]:
+    start, stop = storage_range(leaves, cluster)
+    parts = []
+    for i in cluster:
+        leaf, dtype = leaves[i], DTYPES[leaves[i].dtype]
+        stride = traits.contiguous_stride(leaf.shape) if leaf.stride is None else leaf.stride
+        parts.append(_Part(i, dtype, (leaf.offset - start) // dtype.itemsize, leaf.shape, stride))
+    return start, stop, tuple(parts)
+
+
+def tensors_of(plan: Plan, memory: Memory, mapping: object | None) -> list[torch.Tensor]:
+    """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`."""
+    if memory.nbytes < plan.nbytes:
+        raise CorruptionError(f"the value takes {plan.nbytes} bytes, but only {memory.nbytes} are there")
+    if plan._recipe is None:
+        plan._recipe = Recipe(plan)
+    recipe: Recipe = plan._recipe
+    if torch.is_inference_mode_enabled():
+        # tensors made in inference mode could never be used in training
+        with torch.inference_mode(False):
+            return _make(plan, recipe, memory, mapping)
+    return _make(plan, recipe, memory, mapping)
+
+
+def _make(plan: Plan, recipe: Recipe, memory: Memory, mapping: object | None) -> list[torch.Tensor]:
+    tensors: list[Any] = [None] * recipe.count
+    from_numpy = torch.from_numpy
+    for dtype, shape, offset, leaves in recipe.runs:
+        for i, row in zip(leaves, np.ndarray(shape, dtype, memory, offset), strict=True):
+            tensors[i] = from_numpy(row)
+    for i, dtype, shape, offset in recipe.alone:
+        tensors[i] = from_numpy(np.ndarray(shape, dtype, memory, offset))
+    frombuffer = torch.frombuffer
+    for i, dtype, sizes, count, offset in recipe.buffers:
+        tensors[i] = frombuffer(memory, dtype=dtype, count=count, offset=offset).resize_(*sizes)
+    for start, stop, parts in recipe.storages:
+        storage = from_numpy(memory[start:stop]).untyped_storage()
+        for part in parts:
+            tensors[part.leaf] = _view(storage, part.dtype, part.offset, part.shape, part.stride)
+    for i in recipe.empty:
+        tensors[i] = _empty(plan.leaves[i])
+    for i, source in recipe.same:
+        tensors[i] = tensors[source]
+    if mapping is not None:
+        for storage in map(torch.Tensor.untyped_storage, tensors):
+            storage._memstore_mapping = mapping  # type: ignore[attr-defined]
+    return tensors
+
+
+def _view(
+    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
+
+
+def _empty(leaf: Leaf) -> torch.Tensor:
+    dtype = DTYPES[leaf.dtype]
+    if leaf.stride is None:
+        return torch.empty(leaf.shape, dtype=dtype, device="cpu")
+    return torch.empty_strided(leaf.shape, leaf.stride, dtype=dtype, device="cpu")
+
+
+def finish(
+    plan: Plan,
+    tensors: list[torch.Tensor],
+    *,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    non_blocking: bool,
+) -> None:
+    """Moves the leaves to their devices, converts them, and makes them Parameters and Buffers as they were."""
+    recipe: Recipe = plan._recipe
+    if device is not None or dtype is not None:
+        for i, tensor in enumerate(tensors):
+            wanted = dtype if dtype is not None and tensor.is_floating_point() and i not in plan.fixed else tensor.dtype
+            place = device if i not in plan.host else None
+            tensors[i] = tensor.to(device=place, dtype=wanted, non_blocking=non_blocking)
+    for i, requires_grad in recipe.parameters:  # with_traits, without the calls: a whole model may be here
+        tensors[i] = torch.Tensor._make_subclass(torch.nn.Parameter, tensors[i], requires_grad)
+    for i, found in recipe.traits:
+        tensor = tensors[i]
+        if device is None and found.device is not None:
+            tensor = _to_own_device(tensor, found.device, non_blocking)
+        tensors[i] = with_traits(tensor, found)
+    for i, source in recipe.same:
+        tensors[i] = tensors[source]
+
+
+def _to_own_device(tensor: torch.Tensor, device: str, non_blocking: bool) -> torch.Tensor:
+    try:
+        return tensor.to(device, non_blocking=non_blocking)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UnsupportedValueError(
+            f"the value was put from the device {device!r}, which this process can't use ({error}); pass device='cpu'"
+        ) from error

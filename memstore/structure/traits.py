@@ -1,0 +1,94 @@
+"""What a leaf is beside its bytes: Parameter or Buffer, requires_grad, device. And the arithmetic of strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+DTYPES: dict[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+WITHOUT_COPY = frozenset(  # torch has no copy kernel for them
+    dtype
+    for name, dtype in DTYPES.items()
+    if name in {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
+)
+
+TENSOR, PARAMETER, BUFFER, UNSAVED_BUFFER = range(4)  # kinds: UNSAVED is a Buffer with persistent=False
+
+
+class Traits(NamedTuple):
+    kind: int
+    requires_grad: bool
+    device: str | None  # None: the CPU
+
+
+_ON_CPU = tuple((Traits(kind, False, None), Traits(kind, True, None)) for kind in range(4))
+PLAIN = _ON_CPU[TENSOR][False]
+
+
+def traits_of(tensor: torch.Tensor) -> Traits:
+    if type(tensor) is torch.nn.Parameter:
+        kind = PARAMETER
+    elif getattr(tensor, "_is_buffer", False):
+        kind = BUFFER if getattr(tensor, "persistent", True) else UNSAVED_BUFFER
+    else:
+        kind = TENSOR
+    if tensor.is_cpu:
+        return _ON_CPU[kind][tensor.requires_grad]
+    return Traits(kind, tensor.requires_grad, str(tensor.device))
+
+
+def with_traits(tensor: torch.Tensor, traits: Traits) -> torch.Tensor:
+    """`tensor`, which nobody else has yet, as the Parameter or Buffer that was put."""
+    if traits.kind == PARAMETER:
+        # half the time of nn.Parameter(tensor), and no detach
+        return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, traits.requires_grad)
+    if traits.requires_grad:
+        tensor.requires_grad_()
+    if traits.kind:
+        tensor._is_buffer = True  # type: ignore[attr-defined]
+        tensor.persistent = traits.kind == BUFFER  # type: ignore[attr-defined]
+    return tensor
+
+
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or for dtypes that can't be copied its bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype in WITHOUT_COPY else tensor
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    stride, step = [0] * len(shape), 1
+    for i in range(len(shape) - 1, -1, -1):
+        stride[i] = step
+        step *= max(shape[i], 1)
+    return tuple(stride)
+
+
+def is_c_ordered(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements lie in order without gaps; a dimension of one element may have any stride."""
+    expected = contiguous_stride(shape)
+    return all(size == 1 or have == want for size, have, want in zip(shape, stride, expected, strict=True))
+
+
+def count(shape: Sequence[int]) -> int:
+    """The number of elements."""
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """The number of elements from the first to the last one in memory, gaps included."""
+    last = 0
+    for size, step in zip(shape, stride, strict=True):
+        if size == 0:
+            return 0
+        last += (size - 1) * step
+    return last + 1

@@ -1,0 +1,73 @@
+"""Leaves through multiprocessing: what lies in a mapping is copied into fresh shared memory before torch sends it.
+
+torch sends a tensor by moving its storage to shared memory that the receiver may write, and swaps it under the sender:
+a held value would change, and memory of its numpy aliases would go. So a sent leaf is copied once, just its own bytes,
+or those of the view that is sent. Tensors elsewhere go torch's way, unchanged.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from memstore.structure import traits
+
+
+def register() -> None:
+    """Takes the places of torch's reducers. The last to register is asked, so this runs after torch is imported."""
+    ForkingPickler.register(torch.Tensor, _reduce_tensor)
+    ForkingPickler.register(torch.nn.Parameter, _reduce_tensor)
+    ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
+
+
+def _lies_in_mapping(address: int) -> bool:
+    from memstore.engine.mapping import lies_in_mapping
+
+    return lies_in_mapping(address)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    if _is_ours(tensor):
+        tensor = _copy_to_shared_memory(tensor)
+    return reductions.reduce_tensor(tensor)
+
+
+def _is_ours(tensor: torch.Tensor) -> bool:
+    # others end at torch's own reducer: what has no storage, and non-leaves, which it refuses
+    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    if tensor.requires_grad and not tensor.is_leaf:
+        return False
+    return tensor.numel() > 0 and _lies_in_mapping(tensor.data_ptr())
+
+
+def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor over shared memory of its own: the span of its bytes, or its elements where the span has gaps."""
+    shape, stride, itemsize = tensor.shape, tensor.stride(), tensor.dtype.itemsize
+    source = tensor.detach()
+    reach = traits.reach(shape, stride)
+    dense = reach <= tensor.numel() and not tensor.is_conj() and not tensor.is_neg()
+    if not dense:
+        reach, stride = tensor.numel(), traits.contiguous_stride(shape)
+    storage = torch.UntypedStorage._new_shared(reach * itemsize)
+    copy = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, shape, stride)
+    if dense:
+        start = source.storage_offset() * itemsize
+        span = torch.empty(0, dtype=torch.uint8, device="cpu")
+        span.set_(source.untyped_storage(), start, (reach * itemsize,), (1,))
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).copy_(span)
+    else:
+        traits.copyable(copy).copy_(traits.copyable(source))
+    return traits.with_traits(copy, traits.traits_of(tensor))
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> Any:
+    """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
+    if storage.device.type == "cpu" and storage.nbytes() and _lies_in_mapping(storage.data_ptr()):
+        copy = torch.UntypedStorage._new_shared(storage.nbytes())
+        copy.copy_(storage, non_blocking=False)
+        storage = copy
+    return reductions.reduce_storage(storage)

@@ -1,0 +1,205 @@
+"""One walk over a value: its tree, its tensors, its objects. Nothing is copied, nothing of the value is changed.
+
+Containers register a function for their type (`flattens`), or a rule for types that can't be listed (`rule`). A
+container in which no tensor lies becomes a single object: so the description, which plans are cached by, stays the
+same when a list of losses grows or an optimizer's `lr` becomes an int.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from memstore.structure import objects
+from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree, write_key
+
+Flattener = Callable[[Any, "Walk"], Tree]
+_FlattenerT = TypeVar("_FlattenerT", bound=Flattener)
+
+_FLATTENERS: dict[type, Flattener] = {}
+_RULES: list[Callable[[type], Flattener | None]] = []
+_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+_ONLY_TENSORS = frozenset({torch.Tensor})
+_NATIVE = objects.NATIVE
+
+
+class RefusedError(Exception):
+    """A part of the value can't be stored. `path` grows on the way up, so that the message names the leaf."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[Any] = []  # innermost first
+
+    def message(self) -> str:
+        return f"{render_path(reversed(self.path))}: {self.reason}"
+
+
+class _TooDeepError(RefusedError):
+    """More levels than allowed; on the way up the containers are collected, to tell a cycle from mere depth."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {MAX_DEPTH} levels of containers")
+        self.containers: list[Any] = []
+
+    def message(self) -> str:
+        containers, path = self.containers[::-1], self.path[::-1]  # outermost first
+        seen: dict[int, int] = {}
+        for level, container in enumerate(containers):
+            first = seen.setdefault(id(container), level)
+            if first != level:
+                return f"{render_path(path[:level])}: a container that contains itself: {render_path(path[:first])}"
+        return f"{render_path(path[:3])}...: {self.reason}"
+
+
+def render_path(path: Iterable[Any]) -> str:
+    return "value" + "".join(f"[{key!r}]" for key in path)
+
+
+class Walk:
+    __slots__ = ("allow_pickle", "careful", "depth", "in_place", "objects", "tensors")
+
+    def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
+        self.allow_pickle = allow_pickle
+        self.careful = careful  # looks at every tensor by itself, to name the one that can't be stored
+        self.tensors: list[torch.Tensor] = []
+        self.objects: list[Any] = []  # as objects.write_object made them
+        self.depth = 0
+        self.in_place = False  # what can't be written through the tensors found is refused: for out=
+
+    def visit(self, value: Any) -> Tree:
+        """The tree of `value`, whose tensors and objects are appended to the walk's."""
+        kind = type(value)
+        if kind in _NATIVE:
+            if (kind is int and not -(1 << 63) <= value < 1 << 63) or (kind is str and not value.isascii()):
+                value = self._written(value)
+            self.objects.append(value)
+            return OBJECT
+        if kind in _TENSOR_TYPES and not self.careful:
+            self.tensors.append(value)
+            return TENSOR
+        if self.depth >= MAX_DEPTH:
+            raise _TooDeepError
+        self.depth += 1
+        tree = flattener(kind)(value, self)
+        self.depth -= 1
+        return tree
+
+    def entry(self, key: Any, value: Any) -> Tree:
+        """`visit`, for one entry of a container: an error gets the entry's key."""
+        try:
+            return self.visit(value)
+        except RefusedError as error:
+            error.path.append(key)
+            if isinstance(error, _TooDeepError):
+                error.containers.append(object())  # one level of the path, and no container that could come twice
+            raise
+
+    def entries(self, container: Any, keys: Sequence[Any], values: Collection[Any]) -> tuple[Tree, ...]:
+        """The trees of a container's entries, in order."""
+        kinds = set(map(type, values))
+        if kinds <= _TENSOR_TYPES and not self.careful:
+            self.tensors.extend(values)
+            return (TENSOR,) * len(values)
+        key: Any = None
+        trees: list[Tree] = []
+        try:
+            for key, value in zip(keys, values, strict=False):  # noqa: B007
+                trees.append(self.visit(value))
+        except RefusedError as error:
+            error.path.append(key)
+            if isinstance(error, _TooDeepError):
+                error.containers.append(container)
+            raise
+        return tuple(trees)
+
+    def object(self, value: Any) -> Tree:
+        """A leaf that is no tensor."""
+        self.objects.append(self._written(value))
+        return OBJECT
+
+    def take_objects(self, count: int) -> list[Any]:
+        """The last `count` objects, for the container that becomes one object of them."""
+        start = len(self.objects) - count
+        taken = self.objects[start:]
+        del self.objects[start:]
+        return taken
+
+    def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
+        """Keys of a dict as the tree has them."""
+        if set(map(type, keys)) == {str}:
+            return tuple(keys)
+        written = []
+        for key in keys:
+            try:
+                written.append(write_key(key))
+            except TypeError as error:
+                refused = RefusedError(f"{error}; str, int, float, bool, bytes, None and tuples of them are stored")
+                refused.path.append(key)
+                raise refused from None
+        return tuple(written)
+
+    def _written(self, value: Any) -> Any:
+        try:
+            return objects.write_object(value, self.allow_pickle)
+        except objects.NotStorableError as error:
+            raise RefusedError(str(error)) from None
+        except Exception as error:  # pickle runs the object's own code
+            raise RefusedError(f"an object of type {type(value).__qualname__} that fails to pickle: {error}") from error
+
+
+def flattens(*kinds: type) -> Callable[[_FlattenerT], _FlattenerT]:
+    """Decorator: the function flattens values of exactly these types."""
+
+    def register(function: _FlattenerT) -> _FlattenerT:
+        for kind in kinds:
+            _FLATTENERS[kind] = function
+        flattener.cache_clear()
+        return function
+
+    return register
+
+
+def rule(function: Callable[[type], Flattener | None]) -> Callable[[type], Flattener | None]:
+    """Decorator: the function finds the flattener of types that aren't listed, or None. Asked in the order defined."""
+    _RULES.append(function)
+    flattener.cache_clear()
+    return function
+
+
+@functools.lru_cache(maxsize=512)
+def flattener(kind: type) -> Flattener:
+    if "tensordict" in sys.modules:
+        import memstore.structure.containers.tensordicts  # noqa: F401
+    found = _FLATTENERS.get(kind)
+    if found is not None:
+        return found
+    for ask in _RULES:
+        found = ask(kind)
+        if found is not None:
+            return found
+    return lambda value, walk: walk.object(value)
+
+
+def refuse(reason: str) -> Flattener:
+    """A flattener for what can't be stored."""
+
+    def refused(value: Any, walk: Walk) -> Tree:
+        raise RefusedError(reason)
+
+    return refused
+
+
+def refuse_unless_pickled(reason: str) -> Flattener:
+    """A flattener for what only pickle can store."""
+
+    def refused(value: Any, walk: Walk) -> Tree:
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise RefusedError(f"{reason}, which only allow_pickle=True can store")
+
+    return refused

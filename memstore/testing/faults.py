@@ -1,0 +1,142 @@
+"""Faults: what becomes of an operation whose n-th step fails, is interrupted, or is the last thing its process does.
+
+Steps are the calls that memstore makes to the kernel, all of which go through `memstore.engine.syscalls`, and the
+commits of the catalog. They are counted in the calling thread only.
+
+    names = record(lambda: store.put("key", value))           # ["mutex_lock", "catalog.commit", "open_file", ...]
+    with at_step(2, raising(OSError(errno.EIO, "injected"))):
+        store.put("key", value)                               # raises
+    with at_step(3, die, after=True):
+        store.put("key", value)                               # does not return: the process is killed
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Catalog
+
+COMMIT = "catalog.commit"
+
+_PURE = {"buffer_address", "long_words", "thread_id", "words"}  # compute, and ask the kernel nothing
+STEPS = frozenset({
+    COMMIT,
+    *(
+        name
+        for name, value in vars(syscalls).items()
+        if callable(value)
+        and not name.startswith("_")
+        and name not in _PURE
+        and not isinstance(value, type)
+        and (getattr(value, "__module__", None) == syscalls.__name__ or name.startswith("mutex_"))
+    ),
+})
+
+# Steps that undo or end something, and can't fail in a way that a caller could answer; finalizers call some of them.
+CLEANUPS = frozenset({"close", "unmap", "unlock", "mutex_unlock", "mutex_recovered", "futex_wake"})
+
+Hook = Callable[[int, str], None]  # called with a step's number, from 1, and its name
+
+
+@contextmanager
+def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Iterator[None]:
+    """Calls `before` and `after` around each step of this thread that is in `names`."""
+    owner = threading.get_ident()
+    count = 0
+
+    def step(name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        if threading.get_ident() != owner or name not in names:
+            return call(*arguments, **options)
+        count += 1
+        number = count
+        before(number, name)
+        try:
+            return call(*arguments, **options)
+        finally:  # a call that failed has been made too
+            after(number, name)
+
+    def replacement(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **options: step(name, call, *arguments, **options)
+
+    real = {name: getattr(syscalls, name) for name in STEPS - {COMMIT}}
+    environment = Catalog._environment  # pyright: ignore[reportPrivateUsage]
+    try:
+        for name, call in real.items():
+            setattr(syscalls, name, replacement(name, call))
+        Catalog._environment = lambda self: _Environment(environment(self), step)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        yield
+    finally:
+        Catalog._environment = environment  # pyright: ignore[reportPrivateUsage]
+        for name, call in real.items():
+            setattr(syscalls, name, call)
+
+
+class _Environment:
+    """LMDB's environment; the commits of its write transactions are steps."""
+
+    def __init__(self, env: Any, step: Callable[..., Any]) -> None:
+        self._env, self._step = env, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def begin(self, db: Any = None, parent: Any = None, write: bool = False, buffers: bool = False) -> Any:
+        transaction = self._env.begin(db, parent, write, buffers)
+        return _Transaction(transaction, self._step) if write else transaction
+
+
+class _Transaction:
+    def __init__(self, transaction: Any, step: Callable[..., Any]) -> None:
+        self._transaction, self._step = transaction, step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def commit(self) -> None:
+        self._step(COMMIT, self._transaction.commit)
+
+
+def record(operation: Callable[[], object], *, names: frozenset[str] = STEPS) -> list[str]:
+    """Runs an operation. Returns the names of its steps, in order."""
+    found: list[str] = []
+    with watching(lambda _, name: found.append(name), lambda *_: None, names=names):
+        operation()
+    return found
+
+
+@contextmanager
+def at_step(
+    number: int, action: Callable[[], None], *, after: bool = False, names: frozenset[str] = STEPS
+) -> Iterator[None]:
+    """Calls `action` right before, or right after, the step with this number (from 1, of those in `names`)."""
+
+    def hook(found: int, _: str) -> None:
+        if found == number:
+            action()
+
+    def nothing(*_: object) -> None:
+        pass
+
+    with watching(nothing if after else hook, hook if after else nothing, names=names):
+        yield
+
+
+def die() -> None:
+    """Ends the process as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    """An action that raises `error`."""
+
+    def action() -> None:
+        raise error
+
+    return action

@@ -1,0 +1,272 @@
+"""Descriptions and objects from a file that somebody tampered with: typed errors, nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
+
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.structure import flatten, leaf_table, plan_of, rebuild, structure_text
+from memstore.structure import objects as wire
+from tests.structure.roundtrip import stored
+from tests.structure.test_matrix import OBJECTS, Pair, Point, jagged
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+pack = msgspec.msgpack.encode
+Ext = msgspec.msgpack.Ext
+
+
+def try_to_read(description: bytes, objects: bytes, memory: Any) -> None:
+    """Reads; the errors that may come are typed. What comes instead is a value."""
+    try:
+        plan = plan_of(description)
+        structure_text(plan), leaf_table(plan), plan.header
+        if plan.nbytes <= 1 << 16:
+            memory = np.zeros(max(plan.nbytes, len(memory)), np.uint8)
+        rebuild(plan, objects, memory, None)
+    except (CorruptionError, UnsupportedValueError):
+        pass
+
+
+def valid() -> list[tuple[bytes, bytes, Any]]:
+    base = torch.arange(12.0).reshape(3, 4)
+    values = [
+        torch.zeros(2, 3),
+        {"a": base, "b": base.t(), "c": base[1:], 3: [base, 1, (None, {"x": 2.5})], (1, "k"): torch.nn.Parameter(base)},
+        TensorDict({"a": base, "n": {"s": "x", "l": NonTensorStack("a", "b", "c")}}, [3], names=["x"]).lock_(),
+        [Pair(base, None, batch_size=[3]), Point(base, np.arange(3)), UnbatchedTensor(base)],
+        lazy_stack([TensorDict(a=base), TensorDict(a=base[1:])]),
+        TensorDictParams(TensorDict(a=base)),
+        [jagged(), torch.nested.nested_tensor([base, base[1:]]), torch.quantize_per_tensor(base, 0.1, 0, torch.qint8)],
+        {"objects": OBJECTS[:40], "t": torch.zeros(0)},
+    ]
+    return [(plan.description, objects, memory) for plan, objects, memory in map(stored, values)]
+
+
+@many
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_random_bytes(description: bytes, objects: bytes) -> None:
+    try_to_read(description, objects, np.zeros(64, np.uint8))
+    with pytest.raises(CorruptionError):
+        wire.decode(objects, 1000, False)
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-2, 2**63),
+        st.floats(),
+        st.sampled_from(["td", "dict", "float32", "jagged"]),
+    ),
+    lambda inner: st.lists(inner, max_size=6),
+    max_leaves=20,
+)
+KINDS = ["dict", "ordered", "list", "tuple", "td", "lazy", "lazy0", "values", "nontensor", "metadata", "tensorclass"]
+KINDS += ["params", "unbatched", "ndarray", "jagged", "nested", "quantized", "quantized_channels", "namedtuple"]
+NODE = st.tuples(
+    st.sampled_from(KINDS), st.lists(st.one_of(JSON, st.sampled_from([0, 1, [0], [1, 0], []])), max_size=7)
+)
+LEAF = st.tuples(
+    st.sampled_from(["float32", "uint8"]), st.lists(st.integers(0, 3), max_size=2), st.integers(0, 40)
+).map(list)
+
+
+@many
+@given(NODE, st.lists(st.one_of(LEAF, JSON), max_size=3), st.booleans())
+def test_random_trees(node: Any, leaves: Any, inline: bool) -> None:
+    try_to_read(pack([[node[0], *node[1]], leaves, inline]), pack([1, [2]][: len(leaves)]), np.zeros(64, np.uint8))
+
+
+def mutated(data: bytes, generator: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(generator.randint(1, 3)):
+        if not changed:
+            break
+        place = generator.randrange(len(changed))
+        kind = generator.randrange(4)
+        if kind == 0:
+            changed[place] ^= 1 << generator.randrange(8)
+        elif kind == 1:
+            changed[place] = generator.choice(b"\x00\x01\x7f\x80\x90\xa0\xc0\xc3\xcf\xd3\xdc\xdd\xdf\xff")
+        elif kind == 2:
+            del changed[place]
+        else:
+            changed[place:place] = changed[generator.randrange(len(changed)) :][:8]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_mutated_valid_ones(number: int) -> None:
+    description, objects, memory = valid()[number]
+    generator = random.Random(number)
+    for _ in range(400):
+        try_to_read(mutated(description, generator), objects, memory)
+        try_to_read(description, mutated(objects, generator) if objects else b"\x90", memory)
+
+
+LEAVES = [["float32", [2], 0]]
+TREES = {
+    "deep": [["list", [["list"]]], LEAVES, True],
+    "no such kind": [["os.system", []], [], True],
+    "fewer tensors": [["list", [0]], [], True],
+    "more tensors": [["list", []], LEAVES, True],
+    "no such dtype": [0, [["float33", [2], 0]], True],
+    "quantized": [0, [["qint8", [2], 0]], True],
+    "attribute of torch": [0, [["float32.__class__", [2], 0]], True],
+    "negative size": [0, [["float32", [-1], 0]], True],
+    "huge size": [0, [["float32", [2**62], 0]], True],
+    "product beyond 63 bits": [0, [["float32", [2**40, 2**40], 0]], True],
+    "product with a zero": [0, [["float32", [2**62, 0, 2**62], 0]], True],
+    "negative offset": [0, [["float32", [2], -4]], True],
+    "huge offset": [0, [["float32", [2], 2**63 - 1]], True],
+    "beyond the memory": [0, [["float32", [2], 64]], True],
+    "negative stride": [0, [["float32", [2], 0, [-1]]], True],
+    "huge stride": [0, [["float32", [2], 0, [2**62]]], True],
+    "strides beyond the memory": [0, [["float32", [2, 2], 0, [1000, 1]]], True],
+    "more strides than sizes": [0, [["float32", [2], 0, [1, 1]]], True],
+    "gradient of integers": [0, [["int32", [2], 0, None, 1]], True],
+    "flags": [0, [["int32", [2], 0, None, 99]], True],
+    "device": [0, [["float32", [2], 0, None, 0, "floppy"]], True],
+    "meta device": [0, [["float32", [2], 0, None, 0, "meta"]], True],
+    "same as itself": [0, [0], True],
+    "same as a later one": [["list", [0, 0]], [1, LEAVES[0]], True],
+    "tied between elements": [["list", [0, 0]], [["float32", [4], 0], ["float32", [2], 2]], True],
+    "bool for a size": [0, [["float32", [True], 0]], True],
+    "a key twice": [["dict", ["a", "a"], [0, 0]], LEAVES * 2, True],
+    "other keys than entries": [["dict", ["a"], [0, 0]], LEAVES * 2, True],
+    "a jagged tensor of one": [["jagged", 1, None, None, False, [0]], LEAVES, True],
+    "a jagged index": [["jagged", 9, None, None, False, [0, 0]], [["float32", [2], 0], ["int64", [2], 8]], True],
+    "a tensorclass around a list": [["tensorclass", "os:path", ["list", []], [], []], [], True],
+    "no inline": [0, LEAVES],
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_crafted_descriptions(name: str) -> None:
+    memory = np.zeros(64, np.uint8)
+    with pytest.raises(CorruptionError):
+        rebuild(plan_of(pack(TREES[name])), b"", memory, None)
+
+
+def test_depth_of_descriptions() -> None:
+    for levels in (201, 5000, 200_000):
+        with pytest.raises(CorruptionError):
+            plan_of(b"\x93" + b"\x92\xa4list\x91" * levels + b"\x00" + b"\x90\xc3")
+        with pytest.raises(CorruptionError):
+            wire.decode(b"\x91" * levels + b"\xc0", 2, False)
+    data: Any = b"\x90"
+    for _ in range(3000):
+        data = pack(Ext(1, data))
+    with pytest.raises(CorruptionError):
+        wire.decode(b"\x91" + data, 1, False)
+
+
+def test_strides_that_read_beyond_a_leaf_stay_in_the_memory() -> None:
+    plan = plan_of(pack([0, [["float32", [3], 0, [5]]], True]))
+    assert plan.nbytes == 44
+    with pytest.raises(CorruptionError):
+        rebuild(plan, b"", np.zeros(43, np.uint8), None)
+
+
+def test_sizes_of_nested_tensors_are_checked_against_their_buffer() -> None:
+    plan, objects, memory = stored(torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)]))
+    sizes = next(leaf for leaf in plan.leaves if leaf.name == ("sizes",))
+    for hostile in ([[2, 3], [4, 3 << 40]], [[-2, 3], [8, 3]], [[1 << 62, 4], [1 << 62, 4]]):
+        changed = memory.copy()
+        changed[sizes.offset : sizes.offset + sizes.nbytes] = np.array(hostile, np.int64).view(np.uint8).reshape(-1)
+        with pytest.raises(CorruptionError):
+            rebuild(plan, objects, changed, None)
+
+
+class Bomb:
+    exploded = False
+
+    def __reduce__(self) -> Any:
+        return (setattr, (Bomb, "exploded", True))
+
+
+def test_pickles_never_run_unasked() -> None:
+    flat = flatten({"t": torch.zeros(1), "bomb": Bomb(), "deep": [1, (2, {"x": Bomb()})]}, allow_pickle=True)
+    memory = np.zeros(flat.plan.nbytes, np.uint8)
+    with pytest.raises(UnsupportedValueError, match="allow_pickle"):
+        rebuild(plan_of(flat.plan.description), flat.objects, memory, None)
+    nested = pack([Ext(4, pack([pack(Ext(100, b"x"))])), Ext(2, pack([["k"], [Ext(100, b"x")]]))])
+    with pytest.raises((UnsupportedValueError, CorruptionError)):
+        wire.decode(nested, 2, False)
+    assert not Bomb.exploded
+    rebuild(plan_of(flat.plan.description), flat.objects, memory, None, allow_pickle=True)
+    assert Bomb.exploded
+
+
+@pytest.mark.parametrize(
+    "extension",
+    [
+        Ext(99, b""),
+        Ext(1, b""),
+        Ext(1, b"\x01"),
+        Ext(2, pack([["a"], [1, 2]])),
+        Ext(2, pack([[["tuple", {}]], [1]])),
+        Ext(2, pack([[["int", "9" * 100_000]], [1]])),
+        Ext(2, pack([[["int", "x"]], [1]])),
+        Ext(4, pack([pack([1])])),
+        Ext(11, b"123"),
+        Ext(13, pack([1, 2, 0])),
+        Ext(13, pack(["a", 2, 1])),
+        Ext(20, pack(["<f4", [2], b"x" * 8])),
+        Ext(21, pack(["O", [1], b"x" * 8])),
+        Ext(21, pack(["<f4", [3], b"x" * 8])),
+        Ext(21, pack(["<f4", [2**62], b"x" * 8])),
+        Ext(21, pack(["<f4", [-1], b"x" * 8])),
+        Ext(21, pack(["<U0", [2**40], b""])),
+        Ext(21, pack(["|V0", [2**62, 2**62], b""])),
+        Ext(21, pack(["f4,O", [1], b"x" * 16])),
+        Ext(21, pack(["(2,2)f4", [1], b"x" * 16])),
+        Ext(30, pack(["a"])),
+        Ext(31, b"load"),
+        Ext(31, b"\xff"),
+        Ext(32, b"floppy"),
+    ],
+    ids=repr,
+)
+def test_crafted_objects(extension: Any) -> None:
+    with pytest.raises(CorruptionError):
+        wire.decode(pack([extension]), 1, False)
+
+
+def test_classes_are_found_only_among_what_is_imported() -> None:
+    import sys
+
+    plan, objects, memory = stored([Pair(torch.zeros(3), None, batch_size=[3]), Point(1, torch.zeros(2))])
+
+    def renamed(old: str, new: str) -> bytes:
+        tree, leaves, inline = msgspec.msgpack.decode(plan.description)
+        text = repr(tree).replace(old, new)
+        return pack([eval(text), leaves, inline])  # a repr of lists and numbers
+
+    for name in ("test_matrix:Nothing", "this.module.is:Missing", "json.tool:main", "json.tool:x.y", "os:system"):
+        with pytest.raises(UnsupportedValueError):
+            rebuild(plan_of(renamed("tests.structure.test_matrix:Pair", name)), objects, memory, None)
+    for name in ("os:system", "torch:Tensor", "collections:OrderedDict"):
+        with pytest.raises(UnsupportedValueError):
+            rebuild(plan_of(renamed("tests.structure.test_matrix:Point", name)), objects, memory, None)
+    assert "json.tool" not in sys.modules
+
+
+def test_caches_are_bounded() -> None:
+    from memstore.structure import flatten as _  # noqa: F401
+    from memstore.structure import plan as plans
+
+    for i in range(1000):
+        plan_of(pack([["dict", [f"k{i}"], [0]], LEAVES, True]))
+    assert len(plans._plans) <= 256

@@ -1,0 +1,61 @@
+"""Any nested value comes back as it was put."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from memstore.structure import flatten, plan_of, rebuild, structure_text
+from memstore.testing import strategies
+from memstore.testing.equality import assert_same
+from tests.structure.roundtrip import Mapping, filled, round_trip, stored
+
+slow = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, on prototype dtypes
+
+
+@slow
+@given(strategies.values())
+def test_values_come_back(value: Any) -> None:
+    assert_same(value, round_trip(value))
+
+
+@slow
+@given(strategies.values())
+def test_values_come_back_with_a_mapping_and_aligned(value: Any) -> None:
+    plan, objects, memory = stored(value, inline_limit=0)
+    assert_same(value, rebuild(plan, objects, memory, Mapping()))
+    assert structure_text(plan)
+
+
+@slow
+@given(strategies.tensordicts())
+def test_tensordicts_come_back(value: Any) -> None:
+    assert_same(value, round_trip(value))
+
+
+@settings(slow, max_examples=60)
+@given(strategies.tied_tensors(), strategies.tied_tensors())
+def test_ties_come_back(one: Any, two: Any) -> None:
+    assert_same([one, two], round_trip([one, two]))
+
+
+@slow
+@given(strategies.objects())
+def test_objects_come_back(value: Any) -> None:
+    assert_same(value, round_trip({"x": value})["x"])
+
+
+@slow
+@given(strategies.values())
+def test_the_same_value_has_the_same_bytes(value: Any) -> None:
+    one, two = flatten(value), flatten(value)
+    assert one.plan is two.plan
+    assert one.objects == two.objects
+    assert (filled(one) == filled(two)).all()
+    assert plan_of(one.plan.description) is one.plan
+    assert one.plan.header == two.plan.header

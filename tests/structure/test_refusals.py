@@ -1,0 +1,208 @@
+"""What can't be stored is refused before anything is written, and the message names the leaf."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, MetaData, NonTensorData, TensorDict, tensorclass
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memstore.errors import UnsupportedValueError
+from memstore.structure import flatten
+from memstore.testing.equality import assert_same
+from tests.structure.roundtrip import round_trip
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Thing:
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Thing
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+class SubDict(dict):  # type: ignore[type-arg]
+    pass
+
+
+class SubTensorDict(TensorDict):
+    pass
+
+
+def local_tensorclass() -> Any:
+    @tensorclass
+    class Hidden:
+        x: torch.Tensor
+
+    return Hidden(torch.zeros(2), batch_size=[2])
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(3)
+
+
+def persistent() -> Any:
+    return TensorDict({"a": torch.zeros(2)}, [2])._get_sub_tensordict(0)
+
+
+def hooked() -> Any:
+    return LazyStackedTensorDict(TensorDict(a=torch.zeros(2)), hook_out=lambda x: x)
+
+
+LEAVES = {
+    "sparse tensor (layout torch.sparse_coo)": lambda: torch.eye(3).to_sparse(),
+    "sparse tensor (layout torch.sparse_csr)": lambda: torch.eye(3).to_sparse_csr(),
+    "meta tensor": lambda: torch.zeros(3, device="meta"),
+    "mkldnn tensor": lambda: torch.zeros(3, 3).to_mkldnn(),
+    "fake tensor": fake,
+    "not initialized": lambda: torch.nn.UninitializedParameter(),
+    "an unknown subclass of torch.Tensor": lambda: torch.zeros(3).as_subclass(Sub),
+    "_SubTensorDict": persistent,
+    "SubTensorDict": lambda: SubTensorDict({"a": torch.zeros(1)}),
+    "LazyStackedTensorDict with hooks": hooked,
+    "Hidden": local_tensorclass,
+    "MetaData[str]": lambda: MetaData[str]("x"),
+    "test_refusals.Thing": Thing,
+    "SubDict, a subclass of a builtin container": lambda: SubDict(a=torch.zeros(1)),
+    "Counter": lambda: collections.Counter("abc"),
+    "factory is no builtin type": lambda: collections.defaultdict(lambda: 1),
+    "builtin_function_or_method": lambda: len,
+    "lone surrogate": lambda: "\ud800",
+    "dtype object": lambda: np.array([object()]),
+    "a key of type test_refusals.Key": lambda: {Key(): 1},
+    "a key with a lone surrogate": lambda: {"\ud800": torch.zeros(1)},
+    "torch.nn.modules.linear.Linear": lambda: torch.nn.Linear(1, 1),
+}
+
+
+class Key:
+    pass
+
+
+@pytest.mark.parametrize("message", LEAVES)
+def test_refused_leaves_are_named(message: str) -> None:
+    bad = LEAVES[message]()
+    with pytest.raises(UnsupportedValueError) as caught:
+        flatten(bad)
+    expected = message.removeprefix("a key of type test_refusals.") if message.startswith("a key of") else message
+    assert expected in str(caught.value)
+    for value, name in (
+        ({"a": [torch.zeros(1), 2, {"exp_avg": bad}]}, "value['a'][2]['exp_avg']"),
+        ((torch.zeros(1), bad, torch.zeros(1)), "value[1]"),
+    ):
+        with pytest.raises(UnsupportedValueError) as caught:
+            flatten(value)
+        if "surrogate" not in message or "key" not in message:
+            assert str(caught.value).startswith(name)
+
+
+def test_leaves_in_tensordicts_are_named() -> None:
+    bad = TensorDict({"n": {"s": torch.eye(3).to_sparse(), "t": torch.zeros(3)}}, [])
+    with pytest.raises(UnsupportedValueError, match=r"value\['x'\]\['n'\]\['s'\]: a sparse tensor"):
+        flatten({"x": bad})
+    with pytest.raises(UnsupportedValueError, match=r"value\['n'\]: .*Thing"):
+        flatten(TensorDict({"n": NonTensorData(Thing())}))
+    with pytest.raises(UnsupportedValueError, match=r"value\['n'\]\['deep'\]\[1\]: .*Thing"):
+        flatten(TensorDict({"n": NonTensorData({"deep": [1, Thing()]})}))
+
+
+def test_tensors_in_transforms_are_refused() -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(UnsupportedValueError, match=r"value\['x'\]: .*transform"):
+            flatten({"x": x})
+        return x
+
+    torch.vmap(inside)(torch.zeros(3, 2))
+    torch.func.grad(lambda x: inside(x).sum())(torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind", [list, dict, collections.OrderedDict])
+def test_cycles(kind: Any) -> None:
+    inner: Any = kind()
+    value = {"top": [1, inner]}
+    if kind is list:
+        inner.append(value["top"])
+    else:
+        inner["up"] = value["top"]
+    with pytest.raises(UnsupportedValueError, match=r"contains itself: value\['top'\]$"):
+        flatten(value)
+    with pytest.raises(UnsupportedValueError, match=r"contains itself: value\['top'\]$"):
+        flatten(value, allow_pickle=True)
+
+
+def test_a_tensordict_that_contains_itself() -> None:
+    value = TensorDict({}, [])
+    value._tensordict["me"] = value
+    with pytest.raises(UnsupportedValueError, match=r"contains itself: value$"):
+        flatten(value)
+
+
+def nested(levels: int, leaf: Any) -> Any:
+    for _ in range(levels):
+        leaf = [leaf]
+    return leaf
+
+
+@pytest.mark.parametrize("leaf", [torch.ones(1), 1, None])
+def test_levels(leaf: Any) -> None:
+    assert_same(nested(200, leaf), round_trip(nested(200, leaf)))
+    assert_same({"a": nested(198, (leaf,))}, round_trip({"a": nested(198, (leaf,))}))
+    with pytest.raises(UnsupportedValueError, match="more than 200 levels"):
+        flatten(nested(201, leaf))
+    with pytest.raises(UnsupportedValueError, match="more than 200 levels"):
+        flatten(nested(100_000, leaf))
+
+
+def test_tensordicts_of_many_levels() -> None:
+    def deep(levels: int) -> TensorDict:
+        made = TensorDict({"x": torch.zeros(1)})
+        for _ in range(levels - 1):
+            made = TensorDict._new_unsafe({"n": made}, torch.Size([]), nested=False)
+        return made
+
+    assert_same(deep(200), round_trip(deep(200)))
+    with pytest.raises(UnsupportedValueError, match="more than 200 levels"):
+        flatten(deep(201))
+
+
+def test_pickle_is_refused_in_both_directions() -> None:
+    value = {"t": torch.zeros(1), "x": Thing(), "sub": torch.zeros(2).as_subclass(Sub), "d": SubDict(a=1)}
+    assert_same(value["x"], round_trip(value, allow_pickle=True)["x"])
+    assert type(round_trip(value, allow_pickle=True)["sub"]) is Sub
+    flat = flatten(value, allow_pickle=True)
+    from memstore.structure import plan_of, rebuild
+
+    plan = plan_of(flat.plan.description)
+    memory = np.zeros(plan.nbytes, np.uint8)
+    with pytest.raises(UnsupportedValueError, match="allow_pickle=True"):
+        rebuild(plan, flat.objects, memory, None)
+
+
+def test_what_fails_to_pickle_is_named() -> None:
+    class Broken:
+        def __reduce__(self) -> Any:
+            raise pickle.PicklingError("no")
+
+    with pytest.raises(UnsupportedValueError, match=r"value\['a'\]: .*Broken.* no"):
+        flatten({"a": Broken()}, allow_pickle=True)
+
+
+def test_a_value_is_left_as_it_was() -> None:
+    value = TensorDict({"a": torch.zeros(2, requires_grad=True), "n": {"s": "x"}}, [2]).lock_()
+    before = {key: id(entry) for key, entry in value._tensordict.items()}
+    flatten([value, {"s": {Thing: 1} and "x"}])
+    with pytest.raises(UnsupportedValueError):
+        flatten([value, Thing()])
+    assert value.is_locked and {key: id(entry) for key, entry in value._tensordict.items()} == before
+    assert value["a"].requires_grad and value["a"].is_leaf

@@ -1,0 +1,153 @@
+"""Leaves through multiprocessing: they arrive, and the sender's memory stays the sender's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from tensordict import TensorDict
+from torch.utils.data import DataLoader, Dataset
+
+from memstore import structure
+from memstore.engine.mapping import Mapping
+from memstore.testing.equality import assert_same
+from tests.structure.test_matrix import jagged
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def mapped(value: Any) -> Any:
+    """The value as a get gives it: over a real mapping of a file."""
+    flat = structure.flatten(value, inline_limit=0)
+    fd = os.memfd_create("test")
+    try:
+        os.ftruncate(fd, max(flat.plan.nbytes, 1))
+        content = np.zeros(flat.plan.nbytes, np.uint8)
+        structure.fill(flat, content)
+        os.pwrite(fd, content.tobytes(), 0)
+        mapping = Mapping(fd, max(flat.plan.nbytes, 1))
+    finally:
+        os.close(fd)
+    return structure.rebuild(flat.plan, flat.objects, np.asarray(mapping)[: flat.plan.nbytes], mapping)
+
+
+def contents() -> Any:
+    base = torch.arange(12.0).reshape(3, 4)
+    return {
+        "a": torch.randn(5),
+        "p": torch.nn.Parameter(torch.randn(3)),
+        "i": torch.arange(4)[1:],
+        "turned": base.t(),
+        "wide": torch.randn(3).expand(4, 3),
+        "half": torch.randn(3).bfloat16(),
+        "empty": torch.zeros(0, 3),
+        "td": TensorDict({"x": torch.randn(2, 3), "s": "text"}, [2]),
+        "j": jagged(),
+    }
+
+
+def answer(inbox: Any, outbox: Any) -> None:
+    """In the other process: writes into what arrives, and sends it back."""
+    while True:
+        value = inbox.get()
+        if value is None:
+            return
+        outbox.put(dict(value))
+        if inbox.get() == "write":
+            value["a"].fill_(7)
+            value["td"]["x"].fill_(7)
+            outbox.put("written")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_leaves_arrive_and_the_sender_keeps_its_own(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=answer, args=(inbox, outbox))
+    process.start()
+    try:
+        value = contents()
+        got = mapped(value)
+        addresses = [got["a"].data_ptr(), got["td"]["x"].data_ptr(), got["j"]._values.data_ptr()]
+        alias = got["a"].numpy()
+        inbox.put(got)
+        assert_same(value, outbox.get(timeout=60))
+        inbox.put("write")
+        assert outbox.get(timeout=60) == "written"
+        assert_same(value, got)
+        assert (alias == value["a"].numpy()).all()
+        assert addresses == [got["a"].data_ptr(), got["td"]["x"].data_ptr(), got["j"]._values.data_ptr()]
+        inbox.put(None)
+        process.join(30)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+
+
+def sizes_of_sent(value: torch.Tensor) -> int:
+    """The bytes of shared memory that a send of the tensor makes."""
+    from multiprocessing.reduction import ForkingPickler
+
+    made: list[int] = []
+    original = torch.UntypedStorage._new_shared
+
+    def counting(size: int, *arguments: Any, **options: Any) -> Any:
+        made.append(size)
+        return original(size, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "_new_shared", counting)
+        ForkingPickler.dumps(value)
+    return sum(made)
+
+
+def test_a_send_copies_the_bytes_of_the_view_and_no_more() -> None:
+    got = mapped({"big": torch.zeros(1000, 100), "small": torch.zeros(3)})
+    assert sizes_of_sent(got["small"]) == 12
+    assert sizes_of_sent(got["big"][10:12]) == 800
+    assert sizes_of_sent(got["big"][:, :2]) == 8000
+    assert sizes_of_sent(got["big"].untyped_storage()) == 400_000
+    assert sizes_of_sent(torch.zeros(5)) == 0  # not ours: torch's own way
+    assert not got["big"].is_shared()
+
+
+def test_sparse_tensors_of_leaves() -> None:
+    got = mapped({"i": torch.tensor([[0, 1]]), "v": torch.ones(2)})
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        sparse = torch.sparse_coo_tensor(got["i"], got["v"], (3,), is_coalesced=True)
+    sizes_of_sent(sparse)
+    assert not got["v"].is_shared() and not got["i"].is_shared()
+
+
+def test_non_leaves_are_refused_as_by_torch() -> None:
+    got = mapped({"p": torch.nn.Parameter(torch.ones(2))})
+    with pytest.raises(RuntimeError, match="non-leaf"):
+        sizes_of_sent(got["p"] * 1 + got["p"])
+    with pytest.raises(RuntimeError, match="non-leaf"):
+        sizes_of_sent(got["p"][0:1])
+
+
+class Rows(Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.data = mapped(torch.arange(40.0).reshape(10, 4))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.data[index]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+def test_data_loader_workers() -> None:
+    rows = Rows()
+    batches = list(DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context="fork"))
+    assert torch.equal(torch.cat(batches), rows.data)
+    single = list(DataLoader(rows, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    assert torch.equal(torch.stack(single), rows.data)
