@@ -1,0 +1,64 @@
+# Each target sets up .venv by itself; extras are installed only for the targets that need them.
+#
+#   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
+#   make test        the fast tests              make test-full   all of them
+#   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
+#   make format      ruff format                 make clean       removes .venv and caches
+#
+# PYTHON=python3.12 chooses the interpreter. On x86-64, torch from PyPI brings CUDA (gigabytes); for the CPU build:
+#   export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+
+TORCH := 2.13.0
+VENV  := .venv
+RUN   := $(VENV)/bin/python
+
+SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
+
+.PHONY: demo test test-full check bench format clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.has-demo
+	$(RUN) -m examples.follow_policy
+
+test: $(VENV)/.has-test
+	$(RUN) -m pytest -q
+
+test-full: $(VENV)/.has-test
+	$(RUN) -m pytest -q -m "full or not full"
+
+check: $(VENV)/.has-check
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m basedpyright
+
+bench: $(VENV)/.has-bench
+	$(RUN) -m tests.benchmarks $(BENCH)
+
+format: $(VENV)/.has-check
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp an extra; older than pyproject.toml, it is stale. A second run of pip finds everything there and takes a second.
+$(VENV)/.has-%: pyproject.toml Makefile | $(VENV)/.ready
+	@echo "memstore: installing torch $(TORCH) and memstore[$*] into $(VENV), once" >&2
+	@$(RUN) -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[$*]" "torch==$(TORCH)"
+	@touch $@
+
+# A .venv that works is kept, whoever made it. Debian's python3 without python3-venv has no ensurepip: take its pip.
+$(VENV)/.ready:
+	@if ! $(RUN) -m pip --version >/dev/null 2>&1; then \
+		if [ -z "$(PYTHON)" ]; then echo "memstore: no Python 3.10 to 3.13 found; say make PYTHON=..." >&2; exit 1; fi; \
+		"$(PYTHON)" -c '$(SUPPORTED)' || { echo "memstore: $(PYTHON) is not Python 3.10 to 3.13" >&2; exit 1; }; \
+		echo "memstore: making $(VENV) with $$("$(PYTHON)" --version)" >&2; \
+		"$(PYTHON)" -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+			"$(PYTHON)" -m venv --clear --without-pip $(VENV) && \
+			"$(PYTHON)" -m pip --python $(RUN) install --quiet --disable-pip-version-check pip; }; \
+	fi
+	@touch $@
