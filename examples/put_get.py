@@ -1,0 +1,27 @@
+"""The smallest use: put a nested value, get it in another process.
+
+python examples/put_get.py
+"""
+
+import subprocess
+import sys
+import tempfile
+
+import torch
+from tensordict import TensorDict
+
+import memstore
+
+READER = """
+import sys, memstore
+store = memstore.open(sys.argv[1], "r")
+policy = store.get("policy")                    # mapped, not copied
+print("got version", store.version("policy"), policy["layer", "weight"].sum().item())
+"""
+
+with tempfile.TemporaryDirectory() as root:
+    store = memstore.open(root)
+    version = store.put("policy", TensorDict({"layer": {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}}))
+    print("put version", version)
+    subprocess.run([sys.executable, "-c", READER, root], check=True)
+    store.close()
