@@ -1,0 +1,107 @@
+"""What all tests share: stores in fresh folders, which must be left without a leak."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import tensordict  # noqa: F401 - loaded before `quick_collections`
+import torch  # noqa: F401
+
+import memstore
+from memstore.engine import folder, syscalls
+from tests.leaks import find_leaks
+
+SHM = Path("/dev/shm")
+
+# Machines that run tests are busy: no example has a deadline of its own, the test has (pytest-timeout).
+hypothesis.settings.register_profile("memstore", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("memstore")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[str]:
+    """A path for a store, in memory where there is a /dev/shm; no folder yet. For tests that spoil what is there."""
+    parent_of_all = SHM if os.access(SHM, os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(dir=parent_of_all, prefix="memstore-test-") as parent:
+        yield f"{parent}/store"
+
+
+@pytest.fixture
+def root(scratch: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """As `scratch`, for tests that don't: afterwards nothing may be left open, mapped, or unaccounted for."""
+    yield scratch
+    _check(scratch, request)
+
+
+@pytest.fixture
+def disk_root(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A path for a store on a file system that a disk holds."""
+    for parent in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
+        if os.access(parent, os.W_OK) and syscalls.filesystem_type(parent) != folder.TMPFS:
+            break
+    else:
+        pytest.skip("no folder here is on a disk: the temporary ones and the working directory are on tmpfs")
+    path = tempfile.mkdtemp(dir=parent, prefix="memstore-test-")
+    yield f"{path}/store"
+    try:
+        _check(f"{path}/store", request)
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def store(root: str) -> Iterator[memstore.Store]:
+    with memstore.open(root, timeout=10.0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def disk_store(disk_root: str) -> Iterator[memstore.Store]:
+    with memstore.open(disk_root, durability="disk", timeout=10.0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opener(root: str) -> Iterator[Callable[..., memstore.Store]]:
+    """`memstore.open(root, ...)`; what was opened is closed afterwards."""
+    opened: list[memstore.Store] = []
+
+    def open_store(mode: str = "a", **options: object) -> memstore.Store:
+        opened.append(memstore.open(root, mode, **{"timeout": 10.0, **options}))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_store
+    for one in opened:
+        one.close()
+
+
+_passed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_passed] = report.passed
+    return report
+
+
+def _check(path: str, request: pytest.FixtureRequest) -> None:
+    """After a test that passed: one that failed is held, with its values, by its traceback."""
+    if request.node.stash.get(_passed, False) and os.path.exists(f"{path}/{folder.SETTINGS}"):
+        gc.collect()
+        assert find_leaks(path) == []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_collections() -> None:
+    """What is imported by now is never garbage: without it, a collection takes milliseconds, not a third of a second."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,82 @@
+"""Puts and gets of plain bytes, straight through the engine: no tensors, no structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from memstore.engine.layout import Span, lay_out
+from memstore.engine.lookup import hold
+from memstore.engine.pages import deadline_after
+from memstore.engine.publish import Change, Content, abandon, claim, commit
+from memstore.engine.root import Creation, Root, close_root, open_root
+from memstore.engine.segment import encode_header
+
+INLINE = 1536
+
+
+@contextmanager
+def opened(path: str, mode: str = "a", **creation: object) -> Iterator[Root]:
+    root = open_root(path, mode, Creation(**creation), 10.0)  # type: ignore[arg-type]
+    try:
+        yield root
+    finally:
+        close_root(root)
+
+
+def put(root: Root, key: bytes, data: bytes, *, expect: int | None = None) -> int:
+    return put_many(root, {key: data}, expect=expect)[0]
+
+
+def put_many(root: Root, items: dict[bytes, bytes], *, expect: int | None = None) -> list[int]:
+    changes: list[Change] = []
+    batch = 0
+    try:
+        for key, data in items.items():
+            content = _content(root, key, data, batch)
+            changes.append(Change(key, content, expect))
+            batch = batch or (content.filling.put_id if content.filling else 0)
+        return commit(root, changes, deadline_after(10))
+    except BaseException:
+        abandon(root, fillings(changes))
+        raise
+    finally:
+        for filling in fillings(changes):
+            filling.close()
+
+
+def _content(root: Root, key: bytes, data: bytes, batch: int) -> Content:
+    if len(data) <= INLINE:
+        return Content(b"bytes", b"", len(data), inline=data)
+    layout = lay_out([Span(("data",), "uint8", 1, (len(data),), len(data))])
+    header = encode_header(key.decode(), root.settings.store, b"bytes", b"", layout.header)
+    filling = claim(root, key, len(header) + layout.nbytes, batch, deadline_after(10))
+    filling.allocate(header, layout.nbytes, huge_pages=root.on_tmpfs)
+    np.asarray(filling)[:] = np.frombuffer(data, np.uint8)
+    filling.seal(durable=root.settings.durable)
+    return Content(b"bytes", b"", len(data), filling=filling)
+
+
+def fillings(changes: Sequence[Change]) -> list:
+    return [change.content.filling for change in changes if change.content and change.content.filling]
+
+
+def get(root: Root, key: bytes) -> bytes | None:
+    (found,) = hold(root, [key], deadline_after(10), may_lock=True)
+    if found is None:
+        return None
+    record, mapping, start = found
+    if mapping is None:
+        return record.inline
+    return np.asarray(mapping)[start : start + record.nbytes].tobytes()
+
+
+def delete(root: Root, key: bytes) -> None:
+    commit(root, [Change(key, None)], deadline_after(10))
+
+
+def keys(root: Root) -> list[bytes]:
+    with root.guard:
+        return root.catalog.view(lambda transaction: transaction.keys(b"", None, 1 << 20))

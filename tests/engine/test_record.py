@@ -1,0 +1,84 @@
+"""Records: what the catalog stores comes back, or a typed error does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstore.engine.record import LIVE, Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
+from memstore.errors import CorruptionError
+
+u63 = st.integers(0, 2**63 - 1)
+records = st.builds(
+    Record,
+    version=u63,
+    put_id=u63,
+    segment=u63,
+    nbytes=u63,
+    created=st.floats(allow_nan=False),
+    description=st.binary(max_size=80),
+    objects=st.binary(max_size=80),
+    inline=st.none() | st.binary(max_size=200),
+    checksums=st.none() | st.binary(max_size=64),
+)
+keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=80).map(
+    str.encode
+)
+EXAMPLE = Record(7, 9, 3, 1024, 1.5, b"description", b"objects", b"inline", b"checksums")
+
+
+@given(keys, records)
+def test_a_record_comes_back(key: bytes, record: Record) -> None:
+    assert decode_record(key, memoryview(encode_record(key, record))) == record
+
+
+def test_every_flipped_bit_is_found() -> None:
+    stored = encode_record(b"key", EXAMPLE)
+    for position in range(8 * len(stored)):
+        damaged = bytearray(stored)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(CorruptionError, match="'key'"):
+            decode_record(b"key", damaged)
+
+
+def test_every_truncation_is_found() -> None:
+    stored = encode_record(b"key", EXAMPLE)
+    for size in range(len(stored)):
+        with pytest.raises(CorruptionError):
+            decode_record(b"key", stored[:size])
+
+
+def test_another_keys_record_is_found() -> None:
+    with pytest.raises(CorruptionError) as caught:
+        decode_record(b"other", encode_record(b"key", EXAMPLE))
+    assert caught.value.key == "other"
+
+
+@given(keys, st.binary(max_size=60))
+def test_a_fitting_checksum_on_garbage_is_no_record(key: bytes, body: bytes) -> None:
+    import xxhash
+
+    try:
+        decode_record(key, xxhash.xxh3_64_digest(key + body) + body)
+    except CorruptionError as error:
+        assert error.key == key.decode()
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_no_row(stored: bytes) -> None:
+    try:
+        row = decode_row(stored)
+    except CorruptionError:
+        return
+    assert isinstance(row, SegmentRow)
+
+
+def test_a_row_comes_back() -> None:
+    row = SegmentRow(b"key", 5, LIVE, 4096)
+    assert decode_row(memoryview(encode_row(row))) == row
+
+
+def test_a_record_is_small() -> None:
+    record = Record(2**40, 2**40, 2**40, 2**30, 1.7e9, b"d" * 60, b"")
+    assert len(encode_record(b"k" * 64, record)) + 64 <= 300

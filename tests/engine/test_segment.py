@@ -1,0 +1,262 @@
+"""Segments: valid safetensors files, with slots at fixed places, locked as long as they are mapped."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+
+from memstore.engine import segment as segments
+from memstore.engine import syscalls
+from memstore.engine.layout import Span, lay_out
+from memstore.engine.record import FILLING, LIVE, RETIRED
+from memstore.engine.segment import Filling, Slots, encode_header, map_segment, write_state
+from memstore.errors import CorruptionError, UnsupportedValueError
+from tests.children import in_child
+from tests.leaks import mapped_files
+
+SIZES = [1, 4096, 10_000, syscalls.HUGE_PAGE - 4097, syscalls.HUGE_PAGE - 4096, syscalls.HUGE_PAGE, (5 << 20) + 3]
+
+
+@pytest.fixture
+def folder(scratch: str) -> Iterator[Path]:
+    os.mkdir(scratch)
+    yield Path(scratch)
+    shutil.rmtree(scratch)
+
+
+def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: bool = False) -> Filling:
+    layout = lay_out([Span(("data",), "uint8", 1, (data.nbytes,), data.nbytes)])
+    header = encode_header("a key", "5" * 32, b"\xffdescription", b"objects", layout.header)
+    filling = Filling(str(path), 1, put_id)
+    assert syscalls.lock_exclusive(filling.fd)
+    filling.allocate(header, data.nbytes, huge_pages=huge_pages)
+    np.asarray(filling)[:] = data
+    filling.seal(durable=False)
+    return filling
+
+
+def publish(path: Path, data: np.ndarray, put_id: int = 0x1234) -> None:
+    filling = write(path, data, put_id)
+    filling.go_live(7, 8, 2, durable=True)
+    filling.close()
+
+
+def random_bytes(size: int) -> np.ndarray:
+    return np.random.default_rng(size).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_segment_is_a_safetensors_file(folder: Path, size: int, huge_pages: bool) -> None:
+    path, data = folder / "1.safetensors", random_bytes(size)
+    filling = write(path, data, huge_pages=huge_pages)
+    for change in (lambda: None, lambda: filling.go_live(7, 8, 2, durable=False), filling.close):
+        change()
+        with safetensors.safe_open(path, "np") as file:
+            assert (file.get_tensor("data") == data).all()
+            metadata = file.metadata()
+    assert metadata["key"] == "a key"
+    assert metadata["memstore"] == "put=0000000000001234 state=live    version=0000000000000007 " + (
+        "batch=0000000000000008/00000002"
+    )
+
+
+def test_slots_stand_where_the_format_says(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    filling = write(path, random_bytes(100))
+    text = path.read_bytes()
+    assert text[37:128] == Slots(0x1234).encode()
+    assert (text[41:57], text[64:71], text[80:96]) == (b"0000000000001234", b"filling", b"0" * 16)
+    assert (text[103:119], text[120:128]) == (b"0" * 16, b"0" * 8)
+    filling.go_live(2**63 + 1, 2**62, 1000, durable=False)
+    text = path.read_bytes()
+    assert (text[64:71], text[80:96]) == (b"live   ", b"8000000000000001")
+    assert (text[103:119], text[120:128]) == (b"4000000000000000", b"000003e8")
+    filling.close()
+
+
+@pytest.mark.parametrize("state", [FILLING, LIVE, RETIRED])
+def test_slots_keep_their_width(state: int) -> None:
+    largest = Slots(2**64 - 1, state, 2**64 - 1, 2**64 - 1, 2**32 - 1).encode()
+    assert len(largest) == len(Slots(0).encode()) == segments.SLOTS_SIZE
+    assert re.fullmatch(
+        rb"put=[0-9a-f]{16} state=[a-z ]{7} version=[0-9a-f]{16} batch=[0-9a-f]{16}/[0-9a-f]{8}", largest
+    )
+
+
+def test_a_state_is_written_in_place(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(100))
+    before = path.read_bytes()
+    fd = os.open(path, os.O_RDWR)
+    write_state(fd, RETIRED)
+    os.close(fd)
+    after = path.read_bytes()
+    assert after != before
+    assert after == before.replace(b"state=live   ", b"state=retired")
+
+
+def test_data_starts_on_a_page_and_nothing_trails(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(1000))
+    text = path.read_bytes()
+    start = 8 + int.from_bytes(text[:8], "little")
+    assert start % syscalls.PAGE == 0
+    assert len(text) == start + 1000
+    assert text[start - 8 : start].strip() == b""
+    json.loads(text[8:start])
+
+
+def test_headers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "HEADER_LIMIT", 10_000)
+    encode_header("key", "store", b"", b"o" * 7000, b"")
+    with pytest.raises(UnsupportedValueError, match="10,000") as caught:
+        encode_header("key", "store", b"", b"o" * 9000, b"")
+    assert caught.value.key == "key"
+
+
+def test_a_mapping_keeps_the_lock_and_no_file(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5000))
+    found = map_segment(str(path), 0x1234, 5000)
+    assert found is not None
+    array = np.asarray(found[0])[found[1] :][10:20]
+    del found
+    gc.collect()
+    assert [name for name in os.listdir("/proc/self/fd") if _target(name) == str(path)] == []
+    fd = os.open(path, os.O_RDWR)
+    assert not syscalls.lock_exclusive(fd)  # a slice is enough to hold it
+    del array
+    assert syscalls.lock_exclusive(fd)
+    os.close(fd)
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("size", [5000, 3 << 20])
+def test_a_mapping_is_private(folder: Path, size: int) -> None:
+    path, data = folder / "1.safetensors", random_bytes(size)
+    publish(path, data)
+    one, other = (map_segment(str(path), 0x1234, size) for _ in range(2))
+    assert one is not None and other is not None
+    mine, others = (np.asarray(mapping)[start:] for mapping, start in (one, other))
+    mine[:] = 0
+    assert not mine.any()
+    assert (others == data).all()
+    assert path.read_bytes()[-size:] == data.tobytes()
+
+
+def test_large_mappings_are_aligned_for_huge_pages(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    filling = write(path, random_bytes(5 << 20))
+    filling.go_live(1, 1, 1, durable=False)
+    assert filling.__array_interface__["data"][0] % syscalls.HUGE_PAGE == filling.size - (5 << 20)
+    filling.close()
+    found = map_segment(str(path), 0x1234, 5 << 20)
+    assert found is not None and found[0].address % syscalls.HUGE_PAGE == 0
+
+
+def test_mappings_leave_no_address_space_behind(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5 << 20))
+
+    def regions() -> int:
+        with open("/proc/self/maps") as file:
+            return sum(1 for _ in file)
+
+    map_segment(str(path), 0x1234, 5 << 20)
+    before = regions()
+    held = [map_segment(str(path), 0x1234, 5 << 20) for _ in range(20)]
+    assert regions() <= before + len(held)
+    held.clear()
+    assert regions() <= before
+
+
+def test_another_put_is_told_apart(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5000))
+    assert map_segment(str(path), 0x1235, 5000) is None
+    assert map_segment(str(folder / "2.safetensors"), 0x1234, 5000) is None
+    path.write_bytes(b"")
+    assert map_segment(str(path), 0x1234, 5000) is None
+
+
+def test_a_locked_segment_is_left_alone(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    filling = write(path, random_bytes(5000))
+    assert map_segment(str(path), 0x1234, 5000) is None
+    filling.go_live(1, 1, 1, durable=False)
+    assert map_segment(str(path), 0x1234, 5000) is not None
+    filling.close()
+
+
+@pytest.mark.parametrize("change", [-1, 1, 4096, -4096])
+def test_another_length_is_damage(folder: Path, change: int) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5000))
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(CorruptionError, match="5,000") as caught:
+        map_segment(str(path), 0x1234, 5000)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_another_header_length_is_damage(folder: Path, bit: int) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5000))
+    text = bytearray(path.read_bytes())
+    text[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(text)
+    with pytest.raises(CorruptionError):
+        map_segment(str(path), 0x1234, 5000)
+
+
+def test_a_forked_child_inherits_no_filling(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    filling = write(path, random_bytes(4 << 20))
+    assert str(path) in mapped_files(str(folder))
+    assert in_child(mapped_files, str(folder)) == []
+    filling.close()
+
+
+def test_a_file_is_never_written_over(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    path.write_bytes(b"somebody's")
+    with pytest.raises(FileExistsError):
+        Filling(str(path), 1, 1)
+    assert path.read_bytes() == b"somebody's"
+
+
+def test_blocks_are_reserved_before_they_are_written(folder: Path) -> None:
+    """Else the page that the disk has no room for would be a SIGBUS in the middle of a copy."""
+    filling = Filling(str(folder / "1.safetensors"), 1, 1)
+    filling.allocate(encode_header("k", "s", b"", b"", b""), 9 << 20, huge_pages=True)
+    assert os.stat(filling.path).st_blocks * 512 >= filling.size
+    filling.close()
+
+
+def test_no_room_shows_before_anything_is_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(syscalls, "allocate", full)
+    filling = Filling(str(folder / "1.safetensors"), 1, 1)
+    with pytest.raises(OSError, match="full"):
+        filling.allocate(encode_header("k", "s", b"", b"", b""), 9 << 20, huge_pages=False)
+    filling.close()
+    assert mapped_files(str(folder)) == []

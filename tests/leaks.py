@@ -1,0 +1,63 @@
+"""What a store must not leave behind, looked for from outside: open files, mappings, rows and files of nobody."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import memstore
+from memstore.engine.record import LIVE
+from memstore.engine.segment import segment_path
+
+
+def find_leaks(path: str) -> list[str]:
+    """Opens the store at `path`, collects what may go, and names everything that then should not be there."""
+    leaks = _in_the_store(path)
+    gc.collect()
+    # After that: what finalizers gave up is closed by the next opening or closing.
+    leaks += [f"an open file: {target}" for target in open_files(path)]
+    leaks += [f"a mapping: {target}" for target in sorted(set(mapped_files(path)))]
+    return leaks
+
+
+def _in_the_store(path: str) -> list[str]:
+    with memstore.open(path, "r+", timeout=10.0) as store:
+        store.gc()
+        keys = list(store)
+        root = store._root
+        assert root is not None
+        with root.guard:
+            rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
+            filling = root.catalog.view(lambda transaction: transaction.numbers("filling", 100))
+            retired = root.catalog.view(lambda transaction: transaction.numbers("retired", 100))
+            leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1000)))
+            records = [root.catalog.read(key.encode()) for key in keys]
+    folder = f"{path}/segments"
+    present = {f"{folder}/{name}" for name in os.listdir(folder)}
+    used = {segment_path(folder, record.segment) for record in records if record and record.segment}
+    expected = used | {segment_path(folder, segment) for segment in leased if segment in rows}
+    return [
+        *(f"a filling row: {row}" for row in filling),
+        *(f"a retired row: {row}" for row in retired if row[1] not in leased),
+        *(f"a row of no entry: {row}" for segment, row in rows.items() if row.state != LIVE and segment not in leased),
+        *(f"a file of nobody: {name}" for name in sorted(present - expected)),
+        *(f"a missing file: {name}" for name in sorted(used - present)),
+    ]
+
+
+def open_files(path: str) -> list[str]:
+    """The files of this process that lie in `path`."""
+    found: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    return sorted(target for target in found if target.startswith(f"{path}/"))
+
+
+def mapped_files(path: str) -> list[str]:
+    """The files in `path` that this process has mapped, once a mapping."""
+    with open("/proc/self/maps") as file:
+        lines = [line.rstrip("\n").split(None, 5) for line in file]
+    return [line[5] for line in lines if len(line) == 6 and line[5].startswith(f"{path}/")]
