@@ -413,12 +413,13 @@ class Store:
         """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
         root = self._writable()
         deadline = self._deadline(timeout)
-        with root.guard:
-            rows = root.catalog.view(lambda transaction: transaction.count("retired") + transaction.count("filling"))
         freed = 0
-        for _ in range(rows // _SWEPT_A_HOLD + 1):
-            unlinked: list[LockFile] = []
-            freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
+        with resource_errors(self.root):
+            with root.guard:
+                rows = root.catalog.view(lambda transaction: sum(map(transaction.count, ("retired", "filling"))))
+            for _ in range(rows // _SWEPT_A_HOLD + 1):
+                unlinked: list[LockFile] = []
+                freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
         return freed
 
     # --- the store ----------------------------------------------------------------------------------------------------

@@ -102,6 +102,6 @@ def _check(path: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_collections() -> None:
-    """What is imported by now is never garbage: without it, a collection takes milliseconds, not a third of a second."""
+    """What is imported by now is never garbage: a collection then takes milliseconds, not a third of a second."""
     gc.collect()
     gc.freeze()

@@ -175,4 +175,6 @@ def _describe(thread: int) -> str:
 
 def deadline_after(seconds: float) -> float:
     """The monotonic time in `seconds` (may be infinite: a year serves)."""
+    if seconds != seconds:
+        raise ValueError("a timeout is a number of seconds, and not nan")
     return time.monotonic() + min(seconds, 365 * 86400.0)

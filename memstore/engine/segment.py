@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import struct
@@ -26,6 +27,7 @@ from memstore.engine.record import FILLING, LIVE, STATE_NAMES
 from memstore.errors import CorruptionError, UnsupportedValueError
 
 HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
+_CACHED_TAIL = 1 << 20  # bytes
 COLLAPSE_STEP = 8 << 20
 COLLAPSE_BUDGET = 0.25  # seconds: compaction once took 0.7 s
 _SLOTS_START = b'{"__metadata__":{"memstore":"'
@@ -62,16 +64,11 @@ def segment_path(folder: str, segment: int) -> str:
 
 def encode_header(key: str, store: str, description: bytes, objects: bytes, entries: bytes) -> bytearray:
     """The file up to its data: a length, JSON, and spaces up to a page boundary. The slots are to be written."""
-    rest = json.dumps(
-        {
-            "key": key,
-            "store": store,
-            "description": base64.b64encode(description).decode(),
-            "objects": base64.b64encode(objects).decode(),
-        },
-        separators=(",", ":"),
+    named = f'","key":{json.dumps(key)},"store":{json.dumps(store)},"objects":"'
+    tail = _header_tail if len(entries) < _CACHED_TAIL else _header_tail.__wrapped__
+    text = b"".join(
+        (_SLOTS_START, b" " * SLOTS_SIZE, named.encode(), base64.b64encode(objects), tail(description, entries))
     )
-    text = b"".join((_SLOTS_START, b" " * SLOTS_SIZE, b'",', rest[1:].encode(), entries, b"}"))
     if len(text) > HEADER_LIMIT:
         raise UnsupportedValueError(
             f"the names, shapes and objects of the value take {len(text):,} bytes; a segment's header may have "
@@ -80,6 +77,12 @@ def encode_header(key: str, store: str, description: bytes, objects: bytes, entr
         )
     size = -(-(8 + len(text)) // syscalls.PAGE) * syscalls.PAGE
     return bytearray(struct.pack("<Q", size - 8) + text.ljust(size - 8))
+
+
+@functools.lru_cache(maxsize=64)
+def _header_tail(description: bytes, entries: bytes) -> bytes:
+    """What all values of one structure have in common; 50 us for one of 300 tensors."""
+    return b"".join((b'","description":"', base64.b64encode(description), b'"}', entries, b"}"))
 
 
 def write_state(fd: int, state: int) -> None:

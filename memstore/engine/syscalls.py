@@ -83,8 +83,8 @@ def _timespec(seconds: float) -> _Timespec:
 
 
 def open_file(path: str, flags: int, mode: int = 0o600) -> int:
-    """Opens without following a link at the end of `path`, and closed in programs that are executed later."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    """Opens without following a link at the end of `path` or waiting at a FIFO; closed in programs executed later."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
 
 
 def close(fd: int) -> None:

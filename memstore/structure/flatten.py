@@ -11,7 +11,6 @@ walked again, carefully: tensor by tensor, for special forms and for errors that
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,7 +82,7 @@ class _Structure:
         self.plans: dict[Ties, tuple[Plan, Copies]] = {}
 
 
-_structures: OrderedDict[Any, _Structure] = OrderedDict()
+_structures: dict[Any, _Structure] = {}
 _cached_leaves = 0
 
 
@@ -134,6 +133,8 @@ def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _
             tree = walk.visit(value)
             facts = _facts(walk.tensors)
             addresses = list(map(_data_ptr, walk.tensors))
+        except RecursionError:
+            raise RefusedError("too many levels for what is left of Python's stack here") from None
         except (RuntimeError, NotImplementedError) as error:
             if careful:
                 raise RefusedError(f"a tensor that has no plain memory ({error})") from error

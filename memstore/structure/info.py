@@ -35,10 +35,10 @@ def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
     elif isinstance(value, (list, tuple)):
         for i, entry in enumerate(value):
             yield from iter_tensors(entry, (*path, i))
-    elif hasattr(value, "_tensordict") and not isinstance(value, Mapping):
-        yield from iter_tensors(value._tensordict, path)  # a tensorclass
     elif hasattr(value, "tensordicts"):
         yield from iter_tensors(value.tensordicts, path)  # a lazy stack
-    elif isinstance(value, Mapping) or hasattr(value, "_param_td"):
+    elif hasattr(value, "_tensordict") and not isinstance(value, Mapping):
+        yield from iter_tensors(value._tensordict, path)  # a tensorclass
+    elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from iter_tensors(entry, (*path, name_of(key)))

@@ -113,7 +113,7 @@ def node_class(kind: str) -> type[Node]:
     found = NODES.get(kind)
     if found is None:
         # tensordict takes a second to import; values without TensorDicts don't need it
-        import memstore.structure.containers.tensordicts  # noqa: F401
+        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
         found = NODES.get(kind)
     if found is None:
@@ -143,7 +143,8 @@ class Reader:
             require(tree == OBJECT, "a leaf that is neither a tensor nor an object")
             self.objects += 1
             return ObjectNode(self.objects - 1)
-        require(type(tree) is list and len(tree) > 0 and type(tree[0]) is str, "a node that is no [kind, ...]")
+        tree = as_list(tree)
+        require(len(tree) > 0 and type(tree[0]) is str, "a node that is no [kind, ...]")
         require(self.depth < MAX_DEPTH, f"more than {MAX_DEPTH} levels")
         self.depth += 1
         node = node_class(tree[0]).read(tree[1:], self)
@@ -162,14 +163,19 @@ class Reader:
         return self.fixed_tensor(tree)
 
     def kids(self, trees: Any) -> Kids:
-        require(type(trees) is list, "entries that are no array")
-        return Kids([self.node(tree) for tree in trees])
+        return Kids([self.node(tree) for tree in as_list(trees)])
 
 
 def require(condition: bool, complaint: str) -> None:
     """For the shape of what was read. Never an assert: those go away under -O."""
     if not condition:
         raise MalformedError(complaint)
+
+
+def as_list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise MalformedError("something else where an array must be")
+    return value
 
 
 def unpack(payload: list[Any], *types: type | tuple[type, ...]) -> list[Any]:
@@ -228,7 +234,8 @@ _KEY_READERS: dict[str, tuple[type, Callable[[Any], Any]]] = {
 def read_key(key: Any) -> Any:
     if type(key) is str or type(key) is int:
         return key
-    require(type(key) is list and len(key) > 0 and type(key[0]) is str, "no key")
+    key = as_list(key)
+    require(len(key) > 0 and type(key[0]) is str, "no key")
     tag = key[0]
     if tag == "tuple":
         return tuple(map(read_key, key[1:]))
@@ -244,8 +251,7 @@ def read_key(key: Any) -> Any:
 
 
 def read_keys(keys: Any) -> tuple[Any, ...]:
-    require(type(keys) is list, "keys that are no array")
-    found = tuple(map(read_key, keys))
+    found = tuple(map(read_key, as_list(keys)))
     require(len(set(found)) == len(found) or any(key != key for key in found), "a key that stands there twice")
     return found
 

@@ -19,7 +19,7 @@ import torch
 from msgspec.msgpack import Ext
 
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure.node import MalformedError, read_keys, require
+from memstore.structure.node import MalformedError, as_list, read_keys, require, unpack
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NUMPY_KINDS = frozenset("biufcSUmMV")
@@ -211,11 +211,10 @@ def _read_complex(data: bytes) -> complex:
 
 
 def _read_dict(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> dict[Any, Any]:
-    pair = decoder.decode(data)
-    require(type(pair) is list and len(pair) == 2 and type(pair[1]) is list, "no dict")
-    keys = read_keys(pair[0])
-    require(len(keys) == len(pair[1]), "no dict")
-    return dict(zip(keys, pair[1], strict=True))
+    written, values = unpack(as_list(decoder.decode(data)), list, list)
+    keys = read_keys(written)
+    require(len(keys) == len(values), "no dict")
+    return dict(zip(keys, values, strict=True))
 
 
 _READERS: dict[int, Callable[[bytes], Any]] = {

@@ -11,7 +11,6 @@ dimensions takes some 20 bytes. It may come from a file that somebody tampered w
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,18 @@ from memstore.engine.layout import Span, lay_out
 from memstore.engine.record import Leaf, Path
 from memstore.errors import CorruptionError
 from memstore.structure import traits
-from memstore.structure.node import MalformedError, Node, ObjectNode, Reader, TensorNode, require, sizes, walk_names
+from memstore.structure.node import (
+    MalformedError,
+    Node,
+    ObjectNode,
+    Reader,
+    TensorNode,
+    as_list,
+    require,
+    sizes,
+    unpack,
+    walk_names,
+)
 from memstore.structure.traits import DTYPES, PLAIN, Traits
 
 _MAX_BYTES = 1 << 60
@@ -49,7 +59,6 @@ class Plan:
 
     __slots__ = (
         "_header",
-        "_recipe",
         "description",
         "fixed",
         "host",
@@ -59,6 +68,7 @@ class Plan:
         "nbytes",
         "object_count",
         "object_names",
+        "recipe",
         "root",
         "same",
         "traits",
@@ -89,7 +99,7 @@ class Plan:
         self.object_count = len(object_names)
         self.nbytes = max((leaf.offset + leaf.nbytes for leaf in leaves), default=0)
         self._header: bytes | None = None
-        self._recipe: Any = None  # see storage.py
+        self.recipe: Any = None  # see storage.py
 
     @property
     def header(self) -> bytes:
@@ -184,7 +194,7 @@ def _write_leaf(leaf: Leaf, leaf_traits: Traits) -> list[Any]:
     return written
 
 
-_plans: OrderedDict[int, Plan] = OrderedDict()
+_plans: dict[int, Plan] = {}
 _plans_bytes = 0
 
 
@@ -221,10 +231,7 @@ def _read(description: bytes) -> Plan:
 
 
 def _read_checked(description: bytes) -> Plan:
-    decoded = _decode(description)
-    require(type(decoded) is list and len(decoded) == 3, "no [tree, leaves, inline]")
-    tree, written, inline = decoded
-    require(type(written) is list and type(inline) is bool, "no [tree, leaves, inline]")
+    tree, written, inline = unpack(as_list(_decode(description)), (int, list), list, bool)
     reader = Reader()
     root = reader.node(tree)
     require(reader.tensors == len(written), f"{reader.tensors} tensors in the tree, {len(written)} leaves")
@@ -264,11 +271,12 @@ def _read_checked(description: bytes) -> Plan:
 
 
 def _read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
-    require(type(entry) is list and 3 <= len(entry) <= 6, "no leaf")
+    entry = as_list(entry)
+    require(3 <= len(entry) <= 6 and type(entry[0]) is str, "no leaf")
     dtype_name, shape, offset, stride, flags, device = entry + [None, 0, None][len(entry) - 3 :]
-    dtype = DTYPES.get(dtype_name) if type(dtype_name) is str else None
-    require(dtype is not None and dtype not in traits.QUANTIZED, f"no dtype is called {dtype_name!r}")
-    assert dtype is not None  # for the type checker
+    dtype = DTYPES.get(str(dtype_name))
+    if dtype is None or dtype in traits.QUANTIZED:
+        raise MalformedError(f"no dtype is called {dtype_name!r}")
     require(type(offset) is int and 0 <= offset < _MAX_BYTES, "no offset")
     shape = sizes(shape)
     require(len(shape) <= 1024, "a leaf of too many dimensions")

@@ -123,9 +123,9 @@ def tensors_of(plan: Plan, memory: Memory, mapping: object | None) -> list[torch
     """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`."""
     if memory.nbytes < plan.nbytes:
         raise CorruptionError(f"the value takes {plan.nbytes} bytes, but only {memory.nbytes} are there")
-    if plan._recipe is None:
-        plan._recipe = Recipe(plan)
-    recipe: Recipe = plan._recipe
+    if plan.recipe is None:
+        plan.recipe = Recipe(plan)
+    recipe: Recipe = plan.recipe
     if torch.is_inference_mode_enabled():
         # tensors made in inference mode could never be used in training
         with torch.inference_mode(False):
@@ -181,7 +181,7 @@ def finish(
     non_blocking: bool,
 ) -> None:
     """Moves the leaves to their devices, converts them, and makes them Parameters and Buffers as they were."""
-    recipe: Recipe = plan._recipe
+    recipe: Recipe = plan.recipe
     if device is not None or dtype is not None:
         for i, tensor in enumerate(tensors):
             wanted = dtype if dtype is not None and tensor.is_floating_point() and i not in plan.fixed else tensor.dtype

@@ -5,6 +5,8 @@ Everything is compared before anything is written, and all differences are told 
 common is worked out once: the next get into a target of the same structure takes it from a cache.
 """
 
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections import Counter

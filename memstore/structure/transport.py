@@ -5,6 +5,8 @@ a held value would change, and memory of its numpy aliases would go. So a sent l
 or those of the view that is sent. Tensors elsewhere go torch's way, unchanged.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from multiprocessing.reduction import ForkingPickler

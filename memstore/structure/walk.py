@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -99,7 +99,7 @@ class Walk:
                 error.containers.append(object())  # one level of the path, and no container that could come twice
             raise
 
-    def entries(self, container: Any, keys: Sequence[Any], values: Collection[Any]) -> tuple[Tree, ...]:
+    def entries(self, container: Any, keys: Iterable[Any], values: Collection[Any]) -> tuple[Tree, ...]:
         """The trees of a container's entries, in order."""
         kinds = set(map(type, values))
         if kinds <= _TENSOR_TYPES and not self.careful:
@@ -174,7 +174,7 @@ def rule(function: Callable[[type], Flattener | None]) -> Callable[[type], Flatt
 @functools.lru_cache(maxsize=512)
 def flattener(kind: type) -> Flattener:
     if "tensordict" in sys.modules:
-        import memstore.structure.containers.tensordicts  # noqa: F401
+        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
     found = _FLATTENERS.get(kind)
     if found is not None:
         return found

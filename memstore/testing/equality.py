@@ -3,6 +3,8 @@
 What `==` and `torch.equal` let pass (dtype, strides, NaN, -0.0, Parameter, names, ties, 1 or True) differs here.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import struct

@@ -1,5 +1,7 @@
 """Hypothesis strategies: nested values as memstore stores them, and the tensors, keys and objects in them."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections import OrderedDict

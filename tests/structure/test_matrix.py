@@ -478,6 +478,7 @@ def test_jagged_tensors_that_share_offsets_still_do() -> None:
 def test_strided_nested_tensors() -> None:
     value = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
     check(value)
+    check(torch.nested.nested_tensor([torch.zeros(0, 5), torch.zeros(2, 0)]))
     check([value.transpose(1, 2), torch.nested.nested_tensor([torch.randn(2)], requires_grad=True)])
 
 

@@ -1,18 +1,12 @@
-"""What is one leaf for its user and several tensors inside, or a tensor in another coat.
-
-    ["ndarray", tensor]                                            a numpy array whose dtype torch has
-    ["jagged", ragged index, min, max, requires_grad, [values, offsets, lengths or nothing]]
-    ["nested", requires_grad, buffer, sizes]                       the strided layout of nested tensors
-    ["quantized", integers, object [scale, zero point]]            one scale for the whole tensor
-    ["quantized_channels", axis, integers, scales, zero points]
+"""numpy arrays, whose bytes are a tensor's (["ndarray", tensor]), and the rules for tensors that are not plain ones.
 
 Plain tensors come here only in a careful walk, which names the one that can't be stored.
 """
 
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,15 +14,14 @@ import numpy as np
 import torch
 
 from memstore.engine.record import Path
+from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
 from memstore.structure.node import (
     TENSOR,
-    Kids,
     Node,
     Parts,
     Reader,
     Tree,
     register,
-    require,
     unpack,
 )
 from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse, refuse_unless_pickled, rule
@@ -97,206 +90,21 @@ class ArrayNode(Node):
         return "numpy array"
 
 
-# -- nested tensors --------------------------------------------------------------------------------------------------
-
-
-def _flatten_jagged(value: Any, walk: Walk) -> Tree:
-    if value.device.type == "meta":
-        raise RefusedError("a meta tensor: it has a shape, but no bytes")
-    cached = value._metadata_cache
-    bounds = [None if cached.get(key) is None else int(cached[key].shape[0]) for key in ("min_seqlen", "max_seqlen")]
-    # offsets go as they are: a second tensor with the same offsets is found to be tied, and both are of one shape again
-    inner = [value._values.detach(), value._offsets] + ([] if value._lengths is None else [value._lengths])
-    return (
-        *("jagged", value._ragged_idx, *bounds, value.requires_grad),
-        walk.entries(value, ("values", "offsets", "lengths"), inner),
-    )
-
-
-@register
-class JaggedNode(Node):
-    __slots__ = ("bounds", "kids", "ragged", "requires_grad")
-    kind = "jagged"
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        ragged, low, high, requires_grad, trees = unpack(payload, int, (_NONE, int), (_NONE, int), bool, list)
-        require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "no jagged tensor")
-        require(all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "no lengths of a jagged tensor")
-        node = cls()
-        node.ragged = ragged
-        node.bounds = {"min_seqlen": low, "max_seqlen": high}
-        node.requires_grad = requires_grad
-        reader.exact.update(range(reader.tensors + 1, reader.tensors + len(trees)))
-        node.kids = reader.kids(trees)
-        return node
-
-    def build(self, parts: Parts) -> Any:
-        from torch.nested._internal.nested_tensor import NestedTensor
-
-        values, offsets, lengths = [*self.kids.build(parts), None][:3]
-        require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "no jagged tensor")
-        require(lengths is None or lengths.shape == (len(offsets) - 1,), "no jagged tensor")
-        cache = {key: torch.zeros(bound, 0, device="cpu") for key, bound in self.bounds.items() if bound is not None}
-        return NestedTensor(
-            values,
-            offsets,
-            lengths=lengths,
-            _ragged_idx=self.ragged,
-            requires_grad=self.requires_grad,
-            _metadata_cache=cache,
-        )
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        for name, node in zip(("values", "offsets", "lengths"), self.kids.nodes, strict=False):
-            yield (name,), node
-
-    def describe(self) -> str:
-        return "nested tensor"
-
-
-def _flatten_nested(value: torch.Tensor, walk: Walk) -> Tree:
-    plain = value.detach()
-    if not plain.is_contiguous():
-        if walk.in_place:
-            raise RefusedError("a nested tensor that is not contiguous")
-        plain = plain.contiguous()
-    sizes = plain._nested_tensor_size()  # type: ignore[attr-defined]
-    trees = walk.entries(value, ("values", "sizes"), [plain.values(), sizes])
-    return ("nested", value.requires_grad, *trees)
-
-
-@register
-class NestedNode(Node):
-    __slots__ = ("buffer", "requires_grad", "sizes")
-    kind = "nested"
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        requires_grad, buffer, sizes = unpack(payload, bool, int, int)
-        node = cls()
-        node.requires_grad = requires_grad
-        require(buffer == TENSOR, "no nested tensor")
-        node.buffer = reader.node(buffer)
-        reader.exact.add(reader.tensors)
-        node.sizes = reader.host_tensor(sizes)
-        return node
-
-    def build(self, parts: Parts) -> Any:
-        buffer, sizes = self.buffer.build(parts), self.sizes.build(parts)
-        # torch trusts these numbers, and would read beyond the buffer
-        require(sizes.dtype == torch.int64 and sizes.ndim == 2 and buffer.ndim == 1, "no nested tensor")
-        rows = sizes.tolist()
-        require(all(0 <= size <= buffer.numel() for row in rows for size in row), "no nested tensor")
-        counts = [math.prod(row) for row in rows]
-        require(sum(counts) == buffer.numel(), "no nested tensor")
-        strides = [[math.prod(row[i + 1 :]) for i in range(len(row))] for row in rows]
-        offsets = [0, *itertools.accumulate(counts)][: len(counts)]
-        made = torch._nested_view_from_buffer(  # type: ignore[attr-defined]
-            buffer,
-            sizes,
-            torch.tensor(strides, dtype=torch.int64, device="cpu").reshape(sizes.shape),
-            torch.tensor(offsets, dtype=torch.int64, device="cpu"),
-        ).detach()
-        return made.requires_grad_() if self.requires_grad else made
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield ("values",), self.buffer
-        yield ("sizes",), self.sizes
-
-    def describe(self) -> str:
-        return "nested tensor"
-
-
-# -- quantized tensors -----------------------------------------------------------------------------------------------
-
-
-def _flatten_quantized(value: torch.Tensor, walk: Walk) -> Tree:
-    if walk.in_place:
-        raise RefusedError("a quantized tensor can't be filled in place")
-    if value.dtype not in (torch.qint8, torch.quint8, torch.qint32):
-        raise RefusedError(f"a quantized tensor of dtype {value.dtype}; dequantize() it")
-    if value.qscheme() == torch.per_tensor_affine:
-        walk.tensors.append(value.int_repr())
-        return ("quantized", TENSOR, walk.visit([value.q_scale(), value.q_zero_point()]))
-    if value.qscheme() in (torch.per_channel_affine, torch.per_channel_affine_float_qparams):
-        walk.tensors += [value.int_repr(), value.q_per_channel_scales(), value.q_per_channel_zero_points()]
-        return ("quantized_channels", value.q_per_channel_axis(), TENSOR, TENSOR, TENSOR)
-    raise RefusedError(f"a quantized tensor of the scheme {value.qscheme()}; dequantize() it")
-
-
-@register
-class QuantizedNode(Node):
-    __slots__ = ("integers", "parameters")
-    kind = "quantized"
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        integers, parameters = unpack(payload, int, int)
-        require(integers == TENSOR and parameters != TENSOR, "no quantized tensor")
-        node = cls()
-        node.integers = reader.fixed_tensor(integers)
-        node.parameters = reader.node(parameters)
-        return node
-
-    def build(self, parts: Parts) -> Any:
-        parameters = self.parameters.build(parts)
-        require(type(parameters) is list and list(map(type, parameters)) == [float, int], "no quantized tensor")
-        integers = self.integers.build(parts)
-        require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
-        return torch._make_per_tensor_quantized_tensor(integers, *parameters)
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.integers
-        yield ("scale and zero point",), self.parameters
-
-    def describe(self) -> str:
-        return "quantized tensor"
-
-
-@register
-class ChannelQuantizedNode(Node):
-    __slots__ = ("axis", "kids")
-    kind = "quantized_channels"
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        axis, *trees = unpack(payload, int, int, int, int)
-        require(trees == [TENSOR] * 3, "no quantized tensor")
-        node = cls()
-        node.axis = axis
-        node.kids = Kids([reader.fixed_tensor(tree) for tree in trees])
-        return node
-
-    def build(self, parts: Parts) -> Any:
-        integers, scales, zero_points = self.kids.build(parts)
-        require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
-        require(0 <= self.axis < integers.ndim, "no quantized tensor")
-        require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "no quantized tensor")
-        return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, self.axis)
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from zip(((), ("scales",), ("zero_points",)), self.kids.nodes, strict=True)
-
-    def describe(self) -> str:
-        return "quantized tensor"
-
-
 # -- tensors by themselves -------------------------------------------------------------------------------------------
 
 
 @flattens(torch.Tensor, torch.nn.Parameter)
 def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # pyright: ignore[reportAttributeAccessIssue]
         raise RefusedError("a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own")
     if value.is_nested:
-        return _flatten_nested(value, walk)
+        return flatten_nested(value, walk)
     if value.device.type == "meta":
         raise RefusedError("a meta tensor: it has a shape, but no bytes")
     if value.layout is not torch.strided:
         raise RefusedError(f"a {_layout_name(value)} tensor (layout {value.layout}); put its to_dense()")
     if value.is_quantized:
-        return _flatten_quantized(value, walk)
+        return flatten_quantized(value, walk)
     try:
         value.data_ptr()
     except RuntimeError as error:
@@ -323,7 +131,7 @@ def _tensor_rule(kind: type) -> Flattener | None:
         return None
     bases = {base.__name__: base.__module__ for base in kind.__mro__}
     if bases.get("NestedTensor", "").startswith("torch.nested."):
-        return _flatten_jagged
+        return flatten_jagged
     if bases.get("MemoryMappedTensor", "").startswith("tensordict."):
         return _flatten_memory_mapped
     for name, reason in _REFUSED_SUBCLASSES.items():

@@ -34,10 +34,11 @@ from memstore.structure.node import (
 from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse_unless_pickled, rule
 
 # The factories of defaultdicts that can be named without running anything.
-_FACTORIES: dict[str, type | None] = {
-    kind.__name__: kind for kind in (int, float, complex, str, bytes, list, dict, set, tuple, bool)
-} | {"none": None}
-_FACTORY_NAMES: dict[type | None, str] = {kind: name for name, kind in _FACTORIES.items()}
+_FACTORIES: dict[str, Any] = {
+    "none": None,
+    **{kind.__name__: kind for kind in (int, float, complex, str, bytes, list, dict, set, tuple, bool)},
+}
+_FACTORY_NAMES: dict[Any, str] = {kind: name for name, kind in _FACTORIES.items()}
 
 
 def _only_objects(trees: tuple[Tree, ...], walk: Walk) -> bool:
@@ -141,7 +142,7 @@ class NamedTupleNode(Node):
 
 @flattens(dict)
 def _flatten_dict(value: dict[Any, Any], walk: Walk) -> Tree:
-    trees = walk.entries(value, value, value.values())  # type: ignore[arg-type]
+    trees = walk.entries(value, value, value.values())
     keys = walk.keys(value)
     if _only_objects(trees, walk):
         walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=False))
@@ -151,7 +152,7 @@ def _flatten_dict(value: dict[Any, Any], walk: Walk) -> Tree:
 
 @flattens(OrderedDict)
 def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
-    trees = walk.entries(value, value, value.values())  # type: ignore[arg-type]
+    trees = walk.entries(value, value, value.values())
     keys = walk.keys(value)
     attributes = vars(value)
     if attributes:
@@ -169,8 +170,8 @@ def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
         if walk.allow_pickle:
             return walk.object(value)
         raise RefusedError("a defaultdict whose factory is no builtin type, which only allow_pickle=True can store")
-    trees = walk.entries(value, value, value.values())  # type: ignore[arg-type]
-    return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)  # type: ignore[index]
+    trees = walk.entries(value, value, value.values())
+    return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)
 
 
 @rule
