@@ -45,9 +45,13 @@ class Options:
 PLAIN = Options()
 
 
-def flatten(value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:
+def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:
     """Raises UnsupportedValueError, naming the leaf, before anything is written."""
-    return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=root.settings.inline_limit)
+    try:
+        return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=root.settings.inline_limit)
+    except UnsupportedValueError as error:
+        error.key = key
+        raise
 
 
 def write(root: Root, key: bytes, flat: structure.Flat, batch: int, deadline: float) -> Content:
@@ -94,6 +98,16 @@ def close(fillings: Sequence[Filling]) -> None:
 
 def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
     """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
+    try:
+        return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
+    except MemstoreError as error:
+        if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
+            raise _damaged(root, key, held[0], error.detail) from error
+        error.key = key
+        raise
+
+
+def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
     record, mapping, start = held
     if mapping is None:
         memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)

@@ -144,7 +144,12 @@ class Store:
             StoreFullError: no room. Nothing changed.
             ReadOnlyError: the store was opened with mode "r".
         """
-        return self._put({key: value}, {} if expect_version is None else {key: expect_version}, timeout)[0]
+        try:
+            items = {key: value}
+        except TypeError:  # not hashable
+            encode_key(key)
+            raise
+        return self._put(items, {} if expect_version is None else {key: expect_version}, timeout)[0]
 
     def put_many(
         self,
@@ -167,7 +172,7 @@ class Store:
         for key in expected:
             if key not in items:
                 raise ValueError(f"expect_versions names {key!r}, which is not among the items")
-        flats = [contents.flatten(value, root, allow_pickle=self._allow_pickle) for value in items.values()]
+        flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
         self._check_early(root, expected)
         changes: list[Change] = []
         batch = 0

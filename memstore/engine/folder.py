@@ -105,10 +105,9 @@ def new_settings(
 def read_settings(root: str) -> Settings | None:
     """None if the folder has no `memstore.json`."""
     path = f"{root}/{SETTINGS}"
-    try:
-        fd = syscalls.open_file(path, os.O_RDONLY)
-    except FileNotFoundError:
+    if _kind_checked(path, folder=False) is None:
         return None
+    fd = syscalls.open_file(path, os.O_RDONLY)
     try:
         text = syscalls.read_at(fd, 1 << 16, 0)
     finally:
@@ -189,7 +188,8 @@ def check_folder(root: str, fd: int, settings: Settings | None) -> None:
     found = syscalls.status(fd)
     mode = stat.S_IMODE(found.st_mode)
     group = settings.unix_group if settings else None
-    if found.st_uid != os.geteuid() and not (group is not None and found.st_gid == group):
+    ours = {os.getegid(), *os.getgroups()}  # what another user says of a group doesn't count for who is not in it
+    if found.st_uid != os.geteuid() and not (group in ours and found.st_gid == group):
         raise PermissionDeniedError(f"{root} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}")
     allowed = 0o755 if settings is None else settings.folder_mode
     if mode & 0o777 & ~allowed:
@@ -200,21 +200,27 @@ def check_files(root: str, settings: Settings) -> None:
     """Refuses links and other people's files where the store's own should be."""
     for name in (SETTINGS, LOCK, DOORBELL, "catalog", CATALOG, f"{CATALOG}/data.mdb", f"{CATALOG}/lock.mdb", SEGMENTS):
         path = f"{root}/{name}"
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
+        found = _kind_checked(path, folder=name in ("catalog", CATALOG, SEGMENTS))
+        if found is None:
             continue
-        folder = name in ("catalog", CATALOG, SEGMENTS)
-        right_kind = stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)
-        if not right_kind:
-            expected = "a folder" if folder else "a file"
-            raise PermissionDeniedError(
-                f"{path} should be {expected} and is {stat.filemode(found.st_mode)}: not memstore's"
-            )
         if found.st_uid != os.geteuid() and found.st_gid != settings.unix_group:
             raise PermissionDeniedError(
                 f"{path} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
             )
+
+
+def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
+    """The status of what should be a file, or a folder, itself; None if there is nothing."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if not (stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)):
+        expected = "a folder" if folder else "a file"
+        raise PermissionDeniedError(
+            f"{path} should be {expected} and is {stat.filemode(found.st_mode)}: not memstore's; remove it"
+        )
+    return found
 
 
 def check_empty(root: str) -> None:
@@ -241,7 +247,8 @@ def ensure_folder(root: str, *, create: bool) -> None:
     parent = os.path.dirname(root)
     if not os.path.lexists(root):
         if not os.path.isdir(parent):
-            raise NotAStoreError(f"{root}: the parent folder {parent} doesn't exist")
+            what = "is not a folder" if os.path.lexists(parent) else "doesn't exist: create it first"
+            raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:
             raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
         try:

@@ -8,7 +8,6 @@ never by a finalizer at exit, when tensors may still be read by others' finalize
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from typing import Any
 
 from memstore.engine import syscalls
@@ -35,14 +34,6 @@ class Mapping:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
-
-    # Leaves carry their mapping as an attribute, which pickle and deepcopy would take along. What they get in its
-    # place is a type that torch.load(weights_only=True) admits.
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return OrderedDict, ()
-
-    def __deepcopy__(self, memo: object) -> None:
-        return None
 
 
 def lies_in_mapping(address: int) -> bool:

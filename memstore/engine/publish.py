@@ -34,7 +34,7 @@ from memstore.engine.record import FILLING, LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.recovery import boot_clock, sweep
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, remove_file, segment_path
-from memstore.errors import KeyNotFoundError, MemstoreError, VersionConflictError
+from memstore.errors import CorruptionError, KeyNotFoundError, MemstoreError, VersionConflictError
 
 log = logging.getLogger("memstore")
 
@@ -79,13 +79,24 @@ def claim(root: Root, key: bytes, nbytes: int, batch: int, deadline: float) -> F
     def action() -> Filling:
         with root.guard:
             segment, put_id = root.catalog.update(allot)
-            filling = Filling(segment_path(root.segments, segment), segment, put_id)
+            path = segment_path(root.segments, segment)
+            try:
+                filling = Filling(path, segment, put_id)
+            except FileExistsError:
+                root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
+                detail = "it is there already, and the catalog doesn't know it"
+                raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
         if not syscalls.lock_exclusive(filling.fd):
             raise BlockingIOError(errno.EAGAIN, f"{filling.path} is new, and locked")
         adopt(filling.fd, root.settings)
         return filling
 
     return root.mutex.run(action, deadline)
+
+
+def _drop(transaction: Transaction, segment: int) -> None:
+    transaction.delete_segment(segment)
+    transaction.delete_number("filling", segment)
 
 
 def abandon(root: Root, fillings: Sequence[Filling]) -> None:
@@ -96,8 +107,7 @@ def abandon(root: Root, fillings: Sequence[Filling]) -> None:
         for filling in fillings:
             row = transaction.segment(filling.segment)
             if row is not None and row.state == FILLING and row.put_id == filling.put_id:
-                transaction.delete_segment(filling.segment)
-                transaction.delete_number("filling", filling.segment)
+                _drop(transaction, filling.segment)
                 ours.append(filling)
         return ours
 

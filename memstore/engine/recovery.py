@@ -5,6 +5,7 @@ All of it runs under the store's mutex, on rows that the catalog names: no folde
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -99,6 +100,10 @@ def _take(root: Root, row: _Row, taken: list[LockFile]) -> bool:
             file = LockFile(segment_path(root.segments, segment), os.O_RDWR)
     except FileNotFoundError:
         return True
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
+            return True
+        raise
     if syscalls.lock_exclusive(file.fd):
         taken.append(file)
         return True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -182,6 +183,8 @@ def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | No
         fd = syscalls.open_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _no_file(path, error) from None
     try:
         if not syscalls.lock_shared(fd):
             return None
@@ -194,10 +197,19 @@ def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | No
             detail = f"the file has {size:,} bytes, its header takes {start:,} and its data {nbytes:,}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
         return Mapping(fd, size), start
+    except OSError as error:
+        raise _no_file(path, error) from None
     finally:
         syscalls.close(fd)
 
 
+def _no_file(path: str, error: OSError) -> Exception:
+    """What open and read say of links, folders and FIFOs that lie where a segment should."""
+    if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE):
+        return error
+    return CorruptionError(f"{path} is no file of memstore's: {error.strerror}", path=path, detail=str(error.strerror))
+
+
 def remove_file(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder there is nothing of ours: left alone
         syscalls.unlink(path)
