@@ -19,10 +19,31 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from memstore import errors
+from memstore.errors import (
+    AlreadyExistsError,
+    ContentionError,
+    CorruptionError,
+    FormatVersionError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    MemstoreError,
+    MutableEntryError,
+    NotAStoreError,
+    PermissionDeniedError,
+    ReadOnlyError,
+    ResourceLimitError,
+    StoreClosedError,
+    StoreFullError,
+    StoreTimeoutError,
+    StructureMismatchError,
+    UnknownOutcomeError,
+    UnsupportedFilesystemError,
+    UnsupportedValueError,
+    VersionConflictError,
+    VersionGoneError,
+)
 
 if TYPE_CHECKING:
-    from memstore.errors import *  # noqa: F403, the names are listed below
     from memstore.info import EntryInfo, LeafInfo, StoreStats
     from memstore.ref import Ref
     from memstore.store import Store, iter_weights, open
@@ -38,18 +59,40 @@ _HOMES = {
     "LeafInfo": "memstore.info",
     "StoreStats": "memstore.info",
 }
-_ERRORS = [
-    name
-    for name, value in vars(errors).items()
-    if isinstance(value, type) and issubclass(value, errors.MemstoreError) and not name.startswith("_")
-]
 
-__all__ = ["EntryInfo", "LeafInfo", "Ref", "Store", "StoreStats", "errors", "iter_weights", "open", *_ERRORS]  # noqa: PLE0604
+__all__ = [
+    "AlreadyExistsError",
+    "ContentionError",
+    "CorruptionError",
+    "EntryInfo",
+    "FormatVersionError",
+    "InvalidKeyError",
+    "KeyNotFoundError",
+    "LeafInfo",
+    "MemstoreError",
+    "MutableEntryError",
+    "NotAStoreError",
+    "PermissionDeniedError",
+    "ReadOnlyError",
+    "Ref",
+    "ResourceLimitError",
+    "Store",
+    "StoreClosedError",
+    "StoreFullError",
+    "StoreStats",
+    "StoreTimeoutError",
+    "StructureMismatchError",
+    "UnknownOutcomeError",
+    "UnsupportedFilesystemError",
+    "UnsupportedValueError",
+    "VersionConflictError",
+    "VersionGoneError",
+    "iter_weights",
+    "open",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ERRORS:
-        return getattr(errors, name)
     if name not in _HOMES:
         raise AttributeError(f"module 'memstore' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

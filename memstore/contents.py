@@ -17,7 +17,7 @@ from memstore.engine.publish import Content
 from memstore.engine.record import Record
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, encode_header, segment_path
-from memstore.errors import CorruptionError, MemstoreError
+from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
 

@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Annotated, Literal
 
 import msgspec
@@ -63,6 +63,12 @@ _NETWORK = {
     0x7461636F: "OCFS2",
     0x19830326: "BeeGFS",
 }
+
+
+class _AnyFormat(msgspec.Struct):
+    """What every version of `memstore.json` has."""
+
+    format: int
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -113,13 +119,12 @@ def read_settings(root: str) -> Settings | None:
     finally:
         syscalls.close(fd)
     try:
-        found = msgspec.json.decode(text, type=dict)
-        version = found.get("format")
-        if isinstance(version, int) and version > FORMAT:
+        version = msgspec.json.decode(text, type=_AnyFormat).format
+        if version > FORMAT:
             raise FormatVersionError(
                 f"{root} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
             )
-        settings = msgspec.convert(found, Settings)
+        settings = msgspec.json.decode(text, type=Settings)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
     return settings
@@ -269,7 +274,7 @@ def ensure_folder(root: str, *, create: bool) -> None:
 
 
 @contextlib.contextmanager
-def locked(root: str, deadline: float, opening: threading.Lock) -> Iterator[int]:
+def locked(root: str, deadline: float, opening: threading.Lock) -> Generator[int]:
     """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd."""
     with opening:
         file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)

@@ -26,21 +26,22 @@ _RETRY_EVERY = 0.0005  # seconds, in mode "r"
 
 def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[Held | None]:
     """The records of one moment, with their segments mapped; None where there is no such key."""
-    for _ in range(2):
+    held, misfit = _try(root, keys)
+    if misfit is not None:
         held, misfit = _try(root, keys)
-        if misfit is None:
-            return held
+    if misfit is None:
+        return held
     if may_lock:
         held, misfit = root.mutex.run(lambda: _try(root, keys), deadline)
         if misfit is not None:
             raise _damaged(root, *misfit)
         return held
-    while time.monotonic() < deadline:  # mode "r" never takes the mutex
-        held, misfit = _try(root, keys)
-        if misfit is None:
-            return held
+    while misfit is not None and time.monotonic() < deadline:  # mode "r" never takes the mutex
         time.sleep(_RETRY_EVERY)
-    name = misfit[0].decode() if misfit else ""
+        held, misfit = _try(root, keys)
+    if misfit is None:
+        return held
+    name = misfit[0].decode()
     raise ContentionError(
         f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may wait "
         "for its writers, or get less often",
@@ -74,8 +75,8 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | 
     try:
         return map_segment(segment_path(root.segments, record.segment), record.put_id, record.nbytes)
     except CorruptionError as error:
-        error.key = key.decode()
-        raise
+        name = key.decode()
+        raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
 
 
 def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from memstore.engine import folder, recovery, syscalls
@@ -194,7 +194,7 @@ def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
 
 
 @contextlib.contextmanager
-def _closed_on_error(root: Root) -> Iterator[None]:
+def _closed_on_error(root: Root) -> Generator[None]:
     """Left open, the catalog would bar this process from opening it again."""
     try:
         yield
@@ -217,7 +217,7 @@ def _assemble(path: str, settings: Settings, kind: int, *, writable: bool) -> Ro
 
 
 @contextlib.contextmanager
-def _permission_errors(path: str) -> Iterator[None]:
+def _permission_errors(path: str) -> Generator[None]:
     try:
         yield
     except PermissionDeniedError:

@@ -205,9 +205,11 @@ def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | No
 
 def _no_file(path: str, error: OSError) -> Exception:
     """What open and read say of links, folders and FIFOs that lie where a segment should."""
-    if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE):
+    what = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ESPIPE: "a FIFO", errno.ENXIO: "a socket"}
+    if error.errno not in what:
         return error
-    return CorruptionError(f"{path} is no file of memstore's: {error.strerror}", path=path, detail=str(error.strerror))
+    detail = f"it is {what[error.errno]}, and no file of memstore's"
+    return CorruptionError(f"{path}: {detail}", path=path, detail=detail)
 
 
 def remove_file(path: str) -> None:
