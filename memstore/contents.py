@@ -16,7 +16,7 @@ from memstore.engine.lookup import Held
 from memstore.engine.publish import Content
 from memstore.engine.record import Record
 from memstore.engine.root import Root
-from memstore.engine.segment import Filling, encode_header, segment_path
+from memstore.engine.segment import Filling, check_header, encode_header, segment_path
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
@@ -59,6 +59,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, batch: int, deadline: fl
     plan = flat.plan
     content = Content(plan.description, flat.objects, plan.nbytes)
     if plan.inline:
+        check_header(key.decode(), len(plan.description) + len(flat.objects))
         memory = np.frombuffer(bytearray(plan.nbytes), np.uint8)
         structure.fill(flat, memory)
         content.inline = memory.tobytes()
@@ -141,7 +142,8 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
 def _checksums(root: Root, plan: structure.Plan, memory: np.ndarray) -> bytes | None:
     if not root.settings.checksum:
         return None
-    return b"".join(xxhash.xxh3_64_digest(memory[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
+    data = memoryview(memory)
+    return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
 def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: np.ndarray) -> None:

@@ -37,7 +37,7 @@ _NET = 1.0  # seconds between looks of a wait, should a wake get lost
 log = logging.getLogger("memstore")
 
 
-def open(  # noqa: A001, as gzip.open is
+def open(
     root: str | os.PathLike[str],
     mode: Mode = "a",
     *,
@@ -91,6 +91,8 @@ def open(  # noqa: A001, as gzip.open is
         raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
     if inline_limit is not None and not 0 <= inline_limit <= _INLINE_LIMIT_MOST:
         raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
+    if not isinstance(file_mode, int) or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
+        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {file_mode!r}")
     if capacity is not None:
         raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
     path = os.fspath(root)

@@ -43,7 +43,7 @@ class Child:
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         ours, theirs = map(Wire, _CONTEXT.Pipe())
         self._wire = ours
-        self.process = _CONTEXT.Process(target=_run, args=(function, theirs, ours, arguments), daemon=True)
+        self.process = _CONTEXT.Process(target=_run, args=(function, theirs, ours, arguments))
         self.process.start()
         theirs.close()
 

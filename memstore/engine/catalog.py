@@ -238,8 +238,14 @@ class Catalog:
             return StoreFullError(f"{path}: {error}")
         for code in _REFUSALS:
             if os.strerror(code) in str(error):  # LMDB's binding keeps the text only
+                if code == errno.EIO and self._is_disk_full():  # a short write is an I/O error to LMDB
+                    code = errno.ENOSPC
                 return OSError(code, os.strerror(code), path)
         return _damaged(path, str(error))
+
+    def _is_disk_full(self) -> bool:
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize < STEP
 
     @property
     def nbytes(self) -> int:

@@ -97,7 +97,7 @@ def new_settings(
     *, durability: Durability | None, checksum: bool | None, inline_limit: int | None, file_mode: int, group: int | None
 ) -> Settings:
     chosen = durability or "process"
-    return Settings(
+    settings = Settings(
         format=FORMAT,
         store=uuid.uuid4().hex,
         durability=chosen,
@@ -106,6 +106,10 @@ def new_settings(
         file_mode=file_mode,
         unix_group=group,
     )
+    try:  # what was written could else not be read again
+        return msgspec.convert(msgspec.to_builtins(settings), Settings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no store can be created so: {error}") from None
 
 
 def read_settings(root: str) -> Settings | None:

@@ -7,7 +7,7 @@ import errno
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
 
 
-class resource_errors:  # noqa: N801, used as contextlib's are; a class, since a generator costs a get 1 us more
+class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key."""
 
     __slots__ = ("_key", "_root")

@@ -26,7 +26,7 @@ _RETRY_EVERY = 0.0005  # seconds, in mode "r"
 
 def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[Held | None]:
     """The records of one moment, with their segments mapped; None where there is no such key."""
-    held, misfit = _try(root, keys)
+    held, misfit = first = _try(root, keys)
     if misfit is not None:
         held, misfit = _try(root, keys)
     if misfit is None:
@@ -41,6 +41,8 @@ def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) 
         held, misfit = _try(root, keys)
     if misfit is None:
         return held
+    if misfit == first[1]:  # all the time the same, so nobody replaced it
+        raise _damaged(root, *misfit)
     name = misfit[0].decode()
     raise ContentionError(
         f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may wait "
@@ -81,5 +83,5 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | 
 
 def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
     name, path = key.decode(), segment_path(root.segments, record.segment)
-    detail = f"the file is missing, or is not that of put {record.put_id:#x}"
+    detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x}"
     return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from memstore.engine import folder, recovery, syscalls
 from memstore.engine.catalog import Catalog
-from memstore.engine.lockfile import LockFile, close_all
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
+from memstore.engine.lockfile import LockFile, close_all
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
 from memstore.errors import AlreadyExistsError, CorruptionError, NotAStoreError, PermissionDeniedError
 
@@ -160,6 +160,9 @@ def _create(path: str, creation: Creation, kind: int) -> Root:
     root = _assemble(path, settings, kind, writable=True)
     with _closed_on_error(root):
         with root.guard:
+            rows = root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments"))
+            if rows:
+                raise NotAStoreError(f"{path} has lost its {folder.SETTINGS}, not its catalog: restore it from a copy")
             root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
         for name in ("data.mdb", "lock.mdb"):
             os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)

@@ -70,14 +70,19 @@ def encode_header(key: str, store: str, description: bytes, objects: bytes, entr
     text = b"".join(
         (_SLOTS_START, b" " * SLOTS_SIZE, named.encode(), base64.b64encode(objects), tail(description, entries))
     )
-    if len(text) > HEADER_LIMIT:
-        raise UnsupportedValueError(
-            f"the names, shapes and objects of the value take {len(text):,} bytes; a segment's header may have "
-            f"{HEADER_LIMIT:,}: store large objects as tensors, or under several keys",
-            key=key,
-        )
+    check_header(key, len(text))
     size = -(-(8 + len(text)) // syscalls.PAGE) * syscalls.PAGE
     return bytearray(struct.pack("<Q", size - 8) + text.ljust(size - 8))
+
+
+def check_header(key: str, nbytes: int) -> None:
+    """Refuses what would not fit into a header, also for values that need none."""
+    if nbytes > HEADER_LIMIT:
+        raise UnsupportedValueError(
+            f"the names, shapes and objects of the value take {nbytes:,} bytes, and may take {HEADER_LIMIT:,}: "
+            "store large objects as tensors, or under several keys",
+            key=key,
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -189,7 +194,7 @@ def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | No
         if not syscalls.lock_shared(fd):
             return None
         head = syscalls.read_at(fd, SLOTS_OFFSET + SLOTS_SIZE, 0)  # after the lock: before it, it may be a writer's
-        if head[8:SLOTS_OFFSET] != _SLOTS_START or head[_PUT_ID_AT : _PUT_ID_AT + 16] != b"%016x" % put_id:
+        if head[8:SLOTS_OFFSET] != _SLOTS_START or head[SLOTS_OFFSET : _PUT_ID_AT + 16] != b"put=%016x" % put_id:
             return None
         start = 8 + int.from_bytes(head[:8], "little")
         size = syscalls.status(fd).st_size

@@ -1,0 +1,267 @@
+"""Pickle bombs in every slot: nothing that is stored runs, unless the store was opened for it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import os
+import pickle
+import pickletools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import pytest
+import torch
+
+import memstore
+from memstore.engine import folder
+from memstore.engine.catalog import STEP
+from memstore.engine.record import decode_record, encode_record
+from tests.children import in_child
+
+
+class Bomb:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture
+def crater(tmp_path: Path) -> str:
+    """Where a bomb that went off leaves a folder."""
+    return str(tmp_path / "crater")
+
+
+def test_the_bomb_works(crater: str) -> None:
+    pickle.loads(pickle.dumps(Bomb(crater)))
+    assert os.path.isdir(crater)
+
+
+def read_everything(root: str, options: dict[str, Any] | None = None) -> list[str]:
+    """Touches all that a store can tell; the names of the errors."""
+    errors: list[str] = []
+    for mode in ("r", "r+"):
+        with _noting(errors), memstore.open(root, mode, timeout=0.1, **options or {}) as store:  # type: ignore[arg-type]
+            for call in (
+                lambda: store.get("key"),
+                lambda: store.get("key", out={"x": torch.zeros(1000), "y": None}),
+                lambda: store.get("key", like={"x": torch.zeros(1000), "y": None}),
+                lambda: store.get("key", device="cpu"),
+                lambda: store.get_many(["key"]),
+                lambda: store.info("key"),
+                lambda: repr(store.ref("key").get()),
+                lambda: list(store.items()),
+                lambda: list(memstore.iter_weights(store, "key")),
+                lambda: store.stats(),
+                lambda: store.gc(),
+                lambda: store.put("key2", 1),
+                lambda: store.delete("key"),
+            ):
+                with _noting(errors):
+                    call()
+    return errors
+
+
+@contextlib.contextmanager
+def _noting(errors: list[str]) -> Any:
+    try:
+        yield
+    except memstore.MemstoreError as error:
+        errors.append(type(error).__name__)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_put_refuses_one(store: memstore.Store, crater: str, large: bool) -> None:
+    with pytest.raises(memstore.UnsupportedValueError, match=r"value\['y'\].*Bomb.*allow_pickle"):
+        store.put("key", {"x": torch.zeros(1000 if large else 1), "y": Bomb(crater)})
+    assert list(store) == [] and not os.path.exists(crater)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_one_that_was_put_on_purpose_goes_off_only_where_it_is_allowed(scratch: str, crater: str, large: bool) -> None:
+    with memstore.open(scratch, allow_pickle=True) as store:
+        store.put("key", {"x": torch.zeros(1000 if large else 1), "y": Bomb(crater)})
+    assert not os.path.exists(crater)
+    shutil.copytree(scratch, f"{scratch}2")
+    errors = in_child(read_everything, scratch)
+    assert not os.path.exists(crater)
+    assert "UnsupportedValueError" in errors
+    in_child(read_everything, f"{scratch}2", {"allow_pickle": True})
+    assert os.path.isdir(crater)
+
+
+def bombs(crater: str) -> dict[str, bytes]:
+    pickled = pickle.dumps(Bomb(crater))
+    saved = io.BytesIO()
+    torch.save(Bomb(crater), saved)
+    extension = msgspec.msgpack.encode([msgspec.msgpack.Ext(100, pickled)])
+    return {
+        "pickle": pickled,
+        "old pickle": pickle.dumps(Bomb(crater), protocol=0),
+        "torch.save": saved.getvalue(),
+        "extension": extension,
+        "extension in an extension": msgspec.msgpack.encode(
+            [msgspec.msgpack.Ext(1, extension), msgspec.msgpack.Ext(2, extension), msgspec.msgpack.Ext(20, pickled)]
+        ),
+        "many": msgspec.msgpack.encode([msgspec.msgpack.Ext(code, pickled) for code in range(1, 127)]),
+    }
+
+
+KINDS = sorted(bombs(""))
+
+
+def make(root: str, large: bool = True) -> None:
+    with memstore.open(root) as store:
+        store.put("key", {"x": torch.zeros(1000 if large else 1), "y": "harmless"})
+
+
+def rewrite_record(root: str, **changes: Any) -> None:
+    """Changes the record of "key", with a checksum that fits."""
+    env = lmdb.open(f"{root}/catalog/local", max_dbs=8, map_size=STEP)
+    with env.begin(write=True) as transaction:
+        table = env.open_db(b"entries", transaction)
+        record = decode_record(b"key", transaction.get(b"key", db=table))
+        transaction.put(b"key", encode_record(b"key", msgspec.structs.replace(record, **changes)), db=table)
+    env.close()
+
+
+def defused(root: str, crater: str) -> list[str]:
+    errors = in_child(read_everything, root)
+    assert not os.path.exists(crater)
+    return errors
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slot", ["objects", "description", "inline", "checksums"])
+def test_in_a_record(scratch: str, crater: str, slot: str, kind: str, large: bool) -> None:
+    make(scratch, large)
+    in_child(_rewrite, scratch, slot, bombs(crater)[kind])
+    defused(scratch, crater)
+
+
+def _rewrite(root: str, slot: str, bomb: bytes) -> None:
+    rewrite_record(root, **{slot: bomb})
+
+
+def test_objects_that_hold_one_are_refused_by_name(scratch: str, crater: str) -> None:
+    make(scratch)
+    in_child(_rewrite, scratch, "objects", bombs(crater)["extension"])
+    errors = defused(scratch, crater)
+    assert set(errors) <= {"UnsupportedValueError", "CorruptionError", "ReadOnlyError", "KeyNotFoundError"}
+    assert "UnsupportedValueError" in errors or "CorruptionError" in errors
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_segments_header(scratch: str, crater: str, kind: str) -> None:
+    make(scratch)
+    (path,) = Path(scratch, "segments").iterdir()
+    stored = path.read_bytes()
+    size = int.from_bytes(stored[:8], "little")
+    header = msgspec.json.decode(stored[8 : 8 + size])
+    text = base64.b64encode(bombs(crater)[kind]).decode()
+    header["__metadata__"].update(description=text, objects=text, key=text, store=text)
+    encoded = msgspec.json.encode(header)
+    padded = -(-(len(encoded) + 8) // 4096) * 4096 - 8
+    path.write_bytes(padded.to_bytes(8, "little") + encoded.ljust(padded) + stored[8 + size :])
+    defused(scratch, crater)
+
+
+@pytest.mark.parametrize("name", [folder.SETTINGS, folder.LOCK, folder.DOORBELL, f"{folder.CATALOG}/data.mdb",
+                                  f"{folder.CATALOG}/lock.mdb", "segments/0000000000000001.safetensors"])  # fmt: skip
+def test_as_a_whole_file(scratch: str, crater: str, name: str) -> None:
+    make(scratch)
+    size = os.path.getsize(f"{scratch}/{name}")
+    for bomb in bombs(crater).values():
+        for content in (bomb, bomb.ljust(size, b"\0")):
+            Path(scratch, name).write_bytes(content)
+            defused(scratch, crater)
+
+
+@pytest.mark.parametrize("table", ["entries", "segments", "filling", "retired", "leases", "counters"])
+def test_in_a_row_of_the_catalog(scratch: str, crater: str, table: str) -> None:
+    make(scratch)
+    for number, bomb in enumerate(bombs(crater).values()):
+        root = f"{scratch}-{number}"
+        shutil.copytree(scratch, root)
+        for key in (b"key", b"counters", b"store", (1).to_bytes(8, "big"), bomb[:400]):
+            in_child(_write_row, root, table, key, bomb[:4000])
+        defused(root, crater)
+        shutil.rmtree(root)
+
+
+def _write_row(root: str, table: str, key: bytes, value: bytes) -> None:
+    env = lmdb.open(f"{root}/catalog/local", max_dbs=8, map_size=STEP)
+    with env.begin(write=True) as transaction:
+        transaction.put(key, value, db=env.open_db(table.encode(), transaction))
+    env.close()
+
+
+@pytest.mark.parametrize("name", ["posix:mkdir", "os:mkdir", "subprocess:Popen", "builtins:eval", "torch:load"])
+def test_a_class_by_name_is_no_callable_to_call(scratch: str, crater: str, name: str) -> None:
+    """Descriptions name tensorclasses as "module:qualname": another name put in their place is not called."""
+    from tests.abuse.tensorclass import Point
+
+    with memstore.open(scratch) as store:
+        store.put("key", Point(x=torch.zeros(1000), y=torch.zeros(1000), batch_size=[]))
+    description = in_child(_description, scratch)
+    ours = f"{Point.__module__}:{Point.__qualname__}"
+    assert ours.encode() in description
+    for number, theirs in enumerate((name, f"{name}\n", crater)):
+        root = f"{scratch}-{number}"
+        shutil.copytree(scratch, root)
+        in_child(_rewrite, root, "description", _replace_text(description, ours, theirs))
+        assert {"CorruptionError", "UnsupportedValueError"} & set(defused(root, crater))
+
+
+def _description(root: str) -> bytes:
+    with memstore.open(root) as store:
+        record = store._record(store._opened(), b"key")
+        assert record is not None
+        return record.description
+
+
+def _replace_text(description: bytes, old: str, new: str) -> bytes:
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(item) for item in value]
+        return new if value == old else value
+
+    return msgspec.msgpack.encode(walk(msgspec.msgpack.decode(description)))
+
+
+def test_what_memstore_pickles_names_only_what_is_its_own(store: memstore.Store) -> None:
+    """Stores and refs travel as pickles; unpickling one runs memstore's own functions only."""
+    store.put("key", torch.zeros(1000))
+    for thing in (store, store.ref("key"), memstore.KeyNotFoundError("no", key="k")):
+        names = [argument for _, argument, _ in pickletools.genops(pickle.dumps(thing)) if isinstance(argument, str)]
+        modules = [name for name in names if name.split(".")[0] in ("os", "posix", "builtins", "subprocess")]
+        assert modules == []
+    with store._opened().guard:
+        leased: Callable[..., Any] = store._opened().catalog.view
+        segments = [segment for segment, _ in leased(lambda transaction: transaction.numbers("leases", 10))]
+    store.delete("key")
+    _end_leases(store, segments)
+
+
+def _end_leases(store: memstore.Store, segments: list[int]) -> None:
+    import time
+
+    root = store._opened()
+
+    def end() -> None:
+        with root.guard:
+            for segment in segments:
+                root.catalog.update(lambda transaction, segment=segment: transaction.put_number("leases", segment, 0))
+
+    root.mutex.run(end, time.monotonic() + 10)
+    store.gc()

@@ -1,0 +1,425 @@
+"""What may be no store's folder, and what in it is not trusted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from memstore.engine import folder, syscalls
+from tests.children import in_child
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+USER, OTHER, GROUP = 54321, 54322, 54323
+
+
+def as_user(user: int, groups: list[int], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function in a child process that belongs to `user`."""
+
+    def call() -> Any:
+        os.setgroups(groups)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        return function(*arguments)
+
+    return in_child(call)
+
+
+def open_and_close(root: str, mode: str = "a", **options: Any) -> None:
+    memstore.open(root, mode, **{"timeout": 5.0, **options}).close()  # type: ignore[arg-type]
+
+
+def make(root: str, **options: Any) -> None:
+    with memstore.open(root, **options) as store:
+        store.put("key", torch.arange(1000))
+
+
+# --- not a place for one ----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_parent(tmp_path: Path) -> None:
+    with pytest.raises(memstore.NotAStoreError, match=r"parent folder .*/missing doesn't exist"):
+        memstore.open(tmp_path / "missing" / "store")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(memstore.NotAStoreError, match=r"parent folder .*/file is not a folder"):
+        memstore.open(tmp_path / "file" / "store")
+    with pytest.raises(memstore.NotAStoreError):
+        memstore.open(tmp_path / "file" / "deeper" / "store")
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a", "x"])
+def test_a_file_in_its_place(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "store").write_text("text")
+    with pytest.raises(memstore.NotAStoreError, match="not a folder"):
+        memstore.open(tmp_path / "store", mode)  # type: ignore[arg-type]
+    assert (tmp_path / "store").read_text() == "text"
+
+
+@pytest.mark.parametrize("make_it", [
+    lambda path: os.mkfifo(path), lambda path: os.symlink("/nowhere", path), lambda path: os.symlink(path, path),
+], ids=["fifo", "dangling link", "link to itself"])  # fmt: skip
+def test_something_odd_in_its_place(tmp_path: Path, make_it: Callable[[str], None]) -> None:
+    make_it(str(tmp_path / "store"))
+    with pytest.raises(memstore.MemstoreError):
+        in_child(open_and_close, str(tmp_path / "store"), timeout=20)
+
+
+def test_a_folder_of_other_things(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    for mode in ("r", "r+", "a", "x"):
+        with pytest.raises(memstore.NotAStoreError):
+            memstore.open(tmp_path, mode)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(memstore.NotAStoreError, match="name too long"):
+        memstore.open(tmp_path / ("x" * 300))
+
+
+# --- whose it is ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(scratch: str) -> Iterator[str]:
+    """A path for a store in a folder that every user may enter and write to."""
+    os.chmod(os.path.dirname(scratch), 0o1777)
+    yield scratch
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+@needs_root
+@pytest.mark.parametrize("mode", ["r", "r+", "a"])
+def test_another_users_store(shared: str, mode: str) -> None:
+    as_user(USER, [], make, shared)
+    with pytest.raises(memstore.PermissionDeniedError, match=f"belongs to user {USER}.*runs as 0"):
+        memstore.open(shared, mode)  # type: ignore[arg-type]
+    with pytest.raises(memstore.PermissionDeniedError) as caught:
+        as_user(OTHER, [], open_and_close, shared, mode)
+    assert isinstance(caught.value, PermissionError)
+    as_user(USER, [], open_and_close, shared, mode)
+
+
+@needs_root
+def test_another_users_empty_folder(shared: str) -> None:
+    as_user(USER, [], os.mkdir, shared)
+    with pytest.raises(memstore.PermissionDeniedError, match=f"belongs to user {USER}"):
+        memstore.open(shared)
+    assert os.listdir(shared) == []
+
+
+@needs_root
+def test_a_parent_that_may_not_be_written_to(tmp_path: Path) -> None:
+    for path in [tmp_path, *tmp_path.parents][:3]:
+        os.chmod(path, 0o755)
+    with pytest.raises(memstore.PermissionDeniedError, match="can't be created"):
+        as_user(USER, [], open_and_close, str(tmp_path / "store"))
+
+
+@needs_root
+def test_a_store_that_somebody_else_planted_for_a_group_of_theirs(shared: str) -> None:
+    """It says itself that a group may share it; that is no reason for one who is not in the group to trust it."""
+    as_user(
+        USER,
+        [],
+        make,
+        f"{shared}",
+    )
+    os.chmod(shared, 0o777)
+    settings = json.loads(Path(shared, "memstore.json").read_text())
+    Path(shared, "memstore.json").write_text(json.dumps({**settings, "unix_group": USER, "file_mode": 0o666}))
+    with pytest.raises(memstore.PermissionDeniedError, match=f"belongs to user {USER}"):
+        memstore.open(shared)
+
+
+@needs_root
+def test_a_group_shares_a_store(shared: str) -> None:
+    as_user(USER, [GROUP], make_for_group, shared)
+    assert os.stat(shared).st_gid == GROUP
+    as_user(OTHER, [GROUP], put_and_get, shared)
+    as_user(USER, [GROUP], put_and_get, shared)
+    as_user(OTHER, [GROUP], open_and_close, shared, "r")
+    for path in Path(shared).rglob("*"):
+        assert path.lstat().st_gid == GROUP, path
+    with pytest.raises(memstore.PermissionDeniedError):
+        as_user(54399, [], open_and_close, shared)
+
+
+def make_for_group(root: str) -> None:
+    make(root, unix_group=GROUP, file_mode=0o660)
+
+
+def put_and_get(root: str) -> None:
+    with memstore.open(root) as store:
+        assert store.get("key").sum() == 499_500
+        held = store.get("key")
+        store.put("key", torch.arange(1000))
+        store.put("other", 1)
+        store.delete("other")
+        ref = store.ref("key")
+        assert ref.get().sum() == held.sum()
+        store.gc()
+
+
+@needs_root
+def test_a_file_of_another_user_in_ones_own_store(scratch: str) -> None:
+    make(scratch)
+    for name in (
+        folder.SETTINGS,
+        folder.LOCK,
+        folder.DOORBELL,
+        "catalog",
+        f"{folder.CATALOG}/data.mdb",
+        folder.SEGMENTS,
+    ):
+        os.chown(f"{scratch}/{name}", USER, -1)
+        with pytest.raises(memstore.PermissionDeniedError, match=f"{name} belongs to user {USER}"):
+            memstore.open(scratch)
+        os.chown(f"{scratch}/{name}", 0, -1)
+    open_and_close(scratch)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o707, 0o770, 0o750, 0o702, 0o1777])
+def test_a_store_that_is_open_to_others(scratch: str, mode: int) -> None:
+    make(scratch)
+    os.chmod(scratch, mode)
+    for how in ("r", "r+", "a"):
+        with pytest.raises(memstore.PermissionDeniedError, match=f"mode {mode:04o}.*chmod 700"):
+            memstore.open(scratch, how)  # type: ignore[arg-type]
+    os.chmod(scratch, 0o700)
+    open_and_close(scratch)
+
+
+def test_a_folder_that_all_may_write_to_is_not_made_a_store(scratch: str) -> None:
+    os.mkdir(scratch)
+    os.chmod(scratch, 0o777)
+    with pytest.raises(memstore.PermissionDeniedError, match="mode 0777.*chmod"):
+        memstore.open(scratch)
+    assert os.listdir(scratch) == []
+    os.chmod(scratch, 0o755)
+    make(scratch)
+    assert stat.S_IMODE(os.stat(scratch).st_mode) == 0o700
+
+
+@needs_root
+def test_a_reader_who_may_not_write(shared: str) -> None:
+    """Readers need to write LMDB's table of readers, so a store for readers says so at once."""
+    as_user(USER, [GROUP], make_readable, shared)
+    with pytest.raises(memstore.PermissionDeniedError, match=r"lock\.mdb.*0o660"):
+        as_user(OTHER, [GROUP], open_and_close, shared, "r")
+
+
+def make_readable(root: str) -> None:
+    make(root, unix_group=GROUP, file_mode=0o640)
+
+
+@needs_root
+@pytest.mark.parametrize("group", ["no-such-group", GROUP])
+def test_a_group_that_cant_be_given_leaves_no_folder_behind(shared: str, group: int | str) -> None:
+    with pytest.raises(memstore.PermissionDeniedError):
+        as_user(USER, [], open_with_group, shared, group)
+    assert not os.path.exists(f"{shared}/memstore.json")
+
+
+def open_with_group(root: str, group: int | str) -> None:
+    open_and_close(root, unix_group=group)
+
+
+# --- what its files say -----------------------------------------------------------------------------------------------
+
+
+def test_a_newer_format(scratch: str) -> None:
+    make(scratch)
+    path = Path(scratch, folder.SETTINGS)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2, "durability": "in stone"}))
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(memstore.FormatVersionError, match="format 2.*reads up to 1.*upgrade"):
+            memstore.open(scratch, mode)  # type: ignore[arg-type]
+    with pytest.raises((memstore.AlreadyExistsError, memstore.FormatVersionError)):
+        memstore.open(scratch, "x")
+
+
+GARBAGE = [
+    b"",
+    b"\0" * 100,
+    b"{",
+    b"[]",
+    b"null",
+    b"{}",
+    b'{"format": 1}',
+    b"\xff\xfe{}",
+    b'{"format": "1"}',
+    os.urandom(500),
+]
+
+
+@pytest.mark.parametrize("content", GARBAGE, ids=range(len(GARBAGE)))
+def test_a_damaged_memstore_json(scratch: str, content: bytes) -> None:
+    make(scratch)
+    Path(scratch, folder.SETTINGS).write_bytes(content)
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(memstore.NotAStoreError, match=r"memstore\.json is foreign or damaged"):
+            memstore.open(scratch, mode)  # type: ignore[arg-type]
+
+
+def test_another_stores_catalog(scratch: str) -> None:
+    make(scratch)
+    make(f"{scratch}2")
+    shutil.rmtree(f"{scratch}/catalog")
+    shutil.copytree(f"{scratch}2/catalog", f"{scratch}/catalog")
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(memstore.CorruptionError, match="catalog belongs to store") as caught:
+            memstore.open(scratch, mode)  # type: ignore[arg-type]
+        assert caught.value.path == f"{scratch}/catalog/local"
+    open_and_close(f"{scratch}2")
+
+
+@pytest.mark.parametrize(
+    "name", [folder.LOCK, folder.DOORBELL, f"{folder.CATALOG}/data.mdb", "catalog", folder.SEGMENTS]
+)
+def test_a_missing_part(scratch: str, name: str) -> None:
+    make(scratch)
+    path = f"{scratch}/{name}"
+    shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+    with pytest.raises(memstore.CorruptionError, match="missing") as caught:
+        memstore.open(scratch)
+    assert caught.value.path is not None and caught.value.path.startswith(scratch)
+    assert not os.path.exists(path)  # nothing is made in its place
+
+
+def test_a_store_without_its_memstore_json_is_not_made_up(scratch: str) -> None:
+    """Its settings (durability, checksums) would be others, and nobody would notice."""
+    with memstore.open(scratch, checksum=True) as store:
+        store.put("key", torch.arange(1000))
+    os.rename(f"{scratch}/memstore.json", f"{scratch}.aside")
+    for mode in ("r", "r+", "a", "x"):
+        with pytest.raises(memstore.NotAStoreError, match=r"memstore\.json"):
+            memstore.open(scratch, mode)  # type: ignore[arg-type]
+    os.rename(f"{scratch}.aside", f"{scratch}/memstore.json")
+    with memstore.open(scratch, checksum=True) as store:
+        assert store.get("key").sum() == 499_500
+
+
+@pytest.mark.xfail(reason="the folder is made before the file system is looked at", strict=True)
+def test_a_refused_creation_leaves_no_folder(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: NETWORK["NFS"])
+    with pytest.raises(memstore.UnsupportedFilesystemError):
+        memstore.open(scratch)
+    assert not os.path.exists(scratch)
+
+
+def test_a_file_where_a_folder_should_be_and_the_reverse(scratch: str) -> None:
+    for name in (
+        folder.LOCK,
+        folder.DOORBELL,
+        f"{folder.CATALOG}/data.mdb",
+        "catalog",
+        folder.SEGMENTS,
+        folder.SETTINGS,
+    ):
+        make(scratch)
+        path = f"{scratch}/{name}"
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+            Path(path).write_bytes(b"")
+        else:
+            os.unlink(path)
+            os.mkdir(path)
+        with pytest.raises(memstore.MemstoreError, match=name.rsplit("/", maxsplit=1)[-1]):
+            memstore.open(scratch)
+        shutil.rmtree(scratch)
+
+
+@pytest.mark.parametrize("name", [folder.LOCK, folder.DOORBELL, folder.SETTINGS, f"{folder.CATALOG}/data.mdb"])
+def test_a_fifo_in_place_of_a_file_hangs_nobody(scratch: str, name: str) -> None:
+    make(scratch)
+    os.unlink(f"{scratch}/{name}")
+    os.mkfifo(f"{scratch}/{name}", 0o600)
+    with pytest.raises(memstore.MemstoreError):
+        in_child(open_and_close, scratch, timeout=20)
+
+
+# --- file systems -----------------------------------------------------------------------------------------------------
+
+NETWORK = {
+    "NFS": 0x6969, "SMB": 0x517B, "CIFS": 0xFF534D42, "SMB2": 0xFE534D42, "Lustre": 0x0BD00BD0, "CephFS": 0x00C36400,
+    "GPFS": 0x47504653, "9p": 0x01021997, "FUSE": 0x65735546, "AFS": 0x5346414F, "GFS2": 0x01161970,
+    "OCFS2": 0x7461636F, "BeeGFS": 0x19830326,
+}  # fmt: skip
+LOCAL = {
+    "tmpfs": 0x01021994, "ext4": 0xEF53, "xfs": 0x58465342, "btrfs": 0x9123683E, "f2fs": 0xF2F52010, "zfs": 0x2FC12FC1,
+    "overlay": 0x794C7630,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORK)
+def test_a_network_file_system(scratch: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: NETWORK[name])
+    with pytest.raises(memstore.UnsupportedFilesystemError, match=f"is on {name},.*local disk.*cluster"):
+        memstore.open(scratch)
+    assert not os.path.exists(scratch) or os.listdir(scratch) == []
+
+
+def test_a_store_that_was_moved_to_a_network_file_system(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(scratch)
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: NETWORK["NFS"])
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(memstore.UnsupportedFilesystemError, match="NFS"):
+            memstore.open(scratch, mode)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_local_file_system(
+    scratch: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: LOCAL[name])
+    make(scratch)
+    assert not caplog.records
+
+
+def test_an_unknown_file_system_is_warned_of(
+    scratch: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: 0x12345678)
+    with caplog.at_level(logging.WARNING, "memstore"):
+        make(scratch)
+    assert "unknown file system (type 0x12345678)" in caplog.text
+
+
+def test_disk_on_tmpfs(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: folder.TMPFS)
+    with pytest.raises(memstore.UnsupportedFilesystemError, match='durability="disk"'):
+        memstore.open(scratch, durability="disk")
+
+
+def test_a_disk_store_that_was_copied_to_tmpfs(disk_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(disk_root, durability="disk")
+    with monkeypatch.context() as patch:
+        patch.setattr(syscalls, "filesystem_type", lambda path: folder.TMPFS)
+        with pytest.raises(memstore.UnsupportedFilesystemError, match="tmpfs"):
+            memstore.open(disk_root)
+    open_and_close(disk_root)
+
+
+def test_a_file_system_that_fails(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: str) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(syscalls, "filesystem_type", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        memstore.open(scratch)

@@ -1,0 +1,186 @@
+"""Values that were got: no copy, private, and never changed by what others do."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import memstore
+from memstore.testing.equality import assert_same
+from tests.children import Child, Wire
+from tests.leaks import mapped_files
+
+SIZES = [1000, 100_000, 3 << 20]  # elements: inline at 1 byte each, a small segment, a large one
+
+
+def of_size(size: int, number: int) -> torch.Tensor:
+    return torch.full((size,), number % 251, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_stays_while_its_key_is_overwritten(store: memstore.Store, size: int) -> None:
+    store.put("key", of_size(size, 7))
+    held = store.get("key")
+    untouched = store.get("key")
+    for number in range(100):
+        store.put("key", of_size(size, number))
+        assert held[0] == held[-1] == 7
+    assert (held == 7).all()
+    store.delete("key")
+    store.gc()
+    assert (held == 7).all()
+    assert (untouched == 7).all()  # first read now
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_stays_while_another_process_overwrites_deletes_and_dies(store: memstore.Store, size: int) -> None:
+    store.put("key", of_size(size, 7))
+    held = store.get("key")
+    with Child(_overwrite, store.root, size) as child:
+        for _ in range(20):
+            assert (held == 7).all()
+            child.receive()
+    assert (held == 7).all()
+    newer = store.get("key", None)
+    assert newer is None or len(newer.unique()) == 1
+
+
+def _overwrite(wire: Wire, root: str, size: int) -> None:
+    with memstore.open(root, "r+") as store:
+        number = 0
+        while True:
+            number += 1
+            store.put("key", of_size(size, number))
+            store.delete("key")
+            store.put("key", of_size(size, number))
+            store.gc()
+            wire.send(number)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_private_to_its_holder(store: memstore.Store, size: int) -> None:
+    store.put("key", of_size(size, 7))
+    mine, others = store.get("key"), store.get("key")
+    mine.fill_(9)
+    assert (mine == 9).all()
+    assert (others == 7).all()
+    assert (store.get("key") == 7).all()
+    with memstore.open(store.root, "r") as reader:
+        assert (reader.get("key") == 7).all()
+    store.put("key", of_size(size, 3))
+    assert (mine == 9).all()
+
+
+def test_it_outlives_its_store(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", {"a": of_size(100_000, 7), "b": of_size(10, 8)})
+        held = store.get("key")["a"]
+    with memstore.open(root) as store:
+        store.delete("key")
+        store.gc()
+    assert (held == 7).all()
+
+
+def test_it_outlives_the_folder(scratch: str) -> None:
+    import shutil
+
+    with memstore.open(scratch) as store:
+        store.put("key", of_size(100_000, 7))
+        held = store.get("key")
+    shutil.rmtree(scratch)
+    assert (held == 7).all()
+
+
+@pytest.mark.parametrize("part", ["leaf", "slice", "numpy", "detached", "viewed"])
+def test_any_part_of_it_keeps_it(store: memstore.Store, part: str) -> None:
+    store.put("key", {"a": torch.full((50_000,), 7.0), "b": torch.zeros(50_000)})
+    value = store.get("key")
+    kept = {
+        "leaf": lambda leaf: leaf,
+        "slice": lambda leaf: leaf[1000:1003],
+        "numpy": lambda leaf: leaf.numpy()[5:7],
+        "detached": lambda leaf: leaf.detach()[-2:],
+        "viewed": lambda leaf: leaf.view(100, 500).T[3],
+    }[part](value["a"])
+    del value
+    store.delete("key")
+    assert store.gc() == 0
+    assert store.stats().pinned_bytes > 0
+    assert (np.asarray(kept) == 7).all()
+    del kept
+    gc.collect()
+    assert store.gc() > 0
+
+
+# --- no copy ----------------------------------------------------------------------------------------------------------
+
+
+def ranges_of(path: str) -> list[range]:
+    with open("/proc/self/maps") as file:
+        lines = [line for line in file if line.rstrip("\n").endswith(path)]
+    ends = [[int(end, 16) for end in line.split(" ", 1)[0].split("-")] for line in lines]
+    return [range(start, end) for start, end in ends]
+
+
+def test_every_leaf_lies_in_a_mapping_of_the_segments_file(store: memstore.Store) -> None:
+    value = {f"{number}": torch.randn(number + 1, 33) for number in range(50)}
+    store.put("key", TensorDict(value, []))
+    got = store.get("key")
+    (mapped,) = ranges_of(store.info("key").files[0])
+    for leaf in got.values():
+        assert leaf.data_ptr() in mapped and leaf.data_ptr() + leaf.nbytes <= mapped.stop
+        assert leaf.data_ptr() % 64 == 0
+    addresses = {leaf.data_ptr() for leaf in got.values()}
+    assert len(addresses) == 50
+    assert len({leaf.untyped_storage().data_ptr() for leaf in got.values()}) == 50
+
+
+def test_a_value_takes_one_mapping_and_gives_it_back(store: memstore.Store) -> None:
+    store.put("key", {f"{number}": torch.randn(100) for number in range(300)})
+    got = [store.get("key") for _ in range(3)]
+    assert len([name for name in mapped_files(store.root) if "segments" in name]) == 3
+    del got
+    assert [name for name in mapped_files(store.root) if "segments" in name] == []
+
+
+def test_a_get_reads_nothing(store: memstore.Store) -> None:
+    store.put("key", torch.ones(64 << 20, dtype=torch.uint8))
+    before = resident()
+    value = store.get("key")
+    assert resident() - before < 4 << 20
+    assert value[::4096].sum() == 16384
+    del value
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_leaf_goes_out_with_its_own_bytes_only(store: memstore.Store) -> None:
+    value = {"small": torch.randn(100), "large": torch.randn(1 << 20)}
+    store.put("key", value)
+    got = store.get("key")
+    saved = io.BytesIO()
+    torch.save(got["small"], saved)
+    assert len(saved.getvalue()) < 4000
+    saved.seek(0)
+    assert_same(value["small"], torch.load(saved, weights_only=True))
+    assert len(pickle.dumps(got["small"])) < 2000
+    assert_same(value["small"], pickle.loads(pickle.dumps(got["small"])))
+    copied = copy.deepcopy(got["small"])
+    assert_same(value["small"], copied)
+    assert copied.untyped_storage().nbytes() == 400
+    del got, saved
+    store.delete("key")
+    gc.collect()
+    store.gc()
+    assert store.stats().pinned_bytes == 0  # the copies hold nothing

@@ -1,0 +1,133 @@
+"""info, stats, gc: what a store tells, and what it gives back."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import memstore
+from tests.children import Child, Wire
+
+
+def test_info_describes_an_entry(store: memstore.Store) -> None:
+    value = {"model": {"w": torch.zeros(30, 40, dtype=torch.bfloat16)}, "state": {3: {"exp_avg": torch.ones(500)}}}
+    before = time.time()
+    version = store.put("key", value)
+    info = store.info("key")
+    assert (info.key, info.version, info.kind) == ("key", version, "segment")
+    assert before - 1 <= info.created <= time.time() + 1
+    assert {(leaf.name, leaf.dtype, leaf.shape, leaf.nbytes) for leaf in info.leaves} == {
+        (("model", "w"), torch.bfloat16, (30, 40), 2400),
+        (("state", 3, "exp_avg"), torch.float32, (500,), 2000),
+    }
+    assert 4400 <= info.nbytes < 4600
+    assert "2 leaves" in info.structure and "dict" in info.structure
+    (path,) = info.files
+    assert os.path.getsize(path) >= info.nbytes
+
+
+def test_info_of_an_inline_entry_names_no_file(store: memstore.Store) -> None:
+    store.put("key", torch.arange(3))
+    info = store.info("key")
+    assert (info.kind, info.nbytes, info.files) == ("inline", 24, ())
+    assert info.leaves == (memstore.LeafInfo((), torch.int64, (3,), 24),)
+    assert info.structure == "Tensor"
+
+
+def test_info_of_a_tensordict(store: memstore.Store) -> None:
+    store.put("key", TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, [3]))
+    info = store.info("key")
+    assert [leaf.name for leaf in info.leaves] == [("a",), ("b", "c")]
+    assert "TensorDict" in info.structure
+
+
+def test_infos_are_values(store: memstore.Store) -> None:
+    store.put("key", torch.arange(3))
+    assert store.info("key") == store.info("key")
+    with pytest.raises(AttributeError):
+        store.info("key").version = 3  # type: ignore[misc]
+
+
+def test_stats_add_up(store: memstore.Store) -> None:
+    empty = store.stats()
+    assert (empty.keys, empty.live_bytes, empty.pinned_bytes, empty.filling_bytes) == (0, 0, 0, 0)
+    assert empty.capacity is None and empty.catalog_bytes > 0
+    store.put_many({"a": torch.zeros(100_000), "b": torch.zeros(50_000), "c": 1})
+    assert store.stats().keys == 3
+    sizes = [os.path.getsize(f"{store.root}/segments/{name}") for name in os.listdir(f"{store.root}/segments")]
+    assert store.stats().live_bytes == sum(sizes)
+    assert (store.stats().puts, store.stats().gets) == (3, 0)
+    store.get("a")
+    store.get_many(["a", "b"])
+    assert store.stats().gets == 3
+
+
+def test_stats_tell_who_holds_what_was_replaced(store: memstore.Store) -> None:
+    store.put("key", torch.zeros(100_000))
+    with Child(_hold, store.root) as child:
+        child.receive()
+        held = store.get("key")  # after the fork: the child would hold it too
+        assert store.stats().pinned_bytes == 0  # it is live
+        store.delete("key")
+        stats = store.stats()
+        assert 400_000 < stats.pinned_bytes < 420_000
+        assert set(stats.pinned_by) == {os.getpid(), child.pid}
+        del held
+        assert store.stats().pinned_by == (child.pid,)
+        assert store.gc() == 0
+    assert store.stats().reusable_bytes == stats.pinned_bytes
+    assert store.gc() == stats.pinned_bytes
+    assert store.stats().reusable_bytes == store.stats().pinned_bytes == 0
+    assert os.listdir(f"{store.root}/segments") == []
+
+
+def _hold(wire: Wire, root: str) -> None:
+    with memstore.open(root, "r") as store:
+        value = store.get("key")
+        wire.send()
+        wire.receive()
+        del value
+
+
+def test_replaced_versions_go_by_themselves(store: memstore.Store) -> None:
+    for number in range(100):
+        store.put("key", torch.full((1000,), number))
+        assert len(os.listdir(f"{store.root}/segments")) <= 2
+    store.delete("key")
+    assert os.listdir(f"{store.root}/segments") == []
+
+
+def test_released_versions_go_with_the_next_puts(store: memstore.Store) -> None:
+    held = []
+    for number in range(50):
+        store.put("key", torch.full((1000,), number))
+        held.append(store.get("key"))
+    assert len(os.listdir(f"{store.root}/segments")) == 50
+    held.clear()
+    for _ in range(60):
+        store.put("key", torch.zeros(1000))
+    assert len(os.listdir(f"{store.root}/segments")) <= 5
+
+
+def test_gc_gives_back_all_at_once(store: memstore.Store) -> None:
+    names = [f"{number}" for number in range(300)]
+    store.put_many({name: torch.zeros(1000) for name in names})
+    held = store.get_many(names)
+    store.delete_many(names)
+    pinned = store.stats().pinned_bytes
+    assert pinned > 300 * 4000
+    assert store.gc() == 0
+    held.clear()
+    assert store.gc() == pinned
+    assert os.listdir(f"{store.root}/segments") == []
+
+
+def test_huge_pages_are_counted_where_there_are_any(store: memstore.Store) -> None:
+    store.put("key", torch.ones(8 << 20, dtype=torch.uint8))
+    value = store.get("key")
+    assert value.sum() == 8 << 20
+    assert store.stats().huge_page_bytes % (2 << 20) == 0

@@ -1,0 +1,145 @@
+"""put_many, get_many, delete_many: one moment each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memstore
+from memstore.testing.equality import assert_same
+from tests.children import Child, Wire
+
+
+def test_versions_and_values_come_back_in_order(store: memstore.Store) -> None:
+    items = {"b": torch.randn(1000), "a": 1, "c": {"x": torch.arange(3)}}
+    versions = store.put_many(items)
+    assert list(versions) == list(items)
+    assert versions == {key: store.version(key) for key in items}
+    assert list(store.get_many(["c", "a", "b"])) == ["c", "a", "b"]
+    assert_same(items, {key: store.get_many(["a", "b", "c"])[key] for key in items})
+    assert len(set(versions.values())) == 3
+
+
+def test_nothing_is_nothing(store: memstore.Store) -> None:
+    assert store.put_many({}) == {}
+    assert store.get_many([]) == {}
+    assert store.delete_many([]) == 0
+
+
+def test_any_iterable_of_keys_will_do(store: memstore.Store) -> None:
+    store.put_many({"a": 1, "b": 2})
+    assert store.get_many(key for key in "ab") == {"a": 1, "b": 2}
+    assert store.get_many(["a", "a"]) == {"a": 1}
+    assert store.delete_many({"a", "b"}) == 2
+
+
+def test_one_bad_value_stops_all(store: memstore.Store) -> None:
+    store.put("a", 1)
+    with pytest.raises(memstore.UnsupportedValueError):
+        store.put_many({"a": torch.randn(1000), "b": torch.zeros(1000), "c": torch.zeros(3).to_sparse()})
+    assert dict(store.items()) == {"a": 1}
+
+
+def test_one_bad_key_stops_all(store: memstore.Store) -> None:
+    with pytest.raises(memstore.InvalidKeyError):
+        store.put_many({"a": torch.randn(1000), "": 2})
+    assert list(store) == []
+
+
+def test_one_conflict_stops_all(store: memstore.Store) -> None:
+    version = store.put("a", 1)
+    with pytest.raises(memstore.VersionConflictError) as caught:
+        store.put_many({"a": 2, "b": torch.randn(1000)}, expect_versions={"a": version, "b": 7})
+    assert (caught.value.key, caught.value.expected, caught.value.found) == ("b", 7, 0)
+    assert dict(store.items()) == {"a": 1}
+    assert store.version("a") == version
+    store.put_many({"a": 2, "b": 3}, expect_versions={"a": version, "b": 0})
+    assert dict(store.items()) == {"a": 2, "b": 3}
+
+
+def test_expectations_are_of_items(store: memstore.Store) -> None:
+    with pytest.raises(ValueError, match="'b'"):
+        store.put_many({"a": 1}, expect_versions={"b": 0})
+    assert list(store) == []
+
+
+def test_one_missing_key_stops_a_delete(store: memstore.Store) -> None:
+    store.put_many({"a": 1, "b": torch.randn(1000)})
+    with pytest.raises(memstore.KeyNotFoundError, match="'c'"):
+        store.delete_many(["a", "b", "c"])
+    assert list(store) == ["a", "b"]
+    assert store.delete_many(["a", "b", "c", "b"], missing_ok=True) == 2
+    assert list(store) == []
+
+
+def test_a_string_is_not_taken_for_keys(store: memstore.Store) -> None:
+    """delete_many("ab") would delete "a" and "b"."""
+    store.put_many({"a": 1, "b": 2, "ab": 3})
+    for call in (store.get_many, store.delete_many):
+        with pytest.raises(TypeError, match="'ab' is one str"):
+            call("ab")
+    assert len(store) == 3
+
+
+def test_many_at_once(store: memstore.Store) -> None:
+    items = {f"{number:05}": torch.full((500,), number) for number in range(300)}
+    store.put_many(items)
+    got = store.get_many(items)
+    assert all((got[key] == items[key]).all() for key in items)
+    del got
+    assert store.delete_many(items) == 300
+    store.gc()
+    assert store.stats().reusable_bytes == 0
+
+
+def test_a_reader_never_sees_half_a_batch(store: memstore.Store) -> None:
+    """A process puts pairs (one inline, one in a segment) as fast as it can; what is got at one moment is a pair."""
+    store.put_many(_pair(0))
+    with Child(_put_pairs, store.root) as writer:
+        writer.receive()
+        seen = set[int]()
+        while len(seen) < 40:
+            pair = store.get_many(["large", "small"])
+            numbers = {int(pair["small"]), *pair["large"].unique().tolist()}
+            assert len(numbers) == 1, numbers
+            seen |= numbers
+        writer.send()
+        assert writer.receive() > max(seen) - 1
+
+
+def _pair(number: int) -> dict[str, torch.Tensor]:
+    return {"small": torch.tensor(number), "large": torch.full((3000,), number)}
+
+
+def _put_pairs(wire: Wire, root: str) -> int:
+    number = 0
+    with memstore.open(root, "r+") as store:
+        wire.send("started")
+        while not wire.has_message:
+            number += 1
+            store.put_many(_pair(number))
+    return number
+
+
+def test_a_reader_never_sees_half_a_delete(store: memstore.Store) -> None:
+    with Child(_put_and_delete_pairs, store.root) as writer:
+        writer.receive()
+        seen = {0: 0, 2: 0}
+        while min(seen.values()) < 20:
+            try:
+                store.get_many(["a", "b"])
+                count = 2
+            except memstore.KeyNotFoundError:
+                count = len(list(store))  # one page of keys is one moment too
+            assert count in seen
+            seen[count] += 1
+        writer.send()
+        writer.receive()
+
+
+def _put_and_delete_pairs(wire: Wire, root: str) -> None:
+    with memstore.open(root, "r+") as store:
+        wire.send("started")
+        while not wire.has_message:
+            store.put_many({"a": torch.zeros(1000), "b": 1})
+            store.delete_many(["a", "b"])

@@ -1,0 +1,130 @@
+"""A Store as a mapping, a context, a pickle, a text."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+import memstore
+from tests.children import in_child
+
+
+def test_it_is_used_like_a_dict(store: memstore.Store) -> None:
+    assert len(store) == 0 and not list(store) and "a" not in store
+    store["b"] = torch.arange(3)
+    store["a"] = 1
+    assert len(store) == 2 and list(store) == ["a", "b"]
+    assert "a" in store and store["a"] == 1
+    store["a"] = 2
+    assert [(key, value if key == "a" else value.tolist()) for key, value in store.items()] == [
+        ("a", 2), ("b", [0, 1, 2]),
+    ]  # fmt: skip
+    assert next(store.values()) == 2
+    store.update({"c": 3, "a": 4})
+    assert (store["a"], store["c"]) == (4, 3)
+    del store["b"]
+    assert list(store.keys()) == ["a", "c"]
+
+
+def test_it_is_no_mapping(store: memstore.Store) -> None:
+    """A Mapping's get doesn't raise, and its equality compares contents."""
+    assert not isinstance(store, Mapping)
+    with memstore.open(store.root) as other:
+        assert store != other and store == store
+        assert len({store, other}) == 2
+
+
+def test_items_leave_out_what_goes_meanwhile(store: memstore.Store) -> None:
+    store.put_many({"a": 1, "b": 2, "c": 3})
+    items = store.items()
+    assert next(items) == ("a", 1)
+    store.delete("b")
+    assert list(items) == [("c", 3)]
+
+
+@pytest.mark.parametrize("key", [None, 3, b"a", ("a",)])
+def test_what_is_no_key_is_refused_everywhere(store: memstore.Store, key: object) -> None:
+    for call in (store.__getitem__, store.__delitem__, store.__contains__, store.get, store.version):
+        with pytest.raises(memstore.InvalidKeyError):
+            call(key)  # type: ignore[operator]
+
+
+def test_it_closes_at_the_end_of_a_with(root: str) -> None:
+    with memstore.open(root) as store:
+        value = store.get("missing", None)
+        store.put("key", torch.arange(1000))
+        value = store.get("key")
+    assert (value == torch.arange(1000)).all()
+    with pytest.raises(memstore.StoreClosedError):
+        store.get("key")
+    with pytest.raises(memstore.StoreClosedError), store:
+        pass
+
+
+def test_it_is_pickled_by_its_root(store: memstore.Store) -> None:
+    store.put("key", 1)
+    sent = pickle.dumps(store)
+    assert len(sent) < 400
+    with pickle.loads(sent) as copy:
+        assert copy is not store and copy.root == store.root
+        copy.put("key", 2)
+    assert store.get("key") == 2
+    assert in_child(_use_pickled, sent) == 3
+    assert store.get("key") == 3
+
+
+def _use_pickled(sent: bytes) -> int:
+    with pickle.loads(sent) as store:
+        store.put("key", store.get("key") + 1)
+        return store.get("key")
+
+
+def test_a_pickle_keeps_mode_and_options(root: str) -> None:
+    memstore.open(root, checksum=True).close()
+    with memstore.open(root, "r", verify=True, allow_pickle=True, timeout=3.0) as store:
+        sent = pickle.dumps(store)
+    with pickle.loads(sent) as copy:
+        assert (copy._mode, copy._verify, copy._allow_pickle, copy._timeout) == ("r", True, True, 3.0)
+        with pytest.raises(memstore.ReadOnlyError):
+            copy.put("key", 1)
+
+
+def test_a_pickle_never_creates_a_store(scratch: str) -> None:
+    import shutil
+
+    with memstore.open(scratch, "a") as store:
+        sent = pickle.dumps(store)
+    shutil.rmtree(scratch)
+    with pytest.raises(memstore.NotAStoreError):
+        pickle.loads(sent)
+
+
+def test_its_text_says_where_and_how(root: str) -> None:
+    store = memstore.open(root)
+    assert root in repr(store) and "'r+'" in repr(store)
+    store.close()
+    assert "closed" in repr(store)
+    with memstore.open(root, "r") as reader:
+        assert "'r'" in repr(reader)
+
+
+def test_copies_of_errors_cross_processes(store: memstore.Store) -> None:
+    with pytest.raises(memstore.VersionConflictError) as caught:
+        in_child(_conflict, store.root)
+    assert (caught.value.key, caught.value.expected, caught.value.found) == ("key", 5, 0)
+    with pytest.raises(memstore.KeyNotFoundError) as missing:
+        in_child(_get_missing, store.root)
+    assert missing.value.key == "missing" and str(missing.value) == "no key 'missing'"
+
+
+def _conflict(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", 1, expect_version=5)
+
+
+def _get_missing(root: str) -> None:
+    with memstore.open(root) as store:
+        store.get("missing")

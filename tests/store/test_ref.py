@@ -1,0 +1,227 @@
+"""Refs: one version, pinned while the ref lives, and on its way to another process by a lease."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+import torch
+
+import memstore
+from memstore.engine.recovery import boot_clock
+from memstore.testing.equality import assert_same
+from tests.children import Child, Wire, in_child
+
+VALUES = {"inline": torch.arange(5), "segment": torch.arange(5000), "nested": {"a": torch.randn(1000), "b": [1, None]}}
+
+
+@pytest.fixture(params=VALUES)
+def value(request: pytest.FixtureRequest) -> object:
+    return VALUES[request.param]
+
+
+def spoil(store: memstore.Store) -> None:
+    """Whatever could take the first version away."""
+    store.put("key", torch.zeros(5000))
+    store.delete("key")
+    store.put("key", torch.zeros(3))
+    store.gc()
+
+
+def test_it_pins_its_version(store: memstore.Store, value: object) -> None:
+    version = store.put("key", value)
+    ref = store.ref("key")
+    assert (ref.key, ref.version, ref.root) == ("key", version, store.root)
+    spoil(store)
+    for _ in range(2):
+        assert_same(value, ref.get())
+    assert not store.get("key").any()
+
+
+def test_it_lets_go_when_it_dies(store: memstore.Store) -> None:
+    store.put("key", VALUES["segment"])
+    ref = store.ref("key")
+    spoil(store)
+    assert store.stats().pinned_bytes > 0
+    del ref
+    store.gc()
+    assert store.stats().pinned_bytes == store.stats().reusable_bytes == 0
+
+
+def test_it_takes_gets_options(store: memstore.Store) -> None:
+    store.put("key", torch.arange(1000.0))
+    ref = store.ref("key")
+    spoil(store)
+    out = torch.zeros(1000)
+    assert ref.get(out=out) is out
+    assert torch.equal(out, torch.arange(1000.0))
+    assert ref.get(dtype=torch.float64).dtype == torch.float64
+    assert ref.get(like=torch.zeros(1000, dtype=torch.float16)).dtype == torch.float16
+    assert ref.get(device="cpu", strict=True, non_blocking=True, timeout=5.0).sum() == out.sum()
+    with pytest.raises(memstore.StructureMismatchError):
+        ref.get(out=torch.zeros(3))
+    with pytest.raises(TypeError):
+        ref.get(colour="blue")
+
+
+def test_it_outlives_its_store(root: str, value: object) -> None:
+    store = memstore.open(root)
+    store.put("key", value)
+    ref = store.ref("key")
+    store.close()
+    assert_same(value, ref.get())
+    del store
+    assert_same(value, ref.get())
+
+
+def test_another_process_gets_that_very_version(store: memstore.Store, value: object) -> None:
+    store.put("key", value)
+    with Child(_wait_and_get) as child:
+        child.send(store.ref("key"))  # the ref dies here at once; its lease holds
+        child.receive()
+        spoil(store)
+        child.send("go")
+        assert_same(value, child.receive())
+    del child
+
+
+def _wait_and_get(wire: Wire) -> object:
+    ref = wire.receive()
+    wire.send()
+    wire.receive()
+    value = ref.get()
+    return pickle.loads(pickle.dumps(value))
+
+
+def test_a_lease_bridges_the_time_that_nobody_holds_it(store: memstore.Store, value: object) -> None:
+    store.put("key", value)
+    sent = pickle.dumps(store.ref("key"))
+    spoil(store)
+    assert_same(value, pickle.loads(sent).get())
+    assert_same(value, in_child(_get_pickled, sent))
+    for segment in _leases(store):
+        _end_lease(store, segment)
+    store.gc()
+
+
+def _get_pickled(sent: bytes) -> object:
+    return pickle.loads(pickle.dumps(pickle.loads(sent).get()))
+
+
+def _leases(store: memstore.Store) -> dict[int, int]:
+    root = store._root
+    assert root is not None
+    with root.guard:
+        return root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 100)))
+
+
+def _end_lease(store: memstore.Store, segment: int) -> None:
+    """Instead of waiting for it."""
+    root = store._root
+    assert root is not None
+
+    def end() -> None:
+        with root.guard:
+            root.catalog.update(lambda transaction: transaction.put_number("leases", segment, boot_clock() - 1))
+
+    root.mutex.run(end, time.monotonic() + 10)
+
+
+def test_after_the_lease_the_version_is_gone(store: memstore.Store) -> None:
+    store.put("key", VALUES["segment"])
+    ref = store.ref("key")
+    sent = pickle.dumps(ref)
+    version = ref.version
+    del ref
+    spoil(store)
+    (segment,) = _leases(store)
+    _end_lease(store, segment)
+    assert store.gc() > 0
+    late = pickle.loads(sent)
+    with pytest.raises(memstore.VersionGoneError, match=rf"version {version} of 'key'.*lease of 60 s") as caught:
+        late.get()
+    assert caught.value.key == "key"
+    assert isinstance(caught.value, KeyError)
+
+
+def test_a_lease_that_ended_pins_nothing(store: memstore.Store) -> None:
+    store.put("key", VALUES["segment"])
+    pickle.dumps(store.ref("key"))
+    spoil(store)
+    assert store.stats().pinned_bytes > 0
+    (segment,) = _leases(store)
+    _end_lease(store, segment)
+    assert store.stats().pinned_bytes == 0
+    assert store.stats().reusable_bytes > 0
+    store.gc()
+
+
+def test_a_longer_lease_wins(store: memstore.Store) -> None:
+    store.put("key", VALUES["segment"])
+    pickle.dumps(store.ref("key", lease=1000.0))
+    (until,) = _leases(store).values()
+    pickle.dumps(store.ref("key", lease=1.0))
+    assert list(_leases(store).values()) == [until]
+    assert until - boot_clock() > 900e9
+    store.delete("key")
+    _end_lease(store, *_leases(store))
+    store.gc()
+    assert _leases(store) == {}
+
+
+@pytest.mark.parametrize("lease", [float("inf"), 1e30, 0, 0.0001])
+def test_any_lease_will_do(store: memstore.Store, lease: float) -> None:
+    store.put("key", VALUES["segment"])
+    ref = store.ref("key", lease=lease)
+    assert_same(VALUES["segment"], pickle.loads(pickle.dumps(ref)).get())
+    store.delete("key")
+    for segment in _leases(store):
+        _end_lease(store, segment)
+
+
+@pytest.mark.parametrize("lease", [float("nan"), -1.0, "long", None])
+def test_a_lease_is_a_number(store: memstore.Store, lease: object) -> None:
+    store.put("key", 1)
+    with pytest.raises((TypeError, ValueError)):
+        store.ref("key", lease=lease)  # type: ignore[arg-type]
+
+
+def test_it_is_small_when_pickled(store: memstore.Store) -> None:
+    store.put("key", torch.zeros(1 << 20))
+    assert len(pickle.dumps(store.ref("key"))) < 600
+    store.delete("key")
+    _end_lease(store, *_leases(store))
+
+
+def test_refs_compare_by_what_they_refer_to(store: memstore.Store) -> None:
+    store.put("key", 1)
+    one, other = store.ref("key"), store.ref("key")
+    assert one == other and hash(one) == hash(other) and one is not other
+    assert pickle.loads(pickle.dumps(one)) == one
+    store.put("key", 2)
+    assert store.ref("key") != one
+    assert one != "key"
+    assert {one, other} == {one}
+    assert "'key'" in repr(one) and str(one.version) in repr(one)
+
+
+def test_a_read_only_store_lends_inline_refs_only(store: memstore.Store) -> None:
+    store.put_many({"small": 1, "large": VALUES["segment"]})
+    with memstore.open(store.root, "r") as reader:
+        assert pickle.loads(pickle.dumps(reader.ref("small"))).get() == 1
+        ref = reader.ref("large")
+        assert_same(VALUES["segment"], ref.get())
+        with pytest.raises(memstore.ReadOnlyError, match="writes a lease.*'r\\+'"):
+            pickle.dumps(ref)
+
+
+def test_a_ref_of_a_store_that_is_gone_says_so(scratch: str) -> None:
+    import shutil
+
+    with memstore.open(scratch) as store:
+        store.put("key", 1)
+        sent = pickle.dumps(store.ref("key"))
+    shutil.rmtree(scratch)
+    with pytest.raises(memstore.NotAStoreError):
+        pickle.loads(sent)

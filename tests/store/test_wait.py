@@ -1,0 +1,104 @@
+"""wait: the basics. (What death does to it: tests/crash.)"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import memstore
+from tests.children import Child, Wire
+
+
+def test_what_is_there_is_returned_at_once(store: memstore.Store) -> None:
+    version = store.put("key", 1)
+    started = time.monotonic()
+    assert store.wait("key") == version
+    assert store.wait("key", newer_than=version - 1) == version
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05, -1])
+def test_what_doesnt_come_is_a_timeout(store: memstore.Store, timeout: float) -> None:
+    version = store.put("key", 1)
+    started = time.monotonic()
+    with pytest.raises(memstore.StoreTimeoutError, match=f"'key' is at version {version}.*above {version}") as caught:
+        store.wait("key", newer_than=version, timeout=timeout)
+    assert timeout <= time.monotonic() - started < 5
+    assert isinstance(caught.value, TimeoutError) and caught.value.key == "key"
+    with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist"):
+        store.wait("missing", timeout=timeout)
+
+
+def test_none_is_the_stores_own_timeout(opener: Callable[..., memstore.Store]) -> None:
+    store = opener(timeout=0.05)
+    with pytest.raises(memstore.StoreTimeoutError):
+        store.wait("key")
+
+
+def test_a_put_wakes_threads_and_processes(store: memstore.Store) -> None:
+    version = store.put("key", 1)
+    found: list[int] = []
+    with Child(_follow, store.root, "key", version) as child:
+        thread = threading.Thread(target=lambda: found.append(store.wait("key", newer_than=version, timeout=30)))
+        thread.start()
+        child.receive()
+        latest = store.put("key", torch.zeros(1000))
+        thread.join(20)
+        assert found == [latest]
+        assert child.receive(20) == latest
+
+
+def _follow(wire: Wire, root: str, key: str, version: int) -> int:
+    with memstore.open(root, "r") as store:
+        wire.send()
+        return store.wait(key, newer_than=version, timeout=float("inf"))
+
+
+def test_put_many_wakes_each_of_its_keys(store: memstore.Store) -> None:
+    with Child(_follow, store.root, "a", 0) as one, Child(_follow, store.root, "b", 0) as other:
+        one.receive()
+        other.receive()
+        versions = store.put_many({"a": 1, "b": torch.zeros(1000)})
+        assert (one.receive(20), other.receive(20)) == (versions["a"], versions["b"])
+
+
+def test_a_delete_doesnt_count(store: memstore.Store) -> None:
+    version = store.put("key", 1)
+    store.delete("key")
+    with pytest.raises(memstore.StoreTimeoutError):
+        store.wait("key", newer_than=0, timeout=0.05)
+    again = store.put("key", 2)
+    assert store.wait("key", newer_than=version) == again
+
+
+def test_many_keys_share_a_word_and_dont_mix(store: memstore.Store) -> None:
+    from memstore.engine.pages import Doorbell
+
+    names = [f"{number}" for number in range(4000)]
+    twin = next(name for name in names[1:] if Doorbell.bell(name.encode()) == Doorbell.bell(names[0].encode()))
+    with Child(_follow, store.root, names[0], 0) as child:
+        child.receive()
+        for _ in range(100):
+            store.put(twin, 1)
+        version = store.put(names[0], 1)
+        assert child.receive(20) == version
+
+
+def test_a_follower_ends_at_the_last_version(store: memstore.Store) -> None:
+    seen: list[int] = []
+
+    def follow() -> None:
+        while "end" not in store or seen[-1] < store.version("key"):
+            seen.append(store.wait("key", newer_than=seen[-1] if seen else 0, timeout=30))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for number in range(300):
+        store.put("key", number)
+    version = store.put_many({"key": 300, "end": 1})["key"]
+    thread.join(30)
+    assert seen == sorted(set(seen)) and seen[-1] == version
