@@ -28,6 +28,7 @@ _MADV_DONTFORK, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 10, 23, 25
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
 MUTEX_OWNER = 0x3FFFFFFF  # mask of the owner's thread id in a mutex's first word
+_aligned_end = 0  # a multiple of 2 MiB below which there is likely room for the next large mapping
 MUTEX_SIZE = 64  # sizeof(pthread_mutex_t) is 40 on x86-64 and 48 on aarch64
 
 _releasing_gil = ctypes.CDLL(None, use_errno=True)
@@ -189,9 +190,24 @@ def map_private(fd: int, size: int) -> int:
 
 
 def _map(fd: int, size: int, protection: int, flags: int) -> int:
+    """The kernel maps huge pages only where address and offset agree modulo 2 MiB."""
+    global _aligned_end
     if size < HUGE_PAGE:
         return _checked(_mmap(None, size, protection, flags, fd, 0))
-    # The kernel maps huge pages only where address and offset agree modulo 2 MiB: reserve, map inside, trim.
+    wanted = _aligned_end - -(-size // HUGE_PAGE) * HUGE_PAGE
+    if wanted > 0:  # without MAP_FIXED it is a wish, and nothing that lies there is touched
+        address = _checked(_mmap(wanted, size, protection, flags, fd, 0))
+        if address == wanted:
+            _aligned_end = address
+            return address
+        _munmap(address, size)
+    address = _map_aligned(fd, size, protection, flags)
+    _aligned_end = address
+    return address
+
+
+def _map_aligned(fd: int, size: int, protection: int, flags: int) -> int:
+    """Reserves more than is needed, maps inside of it, and trims: three more calls, and sure."""
     reserved = size + HUGE_PAGE
     base = _checked(_mmap(None, reserved, 0, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0))
     address = (base + HUGE_PAGE - 1) & -HUGE_PAGE
@@ -215,8 +231,11 @@ def _checked(address: int | None) -> int:
 
 
 def unmap(address: int, size: int) -> None:
+    global _aligned_end
     if _munmap(address, size):
         raise _last_error()
+    if size >= HUGE_PAGE:
+        _aligned_end = address + -(-size // HUGE_PAGE) * HUGE_PAGE
 
 
 def keep_from_children(address: int, size: int) -> None:
