@@ -1,4 +1,4 @@
-"""Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch; the engine doesn't."""
+"""Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structur
         raise
 
 
-def write(root: Root, key: bytes, flat: structure.Flat, batch: int, deadline: float) -> Content:
-    """Copies a flattened value to where it is to lie: a claimed and sealed segment, or the bytes of a record."""
+def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling], deadline: float) -> Content:
+    """Copies a flattened value to where it is to lie: a claimed and sealed segment, or the bytes of a record.
+
+    `fillings` are the segments of this batch so far; a new one is appended at once, and is the caller's to give back.
+    """
     plan = flat.plan
     content = Content(plan.description, flat.objects, plan.nbytes)
     if plan.inline:
@@ -66,17 +69,14 @@ def write(root: Root, key: bytes, flat: structure.Flat, batch: int, deadline: fl
         content.checksums = _checksums(root, plan, memory)
         return content
     header = encode_header(key.decode(), root.settings.store, plan.description, flat.objects, plan.header)
+    batch = fillings[0].put_id if fillings else 0
     filling = publish.claim(root, key, len(header) + plan.nbytes, batch, deadline)
-    try:
-        filling.allocate(header, plan.nbytes, huge_pages=root.on_tmpfs)
-        memory = np.asarray(filling)
-        structure.fill(flat, memory)
-        content.checksums = _checksums(root, plan, memory)
-        del memory
-        filling.seal(durable=root.settings.durable)
-    except BaseException:
-        give_back(root, [filling])
-        raise
+    fillings.append(filling)
+    filling.allocate(header, plan.nbytes, huge_pages=root.on_tmpfs)
+    memory = np.asarray(filling)
+    structure.fill(flat, memory)
+    content.checksums = _checksums(root, plan, memory)
+    filling.seal(durable=root.settings.durable)
     content.filling = filling
     return content
 

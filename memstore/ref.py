@@ -53,8 +53,8 @@ class Ref:
                 held = (record, *mapped) if mapped else None
         if held is None:
             raise VersionGoneError(
-                f"version {self.version} of {self.key!r} in {self.root} is gone: it was replaced, and this ref came after "
-                f"its lease of {self._lease:g} s: take refs with a longer lease, or get the key",
+                f"version {self.version} of {self.key!r} in {self.root} is gone: it was replaced, and this ref came "
+                f"after its lease of {self._lease:g} s: take refs with a longer lease, or get the key",
                 key=self.key,
             )
         options.pop("timeout", None)  # of the store's locks, and none is waited for here

@@ -24,8 +24,8 @@ from memstore.ref import Ref
 if TYPE_CHECKING:
     import torch
 
-    from memstore.engine.publish import Content
     from memstore.engine.record import Record
+    from memstore.engine.segment import Filling
 
 Mode = Literal["r", "r+", "a", "x"]
 _REQUIRED: Any = ...  # a get's default that means: raise
@@ -175,20 +175,20 @@ class Store:
             if key not in items:
                 raise ValueError(f"expect_versions names {key!r}, which is not among the items")
         flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
-        self._check_early(root, expected)
-        changes: list[Change] = []
-        batch = 0
-        with resource_errors(self.root, next(iter(items)) if len(items) == 1 else None):
+        if expected:
+            self._check_early(root, expected)
+        fillings: list[Filling] = []
+        with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None):
             try:
-                for name, key, flat in zip(names, items, flats, strict=True):
-                    content = contents.write(root, name, flat, batch, deadline)
-                    changes.append(Change(name, content, expected.get(key)))
-                    batch = batch or (content.filling.put_id if content.filling else 0)
+                changes = [
+                    Change(name, contents.write(root, name, flat, fillings, deadline), expected.get(key))
+                    for name, key, flat in zip(names, items, flats, strict=True)
+                ]
                 versions = commit(root, changes, deadline)
             except BaseException:
-                contents.give_back(root, _fillings(changes))
+                contents.give_back(root, fillings)
                 raise
-            contents.close(_fillings(changes))
+            contents.close(fillings)
         self._puts += len(names)
         return versions
 
@@ -513,11 +513,6 @@ class Store:
 
 
 _ABSENT = object()
-
-
-def _fillings(changes: Iterable[Change]) -> list[Any]:
-    contents: list[Content] = [change.content for change in changes if change.content is not None]
-    return [content.filling for content in contents if content.filling is not None]
 
 
 def iter_weights(

@@ -34,6 +34,7 @@ STEP = 8 << 20
 MAX_READERS = 4096
 _LOCK_FILE_SIZE = MAX_READERS * 64 + syscalls.PAGE
 _RESERVED_FOR_DELETES = 0.1
+_LOOKED_AT_EVERY = 8  # updates; what they take in between is a small part of the reserve
 _TABLES = ("entries", "segments", "filling", "retired", "leases", "counters")
 _META = struct.Struct("<II8x8xI92xQQ")  # of LMDB 0.9: magic, version, page size, last page, transaction
 _META_AT = 16
@@ -61,6 +62,7 @@ class Catalog:
         self._env: Any = None
         self._tables: dict[str, Any] = {}
         self._closed = False
+        self._updates = 0
         for attempt in range(3):  # another process may be writing the page that is read here
             try:
                 self._check_size()
@@ -191,7 +193,8 @@ class Catalog:
         for _ in range(64):
             env = self._environment()
             try:
-                if not is_delete and self._nearly_full(env):
+                self._updates += 1
+                if not is_delete and self._updates % _LOOKED_AT_EVERY == 0 and self._nearly_full(env):
                     self._grow(env)
                 handle = env.begin(None, None, True, True)
                 try:

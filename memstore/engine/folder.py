@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from memstore.engine import syscalls
-from memstore.engine.lockfile import LockFile
+from memstore.engine.lockfile import LockFile, lock_holders
 from memstore.errors import (
     FormatVersionError,
     NotAStoreError,
@@ -285,7 +285,9 @@ def locked(root: str, deadline: float, opening: threading.Lock) -> Generator[int
     try:
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                raise StoreTimeoutError(f"{root}: waited for another process that is opening the store")
+                pids = lock_holders().get(syscalls.status(file.fd).st_ino)
+                who = f"pid {', '.join(map(str, sorted(pids)))}" if pids else "a process that can't be seen from here"
+                raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
             time.sleep(0.001)
         try:
             yield file.fd

@@ -38,7 +38,8 @@ class resource_errors:
     def _exhausted(self, code: int, text: str) -> ResourceLimitError:
         what = f" at {self._key!r}" if self._key is not None else ""
         return ResourceLimitError(
-            f"{self._root}: {text}{what}: raise `ulimit -n` for files or vm.max_map_count for mappings, or drop held values",
+            f"{self._root}: {text}{what}: "
+            "raise `ulimit -n` for files or vm.max_map_count for mappings, or drop held values",
             key=self._key,
             code=code,
         )

@@ -1,4 +1,4 @@
-"""Files that are opened to be locked. A forked child gives them up: it would keep their locks beyond the parent's death.
+"""Files that are opened to be locked. A forked child gives them up: else it kept their locks beyond its parent.
 
 They close themselves when nothing refers to them any more, so that no error path can leave a lock behind.
 """
@@ -6,6 +6,7 @@ They close themselves when nothing refers to them any more, so that no error pat
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 
 from memstore.engine import syscalls
 
@@ -35,3 +36,17 @@ def close_all() -> None:
     """In a forked child."""
     for file in list(_opened):
         file.close()
+
+
+def lock_holders() -> dict[int, set[int]]:
+    """Inode -> pids that hold a flock on it, as /proc/locks tells: the pid that took it, if it is in our namespace."""
+    holders: dict[int, set[int]] = defaultdict(set)
+    try:
+        with open("/proc/locks") as file:
+            for line in file:
+                fields = line.split()
+                if len(fields) > 5 and fields[1] == "FLOCK":
+                    holders[int(fields[5].rsplit(":", 1)[1])].add(int(fields[4]))
+    except OSError:
+        pass
+    return holders

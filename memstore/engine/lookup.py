@@ -45,8 +45,8 @@ def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) 
         raise _damaged(root, *misfit)
     name = misfit[0].decode()
     raise ContentionError(
-        f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may wait "
-        "for its writers, or get less often",
+        f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may "
+        "wait for its writers, or get less often",
         key=name,
     )
 

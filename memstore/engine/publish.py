@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from memstore.engine import syscalls
@@ -122,26 +122,27 @@ def abandon(root: Root, fillings: Sequence[Filling]) -> None:
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0."""
     unlinked: list[LockFile] = []
-    versions = root.mutex.run(lambda: _commit_locked(root, changes, unlinked), deadline)
-    for bell in {root.doorbell.bell(change.key) for change in changes if change.content is not None}:
+    bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
+    versions = root.mutex.run(lambda: _commit_locked(root, changes, bells, unlinked), deadline)
+    for bell in bells:
         root.doorbell.wake(bell)
     return versions
 
 
-def _commit_locked(root: Root, changes: Sequence[Change], unlinked: list[LockFile]) -> list[int]:
+def _commit_locked(
+    root: Root, changes: Sequence[Change], bells: Collection[int], unlinked: list[LockFile]
+) -> list[int]:
     page = root.mutex
     fillings = [change.content.filling for change in changes if change.content and change.content.filling]
     batch = fillings[0].put_id if fillings else 0
-    is_delete = all(change.content is None for change in changes)
     page.batch = batch
     with root.guard:
         versions, counters, retired = root.catalog.update(
-            lambda transaction: _apply(root, transaction, changes, batch, len(fillings)), is_delete=is_delete
+            lambda transaction: _apply(root, transaction, changes, batch, len(fillings)), is_delete=not bells
         )
     page.batch = 0
-    if not is_delete:
-        for bell in {root.doorbell.bell(change.key) for change in changes}:
-            root.doorbell.change(bell)
+    for bell in bells:
+        root.doorbell.change(bell)
     if retired:
         try:
             sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired))

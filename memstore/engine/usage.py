@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 
+from memstore.engine.lockfile import lock_holders
 from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.recovery import boot_clock
 from memstore.engine.root import Root
@@ -31,7 +32,7 @@ def measure(root: Root) -> Usage:
         leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
         now = boot_clock()
     totals: dict[int, int] = defaultdict(int)
-    holders = _lock_holders()
+    holders = lock_holders()
     pinned, pinned_by = 0, set[int]()
     for segment, row in rows:
         totals[row.state] += row.nbytes
@@ -58,20 +59,6 @@ def _inode(path: str) -> int:
         return os.stat(path).st_ino
     except FileNotFoundError:
         return -1
-
-
-def _lock_holders() -> dict[int, set[int]]:
-    """Inode -> pids that hold a flock on it, as /proc/locks tells: the pid that took it, if it is in our namespace."""
-    holders: dict[int, set[int]] = defaultdict(set)
-    try:
-        with open("/proc/locks") as file:
-            for line in file:
-                fields = line.split()
-                if len(fields) > 5 and fields[1] == "FLOCK":
-                    holders[int(fields[5].rsplit(":", 1)[1])].add(int(fields[4]))
-    except OSError:
-        pass
-    return holders
 
 
 def _huge_page_bytes(segments: str) -> int:

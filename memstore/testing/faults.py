@@ -12,6 +12,7 @@ commits of the catalog. They are counted in the calling thread only.
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -134,9 +135,9 @@ def die() -> None:
 
 
 def raising(error: BaseException) -> Callable[[], None]:
-    """An action that raises `error`."""
+    """An action that raises a copy of `error`: by its traceback, an exception keeps all alive that the frames refer to."""
 
     def action() -> None:
-        raise error
+        raise copy.copy(error)
 
     return action

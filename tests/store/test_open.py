@@ -212,7 +212,6 @@ def test_a_busy_folder_is_waited_for_no_longer_than_asked(root: str) -> None:
         os.close(fd)
 
 
-@pytest.mark.xfail(reason="the message names no pid", strict=True)
 def test_who_is_waited_for_at_an_opening_is_named(root: str) -> None:
     import fcntl
 

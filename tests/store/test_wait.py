@@ -58,6 +58,29 @@ def _follow(wire: Wire, root: str, key: str, version: int) -> int:
         return store.wait(key, newer_than=version, timeout=float("inf"))
 
 
+def test_a_sleeper_is_woken_and_doesnt_just_look_again(store: memstore.Store) -> None:
+    """A wait looks once a second, should a wake get lost: without any, ten turns would take five seconds."""
+    version = store.put("key", 0)
+    with Child(_follow_ten, store.root, version) as child:
+        child.receive()
+        slept = 0.0
+        for turn in range(10):
+            child.wait_until_it_sleeps_on_a_futex()
+            started = time.monotonic()
+            store.put("key", turn)
+            child.receive()
+            slept += time.monotonic() - started
+        assert slept < 2
+
+
+def _follow_ten(wire: Wire, root: str, version: int) -> None:
+    with memstore.open(root, "r") as store:
+        wire.send()
+        for _ in range(10):
+            version = store.wait("key", newer_than=version, timeout=30)
+            wire.send(version)
+
+
 def test_put_many_wakes_each_of_its_keys(store: memstore.Store) -> None:
     with Child(_follow, store.root, "a", 0) as one, Child(_follow, store.root, "b", 0) as other:
         one.receive()
