@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+
+from memstore.engine import syscalls
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -65,6 +68,15 @@ class Child:
         if isinstance(message, _Raised):
             raise pickle.loads(message.error) from RuntimeError(message.text)
         return message.value if isinstance(message, _Returned) else message
+
+    def wait_until_it_sleeps_on_a_futex(self, timeout: float = 30.0) -> None:
+        """So that what wakes it is a wake, and not a look before it went to sleep."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with open(f"/proc/{self.pid}/syscall") as file:
+                if file.read().split()[0] == str(syscalls._SYS_FUTEX):
+                    return
+        raise TimeoutError(f"the child did not go to sleep in {timeout} s")
 
     def kill(self) -> None:
         self.process.kill()

@@ -262,9 +262,12 @@ def test_a_wake_reaches_another_process(folder: Path) -> None:
     doorbell = open_bell(folder)
     with Child(_wait, folder, 7) as child:
         child.receive()
+        child.wait_until_it_sleeps_on_a_futex()
+        started = time.monotonic()
         doorbell.change(7)
         doorbell.wake(7)
         assert child.receive() is True
+        assert time.monotonic() - started < 20  # it would sleep for 30
 
 
 def _wait(wire: Wire, folder: Path, bell: int) -> bool:

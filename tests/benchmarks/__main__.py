@@ -1,0 +1,94 @@
+"""`python -m tests.benchmarks`: measures, prints the table, and writes JSON, plots and a page."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import msgspec
+
+from tests.benchmarks.report import FORMAT, Report, Workload, read, write
+from tests.benchmarks.workloads import WORKLOADS
+
+REPOSITORY = Path(__file__).parents[2]
+OUTPUT = REPOSITORY / "build" / "benchmarks"  # untracked: runs of this machine
+DOCS = REPOSITORY / "docs"  # tracked: the run that docs/performance.md shows
+IMAGES = "images/performance"
+
+
+def main() -> None:
+    options = _options()
+    if options.list:
+        print("\n".join(f"{id:12} {title}" for id, title in WORKLOADS.items()))
+        return
+    logging.basicConfig(level=logging.ERROR)
+    report = read(options.report) if options.report else _measure(options)
+    from tests.benchmarks.table import text
+
+    print(text(report), flush=True)
+    if options.publish:
+        _publish(report)
+    else:
+        _write(report, options.output, data="results.json", page="performance.md", plots="plots")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("workload", nargs="*", help="which to run (all): see --list")
+    parser.add_argument("--list", action="store_true", help="list the workloads")
+    parser.add_argument("--quick", action="store_true", help="few rounds, small sizes: to try the harness")
+    parser.add_argument("--peers", help="ids of peers to run, comma-separated; 'none': memstore and the limits only")
+    parser.add_argument("--root", type=Path, default=Path("/dev/shm"), help="where to put stores (/dev/shm)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="where JSON, plots and page go (build/benchmarks)")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="show and write this report; measure nothing")
+    parser.add_argument("--publish", action="store_true", help="write docs/performance.{json,md} and its plots")
+    options = parser.parse_args()
+    unknown = set(options.workload) - set(WORKLOADS)
+    if unknown:
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    if options.publish and (options.quick or options.workload or options.peers):
+        parser.error("--publish shows whole runs only: no workloads, --quick or --peers with it")
+    return options
+
+
+def _measure(options: argparse.Namespace) -> Report:
+    from tests.benchmarks.machine import machine, used_by_others, versions
+    from tests.benchmarks.session import session
+    from tests.benchmarks.workloads import load
+
+    described = machine(options.root)
+    peers = None if options.peers is None else frozenset(options.peers.split(",")) - {"none"}
+    done: list[Workload] = []
+    others = 0.0
+    with session(options.root, quick=options.quick, peers=peers) as run:
+        for id in options.workload or WORKLOADS:
+            print(f"{id}: {WORKLOADS[id]} ...", file=sys.stderr, flush=True)
+            others = max(others, used_by_others())
+            start = time.monotonic()
+            done.append(msgspec.structs.replace(load(id)(run), seconds=round(time.monotonic() - start, 1)))
+    return Report(FORMAT, date.today().isoformat(), options.quick, described, versions(), done, round(others, 2))
+
+
+def _publish(report: Report) -> None:
+    if report.quick or {workload.id for workload in report.workloads} != set(WORKLOADS):
+        raise SystemExit("only a whole run that was not quick is published")
+    _write(report, DOCS, data="performance.json", page="performance.md", plots=IMAGES)
+
+
+def _write(report: Report, folder: Path, *, data: str, page: str, plots: str) -> None:
+    from tests.benchmarks.document import markdown
+    from tests.benchmarks.plots import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write(report, folder / data)
+    draw(report, folder / plots)
+    (folder / page).write_text(markdown(report, plots), encoding="utf-8")
+    print(f"wrote {data}, {page} and {plots}/ in {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""safetensors files, on the same file system as the store."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from tests.benchmarks.peers import Peer, Value, needs
+
+
+class SafetensorsFile(Peer):
+    id: ClassVar[str] = "safetensors"
+    name: ClassVar[str] = "safetensors"
+    settings: ClassVar[str] = "save_file, load_file"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return needs("safetensors")
+
+    def setup(self) -> None:
+        import safetensors.torch as library
+
+        self._library = library
+
+    def ready(self, value: Value) -> Any:
+        return value if isinstance(value, dict) else {"value": value}
+
+    def put(self, key: str, value: Any) -> None:
+        self._library.save_file(value, self.root / key)
+
+    def get(self, key: str) -> Any:
+        return self._library.load_file(self.root / key)

@@ -1,0 +1,40 @@
+"""memstore itself, as its README uses it. The value is put as it is: a tensor, a dict, or a TensorDict."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from tensordict import TensorDict
+
+import memstore
+from tests.benchmarks.peers import Peer, Value
+from tests.benchmarks.report import Role
+
+
+class Store(Peer):
+    id: ClassVar[str] = "memstore"
+    name: ClassVar[str] = "memstore"
+    role: ClassVar[Role] = "memstore"
+
+    def setup(self) -> None:
+        self.store = memstore.open(self.root / "store")
+
+    def put(self, key: str, value: Any) -> None:
+        self.store.put(key, value)
+
+    def get(self, key: str) -> Any:
+        return self.store.get(key)
+
+    def close(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+class StoreOfTensorDicts(Store):
+    """The same store; what is put is a TensorDict of the tensors."""
+
+    id: ClassVar[str] = "memstore-td"
+    name: ClassVar[str] = "memstore, TensorDict"
+
+    def ready(self, value: Value) -> Any:
+        return value if not isinstance(value, dict) else TensorDict(dict(value), batch_size=[])

@@ -1,0 +1,113 @@
+"""Put, overwrite and get of one value by memstore, its peers and the limits: what `small` and `dict300` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+
+from tests.benchmarks.machine import back_memory
+from tests.benchmarks.measure import Contestant, compare
+from tests.benchmarks.peers import Peer, Value, same
+from tests.benchmarks.report import Beside, Goal, Series
+from tests.benchmarks.session import Session
+
+KEPT = "kept"  # the key that gets read
+
+
+def nbytes(value: Value) -> int:
+    return sum(tensor.nbytes for tensor in ([value] if not isinstance(value, dict) else value.values()))
+
+
+def compare_puts(session: Session, peers: Sequence[Peer], value: Value, *, fresh: bool, title: str) -> Series:
+    """Each put until it is published: under new keys (fresh), or again and again under one."""
+    contestants = [_put(session, peer, value, fresh=fresh) for peer in peers if fresh or peer.overwrites]
+    return compare("put" if fresh else "overwrite", title, contestants, rounds=session.rounds, reference="memstore")
+
+
+def _put(session: Session, peer: Peer, value: Value, *, fresh: bool) -> Contestant:
+    ready: list[Any] = [None]
+    numbers = count()
+    name = [KEPT]
+    size = nbytes(value)
+
+    def before() -> None:
+        back_memory(size)
+        ready[0] = peer.ready(value)
+        read(value)
+        if fresh and peer.overwrites:
+            name[0] = f"fresh-{next(numbers)}"
+
+    return Contestant(
+        name=peer.name,
+        role=peer.role,
+        call=lambda: peer.put(name[0], ready[0]),
+        before=before,
+        most=session.fresh_calls(size) if fresh else 100_000,
+        note=peer.settings,
+    )
+
+
+def read(value: Value) -> None:
+    """Reads all of a value: it is put as if it had just been computed."""
+    for tensor in [value] if isinstance(value, torch.Tensor) else value.values():
+        tensor.sum()
+
+
+def keep(peer: Peer, key: str, value: Value) -> None:
+    """A put that is not timed, for gets to read."""
+    back_memory(nbytes(value))
+    peer.put(key, peer.ready(value))
+
+
+def compare_gets(session: Session, peers: Sequence[Peer], value: Value, *, title: str) -> Series:
+    """Each get until it returns; what it returned is dropped outside the time."""
+    for peer in peers:
+        keep(peer, KEPT, value)
+    contestants = [
+        Contestant(
+            name=peer.name,
+            role=peer.role,
+            call=lambda peer=peer: peer.get(KEPT),
+            before=lambda peer=peer: peer.before_get(KEPT),
+            note=peer.settings,
+        )
+        for peer in peers
+    ]
+    return compare("get", title, contestants, rounds=session.rounds, reference="memstore")
+
+
+def check(peers: Sequence[Peer], value: Value) -> None:
+    """What each peer has equals what was put, or the run ends here: a fast wrong answer is no figure."""
+    for peer in peers:
+        keep(peer, KEPT, value)
+        peer.before_get(KEPT)
+        if not same(peer.get(KEPT), value):
+            raise SystemExit(f"{peer.name}: what was got differs from what was put")
+
+
+def within(what: str, series: Series, seconds: float, *, name: str = "memstore") -> Goal:
+    """The goal that memstore takes at most so long, beside the machine's limit and the best peer."""
+    limit, peer = series.best("limit"), series.best("peer")
+    return Goal(
+        what,
+        series.figure(name).value,
+        "<=",
+        seconds,
+        "s",
+        limit=limit and Beside(limit.name, limit.value.median),
+        peer=peer and Beside(peer.name, peer.value.median),
+    )
+
+
+def times_faster(what: str, series: Series, factor: float, names: Sequence[str] = ()) -> list[Goal]:
+    """The goal that the best of the named peers (or of all) takes at least `factor` times as long."""
+    peers = [f for f in series.figures if f.role == "peer" and (not names or f.name in names)]
+    best = min(peers, key=lambda figure: figure.value.median, default=None)
+    if best is None or best.ratio is None:
+        return []
+    return [
+        Goal(f"{what}, against {best.name}", best.ratio, ">=", factor, "x", peer=Beside(best.name, best.value.median))
+    ]

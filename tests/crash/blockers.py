@@ -1,0 +1,112 @@
+"""Workers that hold locks, wait, or are interrupted while they wait."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+import memstore
+from memstore.engine.syscalls import PAGE
+from tests.crash.leftovers import opened
+
+
+def hold_mutex(channel: Connection, path: str) -> None:
+    """Holds the store's mutex until told otherwise."""
+    store = memstore.open(path)
+
+    def hold() -> None:
+        channel.send("held")
+        channel.recv()
+
+    opened(store).mutex.run(hold, time.monotonic() + 60)
+    channel.send("released")
+    channel.recv()
+
+
+def hold_folder(channel: Connection, path: str) -> None:
+    """Holds the lock on the store's folder, as one does who is opening it, until told otherwise."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    channel.send("held")
+    channel.recv()
+
+
+def be_interrupted_in_put(channel: Connection, path: str) -> None:
+    """Is interrupted while it waits for the mutex to put. Sends how many seconds later it noticed."""
+    store = memstore.open(path, timeout=20.0)
+    channel.send("opened")
+    channel.recv()
+    channel.send(_interrupt(store, lambda: store.put("k", torch.zeros(8))))
+
+
+def be_interrupted_in_wait(channel: Connection, path: str) -> None:
+    """Is interrupted while it waits for a version. Sends how many seconds later it noticed."""
+    store = memstore.open(path)
+    channel.send(_interrupt(store, lambda: store.wait("k", timeout=float("inf"))))
+
+
+def _interrupt(store: memstore.Store, call: Callable[[], object]) -> float:
+    sent: list[float] = []
+
+    def send() -> None:
+        while not sleepers(store):
+            time.sleep(0.001)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send).start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        return time.monotonic() - sent[0]
+    raise AssertionError("no KeyboardInterrupt")
+
+
+def open_and_retry(channel: Connection, path: str) -> None:
+    """Opens a store whose mutex is held, in vain; and again when told to."""
+    try:
+        memstore.open(path, timeout=0.3)
+    except memstore.StoreTimeoutError as error:
+        channel.send(str(error))
+    channel.recv()
+    with memstore.open(path, timeout=5.0) as store:
+        channel.send(store.put("k", torch.zeros(8)))
+
+
+def wait_for(channel: Connection, path: str, key: str, newer_than: int, threads: int, options: dict[str, Any]) -> None:
+    """Waits for a key in some threads. Sends "waiting" when all of them sleep, then what each got, and when."""
+    store = memstore.open(path, options.pop("mode", "a"))
+
+    def wait() -> tuple[int | str, float]:
+        try:
+            return store.wait(key, newer_than=newer_than, **options), time.monotonic()
+        except memstore.MemstoreError as error:
+            return type(error).__name__, time.monotonic()
+
+    with ThreadPoolExecutor(threads) as pool:
+        waits = [pool.submit(wait) for _ in range(threads)]
+        while sleepers(store) < threads:
+            time.sleep(0.001)
+        channel.send("waiting")
+        channel.send([one.result() for one in waits])
+
+
+def sleepers(store: memstore.Store) -> int:
+    """How many threads of this process sleep on the store's doorbell or its mutex, as the kernel has it."""
+    root = opened(store)
+    pages = [root.doorbell.address // PAGE, root.mutex.address // PAGE]
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/syscall") as file:
+            fields = file.read().split()
+        found += len(fields) > 1 and int(fields[1], 16) // PAGE in pages
+    return found

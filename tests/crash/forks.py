@@ -1,0 +1,379 @@
+"""Workers that fork, send values to other processes, or end in untidy ways. Each raises where something is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import multiprocessing
+from torch.utils.data import DataLoader, Dataset
+
+import memstore
+from memstore.testing import faults
+from tests.crash.leftovers import leftovers, opened
+from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamp_of, stamped
+
+SIZES = {"inline": INLINE, "small": SMALL, "large": LARGE}
+PATIENCE = 30  # seconds, after which a child that hangs is ended
+
+
+def in_fork(action: Callable[[], object]) -> int:
+    """Forks a child that calls `action` and ends at once. Returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.alarm(PATIENCE)
+        action()
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
+
+
+def reap(pid: int) -> None:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 0, f"a forked child ended with {status}"
+
+
+@contextmanager
+def busy(store: memstore.Store) -> Iterator[None]:
+    """Three threads put, get and wait meanwhile."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat(action: Callable[[int], object]) -> None:
+        count = 0
+        try:
+            while not over.is_set():
+                count += 1
+                action(count)
+        except BaseException as error:
+            failures.append(error)
+
+    def put(count: int) -> None:
+        name = list(SIZES)[count % len(SIZES)]
+        store.put(f"busy/{name}", stamped(count, SIZES[name]))
+
+    def get(count: int) -> None:
+        for name in SIZES:
+            stamp_at(store, f"busy/{name}")
+
+    def wait(count: int) -> None:
+        store.wait("busy/inline", newer_than=store.put("busy/inline", stamped(count, INLINE)) - 1)
+
+    threads = [threading.Thread(target=repeat, args=(action,)) for action in (put, get, wait)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+
+
+def use(store: memstore.Store, key: str) -> None:
+    """What a forked child may do: everything."""
+    for name, nbytes in SIZES.items():
+        stamp_at(store, f"busy/{name}")
+        version = store.put(f"{key}/{name}", stamped(3, nbytes))
+        assert stamp_at(store, f"{key}/{name}") == 3
+        assert store.wait(f"{key}/{name}", newer_than=version - 1) == version
+        store.delete(f"{key}/{name}")
+
+
+def fork_while_busy(channel: Connection, path: str, count: int) -> None:
+    """Forks while other threads use the store: each child uses it too."""
+    store = memstore.open(path, timeout=20.0)
+    with busy(store):
+        for number in range(count):
+            reap(in_fork(lambda number=number: use(store, f"child{number}")))
+        reap(in_fork(lambda: reap(in_fork(lambda: use(store, "grandchild")))))
+        pids = [in_fork(lambda number=number: use(store, f"sibling{number}")) for number in range(4)]
+        for pid in pids:
+            reap(pid)
+    _check_clean(store)
+
+
+def kill_children_while_busy(channel: Connection, path: str, steps: int) -> None:
+    """Forks while other threads use the store: each child dies at another step of a put."""
+    store = memstore.open(path, timeout=20.0)
+
+    def die(step: int) -> None:
+        with faults.at_step(step, faults.die):
+            store.put("killed", stamped(4, SMALL))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with busy(store):
+        for step in range(1, steps + 1):
+            pid = in_fork(lambda step=step: die(step))
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+            assert stamp_at(store, "killed") in (None, 4)
+            store.put("killed", stamped(4, SMALL))
+    _check_clean(store)
+
+
+def fork_at_steps(channel: Connection, path: str, nbytes: int) -> None:
+    """Forks at each step of a put that another thread makes, and uses the store in the child. Sends the steps."""
+    store = memstore.open(path, timeout=20.0)
+    store.put("k", stamped(1, nbytes))
+    gc.disable()
+    names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
+    for number in range(1, len(names) + 1):
+        reached, forked = threading.Event(), threading.Event()
+
+        def pause(reached: threading.Event = reached, forked: threading.Event = forked) -> None:
+            reached.set()
+            forked.wait(0.1)  # a fork waits for who opens a file or reads the catalog: it comes after that
+
+        def put(number: int = number, pause: Callable[[], None] = pause) -> None:
+            with faults.at_step(number, pause):
+                store.put("k", stamped(2, nbytes))
+
+        store.put("k", stamped(1, nbytes))
+        thread = threading.Thread(target=put)
+        thread.start()
+        reached.wait()
+        pid = in_fork(lambda: _meet(store, nbytes))
+        forked.set()
+        thread.join()
+        reap(pid)
+        assert stamp_at(store, "k") in (2, 3)
+    _check_clean(store)
+    channel.send(names)
+
+
+def _meet(store: memstore.Store, nbytes: int) -> None:
+    assert stamp_at(store, "k") in (1, 2)
+    store.put("child", stamped(3, nbytes))
+    store.put("k", stamped(3, nbytes))
+    assert stamp_at(store, "k") in (2, 3)
+
+
+def die_and_leave_a_child(channel: Connection, path: str, nbytes: int, step: str) -> None:
+    """Dies in the middle of a put, before a step, and leaves a child that was forked then. It ends with the channel."""
+    store = memstore.open(path, timeout=20.0)
+    gc.disable()
+    names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
+    reached = threading.Event()
+
+    def pause() -> None:
+        reached.set()
+        threading.Event().wait()
+
+    def put() -> None:
+        with faults.at_step(names.index(step) + 1, pause):
+            store.put("k", stamped(2, nbytes))
+
+    threading.Thread(target=put, daemon=True).start()
+    reached.wait()
+
+    def live_on() -> None:
+        channel.send("forked")
+        with contextlib.suppress(EOFError):
+            channel.recv()
+
+    in_fork(live_on)
+    threading.Event().wait()
+
+
+def fork_with_held_values(channel: Connection, path: str) -> None:
+    """Values that the parent holds are the child's too, and each writes to its own."""
+    store = memstore.open(path)
+    for name, nbytes in SIZES.items():
+        store.put(name, stamped(1, nbytes))
+    held = store.get_many(SIZES)
+    aliases = {name: value.numpy() for name, value in held.items()}
+    for name, nbytes in SIZES.items():
+        store.put(name, stamped(2, nbytes))
+    ours, theirs = os.pipe()
+
+    def child() -> None:
+        os.close(theirs)
+        os.read(ours, 1)  # the parent has written to its own
+        for name in SIZES:
+            assert stamp_of(held[name]) == 1
+            held[name].fill_(7)
+            assert aliases[name][0] == 7
+            assert stamp_at(store, name) == 2
+
+    pid = in_fork(child)
+    os.close(ours)
+    for value in held.values():
+        value[0] = 9
+    assert leftovers(store) != [], "nothing pins what is held"
+    aliases.clear()
+    held_here = {name: (int(value[0]), stamp_of(value[1:])) for name, value in held.items()}
+    held.clear()
+    del value
+    gc.collect()
+    store.gc()
+    assert leftovers(store) != [], "the child holds nothing"
+    os.close(theirs)
+    reap(pid)
+    assert held_here == dict.fromkeys(SIZES, (9, 1))
+    _check_clean(store)
+
+
+def _check_clean(store: memstore.Store) -> None:
+    gc.collect()
+    store.gc()
+    assert leftovers(store) == []
+    assert opened(store).mutex.owner() == 0
+    assert store.put("last", stamped(1, SMALL)) > 0
+
+
+# --- values on the way to other processes -----------------------------------------------------------------------------
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Each item is a key of a store."""
+
+    def __init__(self, store: memstore.Store, count: int) -> None:
+        self.store, self.count = store, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        value: torch.Tensor = self.store.get(str(index))
+        return value
+
+
+def as_they_are(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Collates nothing: the leaves themselves go through the loader's queue."""
+    return batch
+
+
+def load(channel: Connection, path: str, context: str) -> None:
+    """Reads a store through a DataLoader with workers."""
+    store = memstore.open(path)
+    count = 24
+    for index in range(count):
+        store.put(str(index), stamped(index, list(SIZES.values())[index % 2]))
+    for collate in (None, as_they_are):
+        chosen = None if collate else [index for index in range(count) if index % 2]
+        loader = DataLoader(
+            Rows(store, count),
+            batch_size=4 if chosen is None else None,
+            sampler=chosen,
+            num_workers=2,
+            multiprocessing_context=context,
+            collate_fn=collate,
+        )
+        found = [stamp_of(row) for batch in loader for row in (batch if isinstance(batch, list) else [batch])]
+        assert found == (list(range(count)) if chosen is None else chosen), found
+    _check_clean(store)
+
+
+def exchange(channel: Connection, path: str, context: str) -> None:
+    """Sends a store, refs and leaves to a new process, which sends leaves back."""
+    store = memstore.open(path)
+    for name, nbytes in SIZES.items():
+        store.put(name, stamped(1, nbytes))
+    held = store.get_many(SIZES)
+    aliases = {name: value.numpy() for name, value in held.items()}
+    refs = {name: store.ref(name) for name in SIZES}
+    started = multiprocessing.get_context(context)
+    there, back = started.Queue(), started.Queue()
+    in_files = [name for name in SIZES if name != "inline"]  # inline values are ordinary tensors, which torch shares
+    process = started.Process(target=answer, args=(store, refs, there, back))
+    process.start()
+    for name, nbytes in SIZES.items():
+        store.put(name, stamped(2, nbytes))
+    there.put(held)
+    for name in SIZES:
+        answered = back.get(timeout=60)
+        assert {key: stamp_of(value) for key, value in answered.items()} == {"queue": 1, "ref": 1, "new": 2}, name
+        if name in in_files:
+            answered["queue"].fill_(5)
+    del answered
+    there.put("done")
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+    for name in in_files:
+        assert stamp_of(held[name]) == 1
+        assert (aliases[name] == 1).all()
+
+
+def answer(store: memstore.Store, refs: dict[str, memstore.Ref], there: Any, back: Any) -> None:
+    sent = there.get(timeout=60)
+    for name in SIZES:
+        assert stamp_of(sent[name]) == 1
+        back.put({"queue": sent[name], "ref": refs[name].get(), "new": store.get(name)})
+    assert there.get(timeout=60) == "done"  # torch's tensors live on in the queue as long as their sender does
+
+
+def pass_leaves(channel: Connection, path: str, context: str) -> None:
+    """Gives leaves to a new process as its arguments."""
+    store = memstore.open(path)
+    sizes = {str(number): SMALL for number in range(8)}
+    for stamp, (name, nbytes) in enumerate(sizes.items()):
+        store.put(name, stamped(stamp, nbytes))
+    held = store.get_many(sizes)
+    process = multiprocessing.get_context(context).Process(target=check_leaves, args=(held,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+    assert [stamp_of(value) for value in held.values()] == list(range(8))
+
+
+def check_leaves(held: dict[str, torch.Tensor]) -> None:
+    assert [stamp_of(value) for value in held.values()] == list(range(8))
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Touches its tensor when it goes."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value, self.alias = value, value.numpy()
+        self.circle = self
+
+    def __del__(self) -> None:
+        if not int(self.value[-1]) == int(self.alias[-1]) == 1:
+            os.write(2, b"the value has gone\n")
+
+
+KEPT: list[object] = []  # in a module's globals, which go last
+
+
+def end_untidily(channel: Connection, path: str, output: str) -> None:
+    """Ends with all kinds of things alive and open. What it writes to stderr goes to `output`."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 2)
+    store = memstore.open(path)
+    for name, nbytes in SIZES.items():
+        store.put(name, stamped(1, nbytes))
+        KEPT.append(store.get(name))
+        KEPT.append(store.get(name).numpy())
+        KEPT.append(Reader(store.get(name)))
+        KEPT.append(store.ref(name))
+    KEPT.append(store)
+    KEPT.append(KEPT)
+    threading.Thread(target=store.wait, args=("nothing",), kwargs={"timeout": float("inf")}, daemon=True).start()
+    threading.Thread(target=_put_for_ever, args=(store,), daemon=True).start()
+    while store.version("small") < 20:
+        time.sleep(0.001)
+
+
+def _put_for_ever(store: memstore.Store) -> None:
+    while True:
+        store.put("small", stamped(1, SMALL))
+        store.get("small")

@@ -1,0 +1,71 @@
+"""What a store has that belongs to no entry, seen from a process that has it open."""
+
+from __future__ import annotations
+
+import os
+
+import memstore
+from memstore.engine.record import LIVE
+from memstore.engine.root import Root
+from memstore.engine.segment import segment_path
+
+
+def opened(store: memstore.Store) -> Root:
+    root = store._root
+    assert root is not None
+    return root
+
+
+def leftovers(store: memstore.Store) -> list[str]:
+    """Files without an entry, entries without a file, rows of what is not live. Call `gc` first, and hold no value."""
+    root = opened(store)
+    with root.guard:
+        keys, rows, filling, retired = root.catalog.view(
+            lambda transaction: (
+                transaction.keys(b"", None, 1 << 20),
+                dict(transaction.segments()),
+                transaction.numbers("filling", 1 << 20),
+                transaction.numbers("retired", 1 << 20),
+            )
+        )
+        records = [root.catalog.read(key) for key in keys]
+    live = {record.segment for record in records if record is not None and record.segment}
+    expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live}
+    present = set(os.listdir(root.segments))
+    found = [f"a file of nobody: {name}" for name in sorted(present - expected)]
+    found += [f"a missing file: {name}" for name in sorted(expected - present)]
+    found += [f"a filling row: {row}" for row in filling]
+    found += [f"a retired row: {row}" for row in retired]
+    found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live)]
+    found += [f"an entry without a row: {segment}" for segment in sorted(live - set(rows))]
+    found += [f"not live, but an entry: {row}" for segment, row in rows.items() if segment in live and row.state != LIVE]
+    return found
+
+
+def headers_not_live(store: memstore.Store) -> list[str]:
+    """Segments of entries whose header says otherwise: a repair would lose them."""
+    root = opened(store)
+    found: list[str] = []
+    for name in sorted(os.listdir(root.segments)):
+        with open(f"{root.segments}/{name}", "rb") as file:
+            head = file.read(128)
+        if b" state=live " not in head:
+            found.append(f"{name}: {head[8:]!r}")
+    return found
+
+
+def open_fds() -> set[str]:
+    """What this process has open, by number and target."""
+    found: set[str] = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+        except FileNotFoundError:  # the listing's own
+            continue
+    return found
+
+
+def shared_mappings(path: str) -> list[str]:
+    """Mappings of this process through which it could write to the segments of the store at `path`."""
+    with open("/proc/self/maps") as file:
+        return [line.rstrip("\n") for line in file if f"{path}/segments/" in line and line.split()[1][3] == "s"]

@@ -1,0 +1,84 @@
+"""The operations that are cut short at each of their steps, with what the store has before and after them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+
+import memstore
+from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamped
+
+OLD, NEW = 1, 2
+Sizes = Mapping[str, int]  # of the keys' values, in bytes
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`prepare` runs in the process that is to die, before `run`; what it returns lives on meanwhile."""
+
+    run: Callable[[memstore.Store, object], object]
+    before: Sizes
+    after: Sizes
+    prepare: Callable[[memstore.Store], object] = lambda store: None
+    new: int = NEW  # the stamp that the values have afterwards
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted({*self.before, *self.after})
+
+    @property
+    def changes(self) -> bool:
+        return self.new != OLD or self.before.keys() != self.after.keys()
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        """Makes the store as it is before. Returns the versions."""
+        store.delete_many([key for key in self.keys if key not in self.before], missing_ok=True)
+        for key, nbytes in self.before.items():
+            store.put(key, stamped(OLD, nbytes))
+        return {key: store.version(key) if key in self.before else 0 for key in self.keys}
+
+    def outcome(self, store: memstore.Store) -> str:
+        """Returns "old" or "new"; anything between them is an error."""
+        found = {key: stamp_at(store, key) for key in self.keys}
+        old = {key: OLD if key in self.before else None for key in self.keys}
+        new = {key: self.new if key in self.after else None for key in self.keys}
+        assert found in (old, new), f"neither {old} nor {new}, but {found}"
+        return "new" if found == new else "old"
+
+
+def _put(key: str, nbytes: int) -> Callable[[memstore.Store, object], object]:
+    return lambda store, _: store.put(key, stamped(NEW, nbytes))
+
+
+def _put_many(store: memstore.Store, _: object) -> None:
+    store.put_many({key: stamped(NEW, nbytes) for key, nbytes in _MANY.items()})
+
+
+def _pickle(_: memstore.Store, ref: object) -> None:
+    ForkingPickler(io.BytesIO()).dump(ref)
+
+
+def _retire(store: memstore.Store) -> None:
+    """Leaves a version behind that nobody holds any more, for gc."""
+    held = store.get("a")
+    store.put("a", stamped(OLD, LARGE))
+    del held
+
+
+_MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
+
+OPERATIONS = {
+    "put-inline": Operation(_put("a", INLINE), {}, {"a": INLINE}),
+    "put-small": Operation(_put("a", SMALL), {}, {"a": SMALL}),
+    "put-large": Operation(_put("a", LARGE), {}, {"a": LARGE}),
+    "overwrite-inline": Operation(_put("a", INLINE), {"a": SMALL}, {"a": INLINE}),
+    "overwrite-small": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}),
+    "overwrite-large": Operation(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}),
+    "put-many": Operation(_put_many, {"b": SMALL}, _MANY),
+    "delete": Operation(lambda store, _: store.delete("a"), {"a": SMALL}, {}),
+    "delete-many": Operation(lambda store, _: store.delete_many(list(_MANY)), _MANY, {}),
+    "pickle-ref": Operation(_pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD),
+    "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
+}

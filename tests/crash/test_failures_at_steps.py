@@ -1,0 +1,102 @@
+"""Each step of each operation fails, or is interrupted: the change is then done wholly or not at all, nothing leaks."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections.abc import Iterator
+
+import lmdb
+import pytest
+
+import memstore
+from memstore.testing import faults
+from tests.crash.leftovers import leftovers, open_fds, opened, shared_mappings
+from tests.crash.operations import OPERATIONS
+from tests.crash.test_kill_at_steps import check_goes_on
+
+CAN_FAIL = faults.STEPS - faults.CLEANUPS
+# An interrupt right behind these loses what they returned, as one behind Python's os.open does.
+RETURNS_WHAT_IS_LOST = {"open_file", "map_shared", "map_private"}
+ERRORS = {"EIO": OSError, "ENOSPC": memstore.StoreFullError, "EMFILE": memstore.ResourceLimitError}
+
+
+@pytest.fixture(autouse=True)
+def no_collections() -> Iterator[None]:
+    """Finalizers make system calls too; the steps of an operation must come in one order."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_error_at_each_step(name: str, error: str, durability: str, request: pytest.FixtureRequest) -> None:
+    store: memstore.Store = request.getfixturevalue("store" if durability == "process" else "disk_store")
+    names = _steps(store, name)
+    code = getattr(errno, error)
+    for number, step in enumerate(names, 1):
+        if step == faults.COMMIT:
+            failure: Exception = lmdb.DiskError("injected") if error == "ENOSPC" else lmdb.Error("injected")
+            expected: type[BaseException] = memstore.StoreFullError if error == "ENOSPC" else memstore.CorruptionError
+        else:
+            failure, expected = OSError(code, os.strerror(code)), ERRORS[error]
+        what = f"{name}, {error} at step {number} of {names}: {step}"
+        raised, outcome = _fail(store, name, number, failure, after=False, what=what)
+        if raised is not None:
+            assert isinstance(raised, expected), f"{what}: {raised!r}"
+            assert outcome == "old" or not OPERATIONS[name].changes, f"{what}: it said that it failed, and did it"
+        else:
+            assert outcome == "new", f"{what}: it said that it did it, and failed"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interrupt_at_each_step(name: str, after: bool, store: memstore.Store) -> None:
+    names = _steps(store, name)
+    for number, step in enumerate(names, 1):
+        if after and step in RETURNS_WHAT_IS_LOST:
+            continue
+        what = f"{name}, interrupted {'after' if after else 'before'} step {number} of {names}: {step}"
+        raised, _ = _fail(store, name, number, KeyboardInterrupt(), after=after, what=what)
+        assert isinstance(raised, KeyboardInterrupt), what
+
+
+def _steps(store: memstore.Store, name: str) -> list[str]:
+    operation = OPERATIONS[name]
+    operation.reset(store)
+    prepared = operation.prepare(store)
+    names = faults.record(lambda: operation.run(store, prepared), names=CAN_FAIL)
+    assert operation.outcome(store) == "new", "it does nothing"
+    return names
+
+
+def _fail(
+    store: memstore.Store, name: str, number: int, failure: BaseException, *, after: bool, what: str
+) -> tuple[BaseException | None, str]:
+    """Performs an operation that fails at a step. Returns what it raised, and what became of it."""
+    operation = OPERATIONS[name]
+    operation.reset(store)
+    prepared = operation.prepare(store)
+    before = open_fds()
+    raised: BaseException | None = None
+    try:
+        with faults.at_step(number, faults.raising(failure), after=after, names=CAN_FAIL):
+            operation.run(store, prepared)
+    except (OSError, memstore.MemstoreError, KeyboardInterrupt) as error:
+        raised = error.with_traceback(None)
+        raised.__context__ = raised.__cause__ = None  # their frames hold what they were working on
+    assert opened(store).mutex.owner() == 0, what
+    assert not opened(store).guard.locked(), what
+    assert open_fds() == before, what
+    assert shared_mappings(store.root) == [], what
+    outcome = operation.outcome(store)
+    del prepared
+    store.gc()
+    assert leftovers(store) == [], what
+    assert operation.outcome(store) == outcome, what
+    check_goes_on(store, min(operation.keys), what)
+    return raised, outcome

@@ -1,0 +1,107 @@
+"""Stores in forked, spawned and ending processes: no deadlock, no lock or file that stays, no wrong byte, no crash."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memstore
+from memstore.testing.fork_server import ForkServer
+from tests.crash import forks
+from tests.crash.leftovers import leftovers
+from tests.crash.values import INLINE, LARGE, SMALL, stamp_at
+
+CONTEXTS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
+def test_children_of_a_busy_process(count: int, store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.fork_while_busy, store.root, count) as worker:
+        worker.join(100)
+
+
+def test_killed_children_of_a_busy_process(store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.kill_children_while_busy, store.root, 18) as worker:
+        worker.join(100)
+    assert stamp_at(store, "killed") == 4
+
+
+@pytest.mark.parametrize("nbytes", [INLINE, SMALL, LARGE])
+def test_fork_at_each_step_of_another_threads_put(nbytes: int, store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.fork_at_steps, store.root, nbytes) as worker:
+        assert "mutex_lock" in worker.recv(100)
+        worker.join(100)
+
+
+@pytest.mark.parametrize(("nbytes", "step"), [(SMALL, "write_at"), (LARGE, "truncate"), (LARGE, "collapse")])
+def test_child_keeps_no_lock_of_its_parents_put(
+    nbytes: int, step: str, store: memstore.Store, server: ForkServer
+) -> None:
+    """The parent dies in the middle of the put, and the child lives on: what was to be filled is nobody's."""
+    with server.start(forks.die_and_leave_a_child, store.root, nbytes, step) as worker:
+        assert worker.recv() == "forked"
+        worker.kill()
+        assert worker.wait() == -9
+        store.gc()
+        assert leftovers(store) == []
+        assert stamp_at(store, "k") == 1
+
+
+def test_child_has_the_values_that_its_parent_holds(store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.fork_with_held_values, store.root) as worker:
+        worker.join()
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_data_loader(context: str, store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.load, store.root, context) as worker:
+        worker.join(100)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_store_refs_and_leaves_go_to_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.exchange, store.root, context) as worker:
+        worker.join(100)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        "fork",
+        *(
+            pytest.param(context, marks=pytest.mark.xfail(reason="the copies' file descriptors are closed too early"))
+            for context in ("spawn", "forkserver")
+        ),
+    ],
+)
+def test_leaves_as_arguments_of_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
+    with server.start(forks.pass_leaves, store.root, context) as worker:
+        worker.join(100)
+
+
+def test_end_with_everything_alive(store: memstore.Store, server: ForkServer, tmp_path: Path) -> None:
+    for _ in range(3):
+        with server.start(forks.end_untidily, store.root, str(tmp_path / "stderr")) as worker:
+            assert worker.wait() == 0
+        assert (tmp_path / "stderr").read_text() == ""
+        store.gc()
+        assert leftovers(store) == []
+
+
+def test_end_of_a_script(root: str) -> None:
+    """An interpreter that nothing of memstore's tests has touched."""
+    code = """if True:
+        import sys, torch, memstore
+        class Reader:
+            def __init__(self, value): self.value, self.alias = value, value.numpy()
+            def __del__(self): assert int(self.value[-1]) == int(self.alias[-1]) == 1
+        store = memstore.open(sys.argv[1])
+        store.put("k", torch.ones(1 << 20, dtype=torch.int64))
+        value, reader, ref = store.get("k"), Reader(store.get("k")), store.ref("k")
+        row = value[5:7]
+    """
+    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

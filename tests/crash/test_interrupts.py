@@ -1,0 +1,77 @@
+"""Signals from outside, at random times: an interrupted call was done wholly or not at all, and holds no lock."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+import pytest
+
+import memstore
+from memstore.testing import faults
+from memstore.testing.fork_server import ForkServer
+from tests.crash import workers
+from tests.crash.leftovers import opened
+from tests.crash.operations import OPERATIONS
+from tests.crash.test_failures_at_steps import CAN_FAIL, RETURNS_WHAT_IS_LOST
+from tests.crash.test_kill_at_steps import KILLED, check_goes_on
+from tests.crash.values import SMALL, stamped
+
+CAN_BE_INTERRUPTED = CAN_FAIL | {"mutex_recovered"}
+MAPPED = {"put-large", "overwrite-large", "put-many"}  # an interrupt within mmap loses the mapping, and so a lock
+QUICK = {"put-small", "overwrite-small"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OPERATIONS if name not in MAPPED]
+)
+def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, chance: random.Random) -> None:
+    signals = 500 if name in QUICK else 3000
+    with server.start(workers.be_interrupted, store.root, name) as worker:
+        assert worker.recv() == "ready"
+        for _ in range(signals):
+            worker.kill(signal.SIGINT)
+            time.sleep(chance.uniform(0, 0.002))
+        worker.send("enough")
+        outcomes, left = worker.recv()
+        worker.join()
+    assert left == []
+    print(f"{signals} signals, {sum(outcomes.values())} interrupts: {outcomes}")
+    assert sum(outcomes.values()) > signals / 50, "few signals fell into the operation: this tests nothing"
+    check_goes_on(store, min(OPERATIONS[name].keys), name)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_interrupt_while_taking_over_from_a_dead_owner(
+    after: bool, store: memstore.Store, server: ForkServer
+) -> None:
+    """The mutex of a dead owner must be declared consistent before it is let go, or nobody ever gets it again."""
+    operation = OPERATIONS["overwrite-small"]
+    operation.reset(store)
+    with server.start(workers.steps_of, store.root, "overwrite-small") as worker:
+        steps = worker.recv()
+    last = len(steps) - steps[::-1].index(faults.COMMIT)  # it sweeps, under the mutex
+
+    def die() -> None:
+        operation.reset(store)
+        with server.start(workers.die_at, store.root, "overwrite-small", last, False) as worker:
+            assert worker.wait() == KILLED
+
+    def take_over() -> None:
+        store.put("other", stamped(7, SMALL))
+
+    names = CAN_BE_INTERRUPTED
+    die()
+    taken_over = faults.record(take_over, names=names)
+    assert "mutex_recovered" in taken_over
+    for number, step in enumerate(taken_over, 1):
+        if after and step in RETURNS_WHAT_IS_LOST:
+            continue
+        what = f"interrupted {'after' if after else 'before'} step {number} of {taken_over}: {step}"
+        die()
+        interrupt = faults.raising(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt), faults.at_step(number, interrupt, after=after, names=names):
+            take_over()
+        assert opened(store).mutex.owner() == 0, what
+        check_goes_on(store, "a", what)

@@ -1,0 +1,100 @@
+"""A process is killed before and after each of its steps: what it was doing is then done wholly, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import memstore
+from memstore.testing.fork_server import ForkServer
+from tests.crash import workers
+from tests.crash.leftovers import headers_not_live, leftovers, opened
+from tests.crash.operations import OPERATIONS
+from tests.crash.values import SMALL, stamp_at, stamped
+
+KILLED = -9
+PROMPTLY = 0.5  # seconds: half of the time after which a waiter looks by itself
+
+
+@pytest.fixture
+def waiting() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+# What the next process does first meets what the dead one left.
+
+
+def _get(store: memstore.Store) -> None:
+    assert "nothing" not in store
+
+
+def _put(store: memstore.Store) -> None:
+    store.put("other", stamped(7, SMALL))
+
+
+def _gc(store: memstore.Store) -> None:
+    store.gc()
+
+
+def _open(store: memstore.Store) -> None:
+    memstore.open(store.root, timeout=5.0).close()
+
+
+FIRST: list[Callable[[memstore.Store], None]] = [_get, _put, _gc, _open]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_kill_at_each_step(
+    name: str, durability: str, request: pytest.FixtureRequest, server: ForkServer, waiting: ThreadPoolExecutor
+) -> None:
+    store: memstore.Store = request.getfixturevalue("store" if durability == "process" else "disk_store")
+    operation = OPERATIONS[name]
+    operation.reset(store)
+    with server.start(workers.steps_of, store.root, name) as worker:
+        names = worker.recv()
+        worker.join()
+    assert operation.outcome(store) == "new", "it does nothing"
+
+    outcomes: list[str] = []
+    # From here on, in halves of steps, the doorbell counts as rung, and the wake is still to come: the waiter's own look,
+    # each second, stands in for it.
+    rung = 2 * (len(names) - 1 - names[::-1].index("mutex_unlock"))
+    for half in range(2 * len(names)):
+        number, after = half // 2 + 1, half % 2 == 1
+        what = f"{name}, killed {'after' if after else 'before'} step {number} of {names}: {names[number - 1]}"
+        versions = operation.reset(store)
+        waited = min(operation.keys)
+        wait = waiting.submit(store.wait, waited, newer_than=versions[waited], timeout=20.0)
+        with server.start(workers.die_at, store.root, name, number, after) as worker:
+            assert worker.wait() == KILLED, what
+        FIRST[half % len(FIRST)](store)
+        outcomes.append(operation.outcome(store))
+        if half < rung and _newer(store, waited, versions[waited]):
+            store.put("other", stamped(7, SMALL))  # whoever takes the mutex next rings for the dead
+            assert wait.result(PROMPTLY) > versions[waited], what
+        if half % 16 == 0:
+            with server.start(workers.look, store.root, name) as worker:
+                assert worker.recv() == outcomes[-1], what
+        check_goes_on(store, waited, what)
+        assert wait.result(PROMPTLY) > versions[waited], what
+    # Once published, a change is there to stay; and an operation that did all its steps is done.
+    assert outcomes == sorted(outcomes, reverse=True), outcomes
+    assert outcomes[-1] == "new"
+
+
+def _newer(store: memstore.Store, key: str, version: int) -> bool:
+    return key in store and store.version(key) > version
+
+
+def check_goes_on(store: memstore.Store, key: str, what: str) -> None:
+    """The next put works, and nothing is left over."""
+    store.put(key, stamped(5, SMALL))
+    assert stamp_at(store, key) == 5, what
+    store.gc()
+    assert leftovers(store) == [], what
+    assert headers_not_live(store) == [], what
+    assert opened(store).mutex.owner() == 0, what

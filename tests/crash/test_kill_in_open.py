@@ -1,0 +1,75 @@
+"""A process is killed while it creates or opens a store: whoever comes next has a whole store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+import memstore
+from memstore.engine import folder
+from memstore.testing.fork_server import ForkServer
+from tests.crash import workers
+from tests.crash.leftovers import leftovers
+from tests.crash.test_kill_at_steps import KILLED
+from tests.crash.values import SMALL, stamp_at, stamped
+
+FILES = {"catalog", folder.DOORBELL, folder.LOCK, folder.SEGMENTS, folder.SETTINGS}
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_kill_while_creating(durability: str, request: pytest.FixtureRequest, server: ForkServer) -> None:
+    path: str = request.getfixturevalue("root" if durability == "process" else "disk_root")
+    with server.start(workers.steps_of_open, path, durability) as worker:
+        names = worker.recv()
+    for number in range(1, len(names) + 1):
+        for after in (False, True):
+            shutil.rmtree(path, ignore_errors=True)
+            what = f"killed {'after' if after else 'before'} step {number} of {names}: {names[number - 1]}"
+            with server.start(workers.die_in_open, path, durability, number, after) as worker:
+                assert worker.wait() == KILLED, what
+            _check_reader_sees_all_or_nothing(path, what)
+            with memstore.open(path, durability=durability, timeout=5.0) as store:  # type: ignore[arg-type]
+                store.put("a", stamped(1, SMALL))
+                assert stamp_at(store, "a") == 1, what
+                assert leftovers(store) == [], what
+            assert set(os.listdir(path)) == FILES, what
+            blocks = os.stat(f"{path}/{folder.CATALOG}/lock.mdb").st_blocks * 512
+            assert blocks >= os.stat(f"{path}/{folder.CATALOG}/lock.mdb").st_size, f"sparse, {what}"
+
+
+def _check_reader_sees_all_or_nothing(path: str, what: str) -> None:
+    try:
+        memstore.open(path, "r", timeout=5.0).close()
+    except memstore.NotAStoreError:
+        assert not os.path.exists(f"{path}/{folder.SETTINGS}"), what
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_kill_while_opening(durability: str, request: pytest.FixtureRequest, server: ForkServer) -> None:
+    """What the dead opener was to sweep, the next one sweeps."""
+    path: str = request.getfixturevalue("root" if durability == "process" else "disk_root")
+
+    def leave_work() -> None:
+        with memstore.open(path, durability=durability) as store:  # type: ignore[arg-type]
+            store.put("a", stamped(1, SMALL))
+            held = store.get("a")
+            store.put("a", stamped(2, SMALL))
+            del held
+
+    leave_work()
+    with server.start(workers.steps_of_open, path, durability) as worker:
+        names = worker.recv()
+    assert "unlink" in names
+    for number in range(1, len(names) + 1):
+        for after in (False, True):
+            what = f"killed {'after' if after else 'before'} step {number} of {names}: {names[number - 1]}"
+            leave_work()
+            with server.start(workers.die_in_open, path, durability, number, after) as worker:
+                assert worker.wait() == KILLED, what
+            with memstore.open(path, timeout=5.0) as store:
+                assert leftovers(store) == [], what
+                assert stamp_at(store, "a") == 2, what
+                store.put("a", stamped(3, SMALL))
+                assert stamp_at(store, "a") == 3, what

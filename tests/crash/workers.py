@@ -1,0 +1,146 @@
+"""What the workers of crash tests run: functions of (channel, ...), by name, in processes that may be killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from multiprocessing.connection import Connection
+
+import torch
+
+import memstore
+from memstore.testing import faults
+from tests.crash.leftovers import leftovers, opened
+from tests.crash.operations import OPERATIONS, Operation
+from tests.crash.values import stamp_of
+
+
+def steps_of(channel: Connection, path: str, name: str) -> None:
+    """Sends the names of an operation's steps, and performs it."""
+    store, operation, prepared = _prepare(path, name)
+    channel.send(faults.record(lambda: operation.run(store, prepared)))
+
+
+def die_at(channel: Connection, path: str, name: str, number: int, after: bool) -> None:
+    """Performs an operation, and dies at one of its steps."""
+    store, operation, prepared = _prepare(path, name)
+    with faults.at_step(number, faults.die, after=after):
+        operation.run(store, prepared)
+
+
+def _prepare(path: str, name: str) -> tuple[memstore.Store, Operation, object]:
+    gc.disable()  # finalizers make system calls too: the steps would come in another order
+    store, operation = memstore.open(path), OPERATIONS[name]
+    return store, operation, operation.prepare(store)
+
+
+def steps_of_open(channel: Connection, path: str, durability: str) -> None:
+    gc.disable()
+    channel.send(faults.record(lambda: memstore.open(path, durability=durability)))  # type: ignore[arg-type]
+
+
+def die_in_open(channel: Connection, path: str, durability: str, number: int, after: bool) -> None:
+    gc.disable()
+    with faults.at_step(number, faults.die, after=after):
+        memstore.open(path, durability=durability)  # type: ignore[arg-type]
+
+
+def look(channel: Connection, path: str, name: str) -> None:
+    """Opens a store as a process that knows nothing of it, and sends what became of an operation."""
+    with memstore.open(path, timeout=5.0) as store:
+        channel.send(OPERATIONS[name].outcome(store))
+
+
+def perform(channel: Connection, path: str, name: str) -> None:
+    """Performs an operation when told to, and ends at once."""
+    store, operation, prepared = _prepare(path, name)
+    channel.send("ready")
+    channel.recv()
+    operation.run(store, prepared)
+    os._exit(0)
+
+
+# --- writers and readers that run on --------------------------------------------------------------------------------
+
+
+def write_on(channel: Connection, path: str, key: str, nbytes: int, stamp: int) -> None:
+    """Puts values with growing stamps, and sends each stamp before its put and after."""
+    store = memstore.open(path)
+    value = torch.empty(nbytes // 8, dtype=torch.int64)
+    while True:
+        value.fill_(stamp)
+        channel.send(("begun", stamp))
+        store.put(key, value)
+        channel.send(("done", stamp))
+        stamp += 1
+
+
+def read_on(channel: Connection, path: str, key: str) -> None:
+    """Reads a key over and over, and checks that it is whole and never goes back in time.
+
+    Told "rest", it lets go of what it holds, sends how often it has read what, and goes on at the next word.
+    """
+    store = memstore.open(path)
+    last = count = 0
+    held: torch.Tensor | None = None
+    while True:
+        value = store.get(key)
+        stamp = stamp_of(value, every=1 if count % 16 == 0 else 4093)
+        assert stamp >= last, f"read {stamp} after {last}"
+        if held is not None:
+            assert stamp_of(held, every=4093) == last, "a value that was held has changed"
+        held, last, count = value, stamp, count + 1
+        del value
+        if channel.poll():
+            held = None
+            if channel.recv() == "end":
+                return
+            channel.send((count, last))
+            channel.recv()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def be_interrupted(channel: Connection, path: str, name: str) -> None:
+    """Performs an operation over and over while signals come in, each of which is raised as KeyboardInterrupt.
+
+    After each interrupt it checks that the operation was done wholly or not at all, and that nothing is locked. Sends how
+    often that was so, and at the end what was leaked.
+    """
+    armed = False
+
+    def handler(*_: object) -> None:
+        nonlocal armed
+        if armed:  # in the operation, and once each time: the checks are not to be interrupted
+            armed = False
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handler)
+    store, operation = memstore.open(path, timeout=5.0), OPERATIONS[name]
+    root = opened(store)
+    outcomes = {"old": 0, "new": 0}
+    channel.send("ready")
+    while not channel.poll():
+        operation.reset(store)
+        prepared = operation.prepare(store)
+        interrupted = True
+        try:
+            armed = True
+            operation.run(store, prepared)
+            armed = interrupted = False
+        except KeyboardInterrupt:
+            pass
+        del prepared
+        assert root.mutex.owner() == 0
+        assert not root.guard.locked()
+        outcome = operation.outcome(store)
+        if interrupted:
+            outcomes[outcome] += 1
+        else:
+            assert outcome == "new"
+    operation.reset(store)
+    gc.collect()
+    store.gc()
+    channel.send((outcomes, leftovers(store)))

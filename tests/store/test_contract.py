@@ -1,0 +1,116 @@
+"""The public names, their parameters, defaults and errors: what callers' code relies on."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import memstore
+from memstore import errors
+
+SIGNATURES = {
+    "open": (
+        "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, verify=False, "
+        "allow_pickle=False, unix_group=None, file_mode=384, timeout=30.0"
+    ),
+    "iter_weights": "store, key, *, newer_than=None, timeout=None",
+    "Store.put": "self, key, value, *, expect_version=None, timeout=None",
+    "Store.put_many": "self, items, *, expect_versions=None, timeout=None",
+    "Store.get": (
+        "self, key, default=Ellipsis, *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
+        "strict=True, timeout=None"
+    ),
+    "Store.get_many": "self, keys, *, timeout=None",
+    "Store.keys": "self, prefix=''",
+    "Store.delete": "self, key, *, missing_ok=False, expect_version=None, timeout=None",
+    "Store.delete_many": "self, keys, *, missing_ok=False, timeout=None",
+    "Store.version": "self, key",
+    "Store.info": "self, key",
+    "Store.wait": "self, key, *, newer_than=0, timeout=None",
+    "Store.ref": "self, key, *, lease=60.0",
+    "Store.stats": "self",
+    "Store.gc": "self, *, timeout=None",
+    "Store.close": "self",
+    "Store.items": "self",
+    "Store.values": "self",
+    "Store.update": "self, items",
+    "Ref.get": "self, **options",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_parameters_and_defaults(name: str) -> None:
+    found = memstore
+    for part in name.split("."):
+        found = getattr(found, part)
+    parameters = inspect.signature(found).parameters.values()  # type: ignore[arg-type]
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    assert str(inspect.Signature(plain)) == f"({SIGNATURES[name]})"
+
+
+BASES = {
+    "KeyNotFoundError": KeyError,
+    "VersionGoneError": KeyError,
+    "StoreFullError": OSError,
+    "ResourceLimitError": OSError,
+    "InvalidKeyError": ValueError,
+    "StructureMismatchError": ValueError,
+    "UnsupportedValueError": TypeError,
+    "AlreadyExistsError": FileExistsError,
+    "PermissionDeniedError": PermissionError,
+    "StoreTimeoutError": TimeoutError,
+} | dict.fromkeys(
+    (
+        "VersionConflictError", "CorruptionError", "NotAStoreError", "StoreClosedError", "FormatVersionError",
+        "UnsupportedFilesystemError", "ContentionError", "ReadOnlyError", "UnknownOutcomeError", "MutableEntryError",
+    ),
+    errors.MemstoreError,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_errors_are_what_handlers_expect(name: str) -> None:
+    import pickle
+
+    kind = getattr(memstore, name)
+    assert kind is getattr(errors, name)
+    assert issubclass(kind, errors.MemstoreError) and issubclass(kind, BASES[name])
+    error = kind("what is wrong", key="k")
+    assert str(error) == "what is wrong" and error.key == "k"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind and str(copy) == str(error) and copy.__dict__ == error.__dict__
+
+
+FIELDS = {
+    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files"],
+    "LeafInfo": ["name", "dtype", "shape", "nbytes"],
+    "StoreStats": [
+        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "capacity", "catalog_bytes",
+        "huge_page_bytes", "puts", "gets", "pinned_by",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_nouns_have_their_fields(name: str) -> None:
+    kind = getattr(memstore, name)
+    assert list(kind.__dataclass_fields__) == FIELDS[name]
+    assert kind.__dataclass_params__.frozen and not hasattr(kind, "__dict__") or "__slots__" in vars(kind)
+
+
+@pytest.mark.parametrize("name", ["open", "iter_weights", *(name for name in SIGNATURES if name.startswith("Store."))])
+def test_public_names_are_documented(name: str) -> None:
+    found = memstore
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert found.__doc__
+
+
+def test_options_are_by_name_only(store: memstore.Store) -> None:
+    with pytest.raises(TypeError):
+        store.put("key", 1, 0)  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        store.delete("key", True)  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        memstore.open(store.root, "a", "disk")  # type: ignore[misc]
