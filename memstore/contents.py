@@ -16,11 +16,13 @@ from memstore.engine.lookup import Held
 from memstore.engine.publish import Content
 from memstore.engine.record import Record
 from memstore.engine.root import Root
-from memstore.engine.segment import Filling, check_header, encode_header, segment_path
+from memstore.engine.segment import Filling, check_header, encode_header, read_objects, segment_path
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
 
+_OBJECTS_IN_RECORD = 1536  # bytes; a larger record takes pages of its own in the catalog
+_OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings
 _CHECKSUM = 8  # bytes of xxh3-64 a leaf
 
 
@@ -59,24 +61,30 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
 
     `fillings` are the segments of this batch so far; a new one is appended at once, and is the caller's to give back.
     """
-    plan = flat.plan
-    content = Content(plan.description, flat.objects, plan.nbytes)
-    if plan.inline:
-        check_header(key.decode(), len(plan.description) + len(flat.objects))
+    plan, objects = flat.plan, flat.objects
+    content = Content(plan.description, objects, plan.nbytes)
+    limit = root.settings.inline_limit
+    if plan.inline and plan.nbytes + len(objects) <= limit and limit:
+        check_header(key.decode(), len(plan.description))
         memory = np.frombuffer(bytearray(plan.nbytes), np.uint8)
         structure.fill(flat, memory)
         content.inline = memory.tobytes()
         content.checksums = _checksums(root, plan, memory)
         return content
-    header = encode_header(key.decode(), root.settings.store, plan.description, flat.objects, plan.header)
+    if len(objects) > _OBJECTS_IN_RECORD:
+        content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
+    header = encode_header(key.decode(), root.settings.store, plan.description, objects, plan.header)
     batch = fillings[0].put_id if fillings else 0
     filling = publish.claim(root, key, len(header) + plan.nbytes, batch, deadline)
     fillings.append(filling)
-    filling.allocate(header, plan.nbytes, huge_pages=root.on_tmpfs)
+    filling.allocate(header, plan.nbytes, root.guard, huge_pages=root.on_tmpfs)
     memory = np.asarray(filling)
     structure.fill(flat, memory)
     content.checksums = _checksums(root, plan, memory)
+    del memory
     filling.seal(durable=root.settings.durable)
+    if len(fillings) > _OPEN_FILES:
+        filling.park(root.guard)
     content.filling = filling
     return content
 
@@ -109,27 +117,42 @@ def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, al
 
 
 def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
-    record, mapping, start = held
+    record, mapping, begin, start = held
+    objects = record.objects
     if mapping is None:
         memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
     else:
-        memory = np.asarray(mapping)[start : start + record.nbytes]
+        memory = np.frombuffer(mapping, np.uint8, record.nbytes, start)
+        if record.objects_checksum is not None:
+            objects = _objects(record, mapping[begin + 8 : start])
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
     if verify and record.checksums is not None:
         _verify(root, key, record, plan, memory)
-    if options is PLAIN:
-        return structure.rebuild(plan, record.objects, memory, mapping, allow_pickle=allow_pickle)
     if options.out is not None:
         return structure.get_into(
-            plan, record.objects, memory, options.out, strict=options.strict, allow_pickle=allow_pickle
+            plan,
+            objects,
+            memory,
+            options.out,
+            strict=options.strict,
+            non_blocking=options.non_blocking,
+            allow_pickle=allow_pickle,
         )
     if options.like is not None:
-        return structure.get_like(plan, record.objects, memory, options.like, allow_pickle=allow_pickle)
+        return structure.get_like(
+            plan,
+            objects,
+            memory,
+            options.like,
+            strict=options.strict,
+            non_blocking=options.non_blocking,
+            allow_pickle=allow_pickle,
+        )
     return structure.rebuild(
         plan,
-        record.objects,
+        objects,
         memory,
         mapping,
         allow_pickle=allow_pickle,
@@ -139,10 +162,19 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
     )
 
 
+def _objects(record: Record, header: bytes) -> bytes:
+    """The objects of a value that has too many for its record."""
+    objects = read_objects(header)
+    if xxhash.xxh3_64_digest(objects) != record.objects_checksum:
+        detail = "the objects in the header don't fit their checksum"
+        raise CorruptionError(detail, detail=detail)
+    return objects
+
+
 def _checksums(root: Root, plan: structure.Plan, memory: np.ndarray) -> bytes | None:
     if not root.settings.checksum:
         return None
-    data = memoryview(memory)
+    data = memory.data
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 

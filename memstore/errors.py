@@ -52,13 +52,17 @@ class MemstoreError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions cross processes (pools, actors); keyword arguments would be lost by the default.
-        return _rebuild, (type(self), self.args, self.__dict__)
+        return _rebuild, (type(self), self.args, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return self.__dict__
 
 
 def _rebuild(cls: type[MemstoreError], args: tuple[Any, ...], state: dict[str, Any]) -> MemstoreError:
     error = cls.__new__(cls, *args)
     error.args = args
-    error.__dict__.update(state)
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 
@@ -130,6 +134,9 @@ class _ErrnoError(MemstoreError, OSError):
         MemstoreError.__init__(self, message, key=key)
         self.errno = self.errno_default if code is None else code
         self.strerror = message
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.__dict__, "errno": self.errno, "strerror": self.strerror}  # kept in slots of OSError
 
 
 class StoreFullError(_ErrnoError):

@@ -6,11 +6,11 @@ from typing import Any
 
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, map_record
-from memstore.engine.mapping import Mapping
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import lease
 from memstore.engine.record import Record, decode_record, encode_record
-from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, retain_root
+from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root, retain_root
+from memstore.engine.syscalls import Reservation
 from memstore.errors import MemstoreError, ReadOnlyError, VersionGoneError
 
 
@@ -28,7 +28,7 @@ class Ref:
     __slots__ = ("__weakref__", "_lease", "_options", "_pin", "_record", "_root", "key", "root", "version")
 
     def __init__(
-        self, root: Root, key: str, record: Record, pin: Mapping | None, lease: float, options: dict[str, Any]
+        self, root: Root, key: str, record: Record, pin: Reservation | None, lease: float, options: dict[str, Any]
     ) -> None:
         retain_root(root)
         self._root = root
@@ -44,13 +44,18 @@ class Ref:
         from memstore import contents
 
         root = self._root
+        if root.catalog.is_released:
+            reopen_root(root, deadline_after(self._options["timeout"]))
         record = self._record
-        held: Held | None = (record, None, 0)
+        held: Held | None = (record, None, 0, 0)
         with resource_errors(self.root, self.key):
             if record.segment:
                 with root.guard:
                     mapped = map_record(root, self.key.encode(), record)
                 held = (record, *mapped) if mapped else None
+        default = options.pop("default", ...)
+        if held is None and default is not ...:
+            return default
         if held is None:
             raise VersionGoneError(
                 f"version {self.version} of {self.key!r} in {self.root} is gone: it was replaced, and this ref came "
@@ -78,8 +83,8 @@ class Ref:
             deadline = deadline_after(self._options["timeout"])
             with resource_errors(self.root, self.key):
                 lease(root, self._record.segment, self._record.put_id, self._lease, deadline)
-        name = self.key.encode()
-        return _receive, (self.root, self.key, encode_record(name, self._record), self._lease, self._options)
+        name, store = self.key.encode(), root.settings.store
+        return _receive, (self.root, self.key, encode_record(name, self._record), self._lease, self._options, store)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ref) and (self.root, self.key, self.version) == (other.root, other.key, other.version)
@@ -91,12 +96,14 @@ class Ref:
         return f"<memstore.Ref {self.key!r} version {self.version} in {self.root}>"
 
 
-def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str, Any]) -> Ref:
+def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str, Any], store: str) -> Ref:
     """Unpickles a ref, and pins its version at once, while the lease holds."""
     name = key.encode()
     record = decode_record(name, stored)
     root = open_root(path, options["mode"], Creation(), options["timeout"])
     try:
+        if root.settings.store != store:
+            raise VersionGoneError(f"version {record.version} of {key!r} is gone: {path} is another store now", key=key)
         pin = None
         if record.segment:
             try:

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.engine.limits import resource_errors
-from memstore.engine.lockfile import LockFile
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.recovery import sweep
-from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root
+from memstore.engine.recovery import sweep_all
+from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
 from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
 from memstore.info import EntryInfo, LeafInfo, StoreStats
@@ -31,7 +30,6 @@ Mode = Literal["r", "r+", "a", "x"]
 _REQUIRED: Any = ...  # a get's default that means: raise
 _INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
 _KEYS_A_PAGE = 1024
-_SWEPT_A_HOLD = 64  # files: gc gives the mutex to others in between
 _NET = 1.0  # seconds between looks of a wait, should a wake get lost
 
 log = logging.getLogger("memstore")
@@ -420,14 +418,8 @@ class Store:
         """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
         root = self._writable()
         deadline = self._deadline(timeout)
-        freed = 0
         with resource_errors(self.root):
-            with root.guard:
-                rows = root.catalog.view(lambda transaction: sum(map(transaction.count, ("retired", "filling"))))
-            for _ in range(rows // _SWEPT_A_HOLD + 1):
-                unlinked: list[LockFile] = []
-                freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
-        return freed
+            return sweep_all(root, deadline)
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -441,6 +433,8 @@ class Store:
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
+        if root.catalog.is_released:  # in a forked child
+            reopen_root(root, self._deadline(None))
         return root
 
     def _writable(self) -> Root:

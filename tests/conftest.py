@@ -100,7 +100,7 @@ def _check(path: str, request: pytest.FixtureRequest) -> None:
         assert find_leaks(path) == []
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def quick_collections() -> None:
     """What is imported by now is never garbage: a collection then takes milliseconds, not a third of a second."""
     gc.collect()

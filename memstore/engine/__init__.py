@@ -1,1 +1,1 @@
-"""Bytes and files only: no torch, no tensordict above this line of the map, and none below it either."""
+"""Bytes and files only. Imports neither torch nor tensordict."""

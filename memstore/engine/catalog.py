@@ -19,14 +19,14 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import lmdb
 
 from memstore.engine import syscalls
 from memstore.engine.record import Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
-from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError, StoreFullError
+from memstore.errors import CorruptionError, NotAStoreError, ResourceLimitError, StoreClosedError, StoreFullError
 
 Result = TypeVar("Result")
 
@@ -34,7 +34,6 @@ STEP = 8 << 20
 MAX_READERS = 4096
 _LOCK_FILE_SIZE = MAX_READERS * 64 + syscalls.PAGE
 _RESERVED_FOR_DELETES = 0.1
-_LOOKED_AT_EVERY = 8  # updates; what they take in between is a small part of the reserve
 _TABLES = ("entries", "segments", "filling", "retired", "leases", "counters")
 _META = struct.Struct("<II8x8xI92xQQ")  # of LMDB 0.9: magic, version, page size, last page, transaction
 _META_AT = 16
@@ -55,14 +54,16 @@ class Counters:
 
 
 class Catalog:
-    """One LMDB environment. Open it once a process, while the root folder is locked."""
+    """One LMDB environment. Open it once a process, while the root folder is locked, and under the store's mutex:
+    naming the tables takes a write transaction, for which LMDB would wait without end.
+    """
 
     def __init__(self, folder: str, *, durable: bool, writable: bool) -> None:
         self._folder, self._durable, self._writable = folder, durable, writable
         self._env: Any = None
         self._tables: dict[str, Any] = {}
         self._closed = False
-        self._updates = 0
+        self._identity: tuple[int, int] | None = None
         for attempt in range(3):  # another process may be writing the page that is read here
             try:
                 self._check_size()
@@ -123,6 +124,7 @@ class Catalog:
                 max_spare_txns=0,  # a child that closes its copy would free their slots, which are the parent's
             )
             self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in _TABLES}
+            self._check_identity(path)
             if self._writable:
                 self._env.reader_check()
             if self._writable and size < STEP:
@@ -132,6 +134,14 @@ class Catalog:
             if isinstance(error, lmdb.Error):
                 raise self._translate(error) from error
             raise
+
+    def _check_identity(self, path: str) -> None:
+        """A forked child opens again by the path, which may name another store by then."""
+        status = os.stat(path)
+        found = (status.st_dev, status.st_ino)
+        if self._identity not in (None, found):
+            raise NotAStoreError(f"{path} was replaced while it was open: open the store again")
+        self._identity = found
 
     def _allocate(self, size: int) -> None:
         fd = syscalls.open_file(f"{self._folder}/data.mdb", os.O_RDWR)
@@ -144,8 +154,13 @@ class Catalog:
         self._closed = True
         self.release()
 
+    @property
+    def is_released(self) -> bool:
+        """The next call opens it again, and is to be made under the store's mutex."""
+        return self._env is None and not self._closed
+
     def release(self) -> None:
-        """Closes the environment; the next call opens it again. A forked child must, before it does anything."""
+        """Closes the environment until the next call. A forked child must, before it does anything."""
         env, self._env = self._env, None
         if env is not None:
             env.close()
@@ -193,8 +208,7 @@ class Catalog:
         for _ in range(64):
             env = self._environment()
             try:
-                self._updates += 1
-                if not is_delete and self._updates % _LOOKED_AT_EVERY == 0 and self._nearly_full(env):
+                if not is_delete and self._nearly_full(env):
                     self._grow(env)
                 handle = env.begin(None, None, True, True)
                 try:
@@ -335,18 +349,8 @@ class Transaction:
         packed = _COUNTERS.pack(counters.version, counters.number, counters.retired, counters.publications)
         self._handle.put(b"counters", packed, db=self._tables["counters"])
 
-    def next_number(self) -> int:
-        """A new segment or put id."""
-        counters = self.counters()
-        self.put_counters(replace(counters, number=counters.number + 1))
-        return counters.number + 1
-
-    def retire(self, segment: int, row: SegmentRow) -> None:
-        """Puts a segment, with its row as it is to be, at the tail of `retired`."""
-        counters = self.counters()
-        self.put_segment(segment, row)
-        self.put_number("retired", counters.retired + 1, segment)
-        self.put_counters(replace(counters, retired=counters.retired + 1))
+    def clear(self, table: str) -> None:
+        self._handle.drop(self._tables[table], delete=False)
 
     def store_id(self) -> str | None:
         stored = self._handle.get(b"store", None, self._tables["counters"])

@@ -12,11 +12,11 @@ import grp
 import logging
 import os
 import stat
-import threading
 import time
 import uuid
 from collections.abc import Generator
-from typing import Annotated, Literal
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -252,7 +252,7 @@ def group_id(group: int | str | None) -> int | None:
 # --- the lock on the folder -------------------------------------------------------------------------------------------
 
 
-def ensure_folder(root: str, *, create: bool) -> None:
+def ensure_folder(root: str, durability: Durability | None, *, create: bool) -> None:
     parent = os.path.dirname(root)
     if not os.path.lexists(root):
         if not os.path.isdir(parent):
@@ -260,6 +260,7 @@ def ensure_folder(root: str, *, create: bool) -> None:
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:
             raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
+        check_filesystem(parent, durability)  # refused, it leaves nothing behind
         try:
             syscalls.make_folder(root, 0o700)
         except FileExistsError:
@@ -278,14 +279,15 @@ def ensure_folder(root: str, *, create: bool) -> None:
 
 
 @contextlib.contextmanager
-def locked(root: str, deadline: float, opening: threading.Lock) -> Generator[int]:
+def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> Generator[int]:
     """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd."""
     with opening:
         file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                pids = lock_holders().get(syscalls.status(file.fd).st_ino)
+                status = syscalls.status(file.fd)
+                pids = lock_holders().get((status.st_dev, status.st_ino))
                 who = f"pid {', '.join(map(str, sorted(pids)))}" if pids else "a process that can't be seen from here"
                 raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
             time.sleep(0.001)

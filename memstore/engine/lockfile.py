@@ -5,31 +5,45 @@ They close themselves when nothing refers to them any more, so that no error pat
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import defaultdict
 
 from memstore.engine import syscalls
 
-_opened: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
+class OwnedFile:
+    """A file descriptor that is closed when nothing refers to it any more."""
 
-class LockFile:
-    """An open file that may be locked. Open it under a lock that a fork takes too."""
+    __slots__ = ("__weakref__", "_fds")
 
-    __slots__ = ("__weakref__", "fd")
+    def __init__(self, path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
+        self._fds: list[int] = []
+        syscalls.open_into(self._fds, path, flags, mode, dir_fd)
 
-    def __init__(self, path: str, flags: int) -> None:
-        self.fd = -1
-        self.fd = syscalls.open_file(path, flags)
-        _opened.add(self)
+    @property
+    def fd(self) -> int:
+        """-1 once it is closed."""
+        return self._fds[0] if self._fds else -1
 
     def close(self) -> None:
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            syscalls.close(fd)
+        syscalls.close_all(self._fds)
 
     def __del__(self) -> None:
-        self.close()
+        syscalls.close_all(self._fds)
+
+
+class LockFile(OwnedFile):
+    """An open file that may be locked. Open it under a lock that a fork takes too."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
+        super().__init__(path, flags, mode, dir_fd)
+        _opened.add(self)
+
+
+_opened: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
 def close_all() -> None:
@@ -38,15 +52,16 @@ def close_all() -> None:
         file.close()
 
 
-def lock_holders() -> dict[int, set[int]]:
-    """Inode -> pids that hold a flock on it, as /proc/locks tells: the pid that took it, if it is in our namespace."""
-    holders: dict[int, set[int]] = defaultdict(set)
+def lock_holders() -> dict[tuple[int, int], set[int]]:
+    """(device, inode) -> pids that hold a flock on it, as /proc/locks tells: who took it, if in our pid namespace."""
+    holders: dict[tuple[int, int], set[int]] = defaultdict(set)
     try:
         with open("/proc/locks") as file:
             for line in file:
                 fields = line.split()
                 if len(fields) > 5 and fields[1] == "FLOCK":
-                    holders[int(fields[5].rsplit(":", 1)[1])].add(int(fields[4]))
+                    major, minor, inode = fields[5].split(":")
+                    holders[os.makedev(int(major, 16), int(minor, 16)), int(inode)].add(int(fields[4]))
     except OSError:
         pass
     return holders

@@ -14,35 +14,36 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from memstore.engine.mapping import Mapping
 from memstore.engine.record import Record
-from memstore.engine.root import Root
+from memstore.engine.root import Root, reopen_root
 from memstore.engine.segment import map_segment, segment_path
+from memstore.engine.syscalls import Reservation
 from memstore.errors import ContentionError, CorruptionError
 
-Held = tuple[Record, Mapping | None, int]  # the mapping, and where the data starts in it; None for inline values
+Held = tuple[Record, Reservation | None, int, int]  # the mapping; where header and data start. None for inline values
 _RETRY_EVERY = 0.0005  # seconds, in mode "r"
 
 
 def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[Held | None]:
     """The records of one moment, with their segments mapped; None where there is no such key."""
-    held, misfit = first = _try(root, keys)
-    if misfit is not None:
-        held, misfit = _try(root, keys)
-    if misfit is None:
+    if root.catalog.is_released:
+        reopen_root(root, deadline)
+    held, before = _try(root, keys)
+    if before is None:
         return held
-    if may_lock:
+    held, misfit = _try(root, keys)
+    if misfit is not None and may_lock:
         held, misfit = root.mutex.run(lambda: _try(root, keys), deadline)
         if misfit is not None:
             raise _damaged(root, *misfit)
-        return held
     while misfit is not None and time.monotonic() < deadline:  # mode "r" never takes the mutex
+        if misfit == before:  # twice the same, so nobody replaced it
+            raise _damaged(root, *misfit)
         time.sleep(_RETRY_EVERY)
+        before = misfit
         held, misfit = _try(root, keys)
     if misfit is None:
         return held
-    if misfit == first[1]:  # all the time the same, so nobody replaced it
-        raise _damaged(root, *misfit)
     name = misfit[0].decode()
     raise ContentionError(
         f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may "
@@ -63,7 +64,7 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
             if record is None:
                 held.append(None)
             elif not record.segment:
-                held.append((record, None, 0))
+                held.append((record, None, 0, 0))
             else:
                 mapped = map_record(root, key, record)
                 if mapped is None:
@@ -72,10 +73,11 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
     return held, None
 
 
-def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | None:
+def map_record(root: Root, key: bytes, record: Record) -> tuple[Reservation, int, int] | None:
     """Maps the segment that a record names; None if it holds another put by now. Call it under the guard."""
     try:
-        return map_segment(segment_path(root.segments, record.segment), record.put_id, record.nbytes)
+        path = segment_path(root.segments, record.segment)
+        return map_segment(path, record.put_id, record.nbytes, dir_fd=root.segments_fd)
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
@@ -84,4 +86,6 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | 
 def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
     name, path = key.decode(), segment_path(root.segments, record.segment)
     detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x}"
+    if not root.is_in_place():
+        detail = "the store's folder was removed or replaced while it was open: open it again"
     return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)

@@ -4,12 +4,15 @@ Lock page: the robust mutex under which the store changes, and three words about
 next owner if this one dies. Doorbell: 1,024 futex words, keys hashed onto them; a publication changes its keys' words
 under the mutex and wakes their waiters after it. Neither file's inode is ever replaced while the store lives.
 
-A boot id and the inode in the lock page tell a page that lived through a reboot or a copy, whose mutex may be held by
-nobody: it is written anew.
+The lock page's identity says for whom it was written: boot, device, inode, pid namespace. If it doesn't fit, the page
+lived through a reboot or was copied, and its mutex may be held by nobody: it is written anew, unless somebody uses it.
+Every process that maps the page holds a shared flock on it, which tells. Two pid namespaces can't share a store: their
+thread ids, which mutexes and LMDB tell owners by, say nothing to each other.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -18,87 +21,120 @@ from typing import TypeVar
 import xxhash
 
 from memstore.engine import syscalls
-from memstore.errors import CorruptionError, StoreTimeoutError
+from memstore.engine.lockfile import OwnedFile
+from memstore.errors import (
+    ContentionError,
+    CorruptionError,
+    KeyNotFoundError,
+    ResourceLimitError,
+    StoreTimeoutError,
+    VersionConflictError,
+)
 
 Result = TypeVar("Result")
 
 BELLS = 1024
 _MAGIC = int.from_bytes(b"memstor1", "little")
-_IDENTITY_AT, _STATE_AT = syscalls.MUTEX_SIZE, syscalls.MUTEX_SIZE + 32  # magic, boot id (2 words), inode; state
+_IDENTITY_AT = syscalls.MUTEX_SIZE  # magic, boot id (2 words), device, inode, pid namespace
+_IDENTITY_SIZE = 6
+_STATE_AT = _IDENTITY_AT + 8 * _IDENTITY_SIZE
 _RING, _BATCH, _DIRTY = range(3)
+_DIED, _NEW = 1, 2  # bits of the dirty word
+_REFUSALS = (KeyNotFoundError, VersionConflictError)
 
 
 class _Page:
     """One shared page of a file, mapped until nothing refers to it: a thread may still wait on it after a close."""
 
     def __init__(self, path: str, *, writable: bool = True) -> None:
-        self.address = 0
-        fd = syscalls.open_file(path, os.O_RDWR if writable else os.O_RDONLY)
-        try:
-            status = syscalls.status(fd)
-            if status.st_size != syscalls.PAGE:
-                detail = f"{status.st_size} bytes instead of {syscalls.PAGE}"
-                raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-            self.inode = status.st_ino
-            self.address = syscalls.map_shared(fd, syscalls.PAGE, writable=writable)
-        finally:
-            syscalls.close(fd)
+        file = OwnedFile(path, os.O_RDWR if writable else os.O_RDONLY)
+        status = syscalls.status(file.fd)
+        if status.st_size != syscalls.PAGE:
+            detail = f"{status.st_size} bytes instead of {syscalls.PAGE}"
+            raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+        self._mapping, _ = syscalls.reserve(syscalls.PAGE)
+        self.address = syscalls.buffer_address(self._mapping)
+        syscalls.map_shared(self.address, file.fd, syscalls.PAGE, writable=writable)
+        self._opened(file.fd, status)
+        file.close()
 
-    def __del__(self) -> None:
-        if self.address:
-            syscalls.unmap(self.address, syscalls.PAGE)
+    def _opened(self, fd: int, status: os.stat_result) -> None:
+        """The page is mapped, and the file still open."""
 
 
 class LockPage(_Page):
-    """The store's mutex. `recover` is called under it when an owner died or failed in the middle of a change."""
+    """The store's mutex. Open it only while the root folder is locked.
+
+    Attributes:
+        recover: called under the mutex when an owner died or failed in the middle of a change.
+    """
 
     def __init__(self, path: str) -> None:
-        super().__init__(path)
         self._path = path
-        self._owner = syscalls.words(self.address, 1)
-        self._identity = syscalls.long_words(self.address + _IDENTITY_AT, 4)
-        self._state = syscalls.long_words(self.address + _STATE_AT, 3)
-        self.recover: Callable[[], None] = lambda: None
+        self._inside: dict[int, bool] = {}  # thread ids in `run`
+        self.recover: Callable[[], None] | None = None  # until the catalog is open
+        super().__init__(path)
 
-    def create_if_stale(self) -> None:
-        """Writes the page if no process of this boot has; only while the root folder is locked."""
-        identity = (_MAGIC, *_boot_id(), self.inode)
-        if tuple(self._identity) != identity:
-            self._identity[0] = 0
+    def _opened(self, fd: int, status: os.stat_result) -> None:
+        self._owner = syscalls.words(self.address, 1)
+        self._state = syscalls.long_words(self.address + _STATE_AT, 3)
+        written = syscalls.long_words(self.address + _IDENTITY_AT, _IDENTITY_SIZE)
+        identity = (_MAGIC, *_boot_id(), status.st_dev, status.st_ino, syscalls.pid_namespace())
+        if tuple(written) != identity:
+            if not syscalls.lock_exclusive(fd):
+                raise ResourceLimitError(
+                    f"{self._path}: processes of another pid namespace use the store: run all of its processes in one "
+                    "(containers: --pid=container:... or --pid=host)",
+                    code=errno.EAGAIN,
+                )
+            written[0] = 0
             syscalls.mutex_create(self.address)
             self._state[_BATCH] = 0
-            self._state[_DIRTY] = 1
-            self._identity[:] = identity
+            self._state[_DIRTY] = _NEW
+            written[:] = identity
+        syscalls.lock_shared(fd)
 
     def run(self, action: Callable[[], Result], deadline: float) -> Result:
         """Calls `action` under the mutex. If it raises, the next owner recovers first.
 
         Written so that no Python function is entered between a change of the mutex and the code that answers for it:
-        a KeyboardInterrupt is raised at such entries.
+        a KeyboardInterrupt is raised at such entries, and after calls.
         """
-        address, owner, me = self.address, self._owner, syscalls.thread_id()
+        address, owner, inside, me = self.address, self._owner, self._inside, syscalls.thread_id()
+        if me in inside:
+            raise ContentionError(
+                f"{self._path}: this thread is changing the store already: a signal handler or finalizer must not"
+            )
+        inside[me] = True
         try:
             self._lock(deadline, me)
-            if self._state[_DIRTY]:
+            if self._state[_DIRTY] and self.recover is not None:
                 self.recover()
                 self._state[_DIRTY] = 0
             return action()
+        except _REFUSALS:
+            raise  # before anything was changed
         except BaseException:
             if owner[0] & syscalls.MUTEX_OWNER == me:
-                self._state[_DIRTY] = 1
+                self._state[_DIRTY] |= _DIED
                 syscalls.mutex_recovered(address)  # interrupted before `_lock` said so: unlocked as it is, it is lost
             raise
         finally:
+            del inside[me]
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 syscalls.mutex_unlock(address)
 
+    def forget_threads(self) -> None:
+        """In a forked child, whose thread ids are others."""
+        self._inside.clear()
+
     def _lock(self, deadline: float, me: int) -> None:
         if self._owner[0] & syscalls.MUTEX_OWNER == me:  # an interrupt got past `run`: we hold it still
-            self._state[_DIRTY] = 1
+            self._state[_DIRTY] |= _DIED
             return
         code = syscalls.mutex_lock(self.address, deadline)
         if code == syscalls.OWNER_DIED:
-            self._state[_DIRTY] = 1
+            self._state[_DIRTY] |= _DIED
             syscalls.mutex_recovered(self.address)
         elif code == syscalls.TIMED_OUT:
             raise StoreTimeoutError(f"{self._path}: waited for the store's mutex, {_describe(self.owner())}")
@@ -106,6 +142,11 @@ class LockPage(_Page):
     def owner(self) -> int:
         """The thread id that holds the mutex, 0 if none does."""
         return self._owner[0] & syscalls.MUTEX_OWNER
+
+    @property
+    def is_new(self) -> bool:
+        """While recovering: the store was not used since it was made, copied, or since the machine booted."""
+        return bool(self._state[_DIRTY] & _NEW)
 
     @property
     def batch(self) -> int:

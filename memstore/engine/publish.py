@@ -53,6 +53,7 @@ class Content:
     inline: bytes | None = None
     filling: Filling | None = None
     checksums: bytes | None = None
+    objects_checksum: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ def claim(root: Root, key: bytes, nbytes: int, batch: int, deadline: float) -> F
             segment, put_id = root.catalog.update(allot)
             path = segment_path(root.segments, segment)
             try:
-                filling = Filling(path, segment, put_id)
+                filling = Filling(path, segment, put_id, mode=root.settings.file_mode, dir_fd=root.segments_fd)
             except FileExistsError:
                 root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
                 detail = "it is there already, and the catalog doesn't know it"
@@ -102,19 +103,21 @@ def _drop(transaction: Transaction, segment: int) -> None:
 def abandon(root: Root, fillings: Sequence[Filling]) -> None:
     """Gives claimed files back after an error, if they are still filling under our put ids."""
 
-    def forget(transaction: Transaction) -> list[Filling]:
-        ours: list[Filling] = []
-        for filling in fillings:
-            row = transaction.segment(filling.segment)
-            if row is not None and row.state == FILLING and row.put_id == filling.put_id:
-                _drop(transaction, filling.segment)
-                ours.append(filling)
-        return ours
+    def is_ours(transaction: Transaction, filling: Filling) -> bool:
+        row = transaction.segment(filling.segment)
+        return row is not None and row.state == FILLING and row.put_id == filling.put_id
+
+    def forget(transaction: Transaction, ours: Sequence[Filling]) -> None:
+        for filling in ours:
+            _drop(transaction, filling.segment)
 
     def action() -> None:
         with root.guard:
-            for filling in root.catalog.update(forget, is_delete=True):
-                remove_file(filling.path)
+            ours = root.catalog.view(lambda transaction: [f for f in fillings if is_ours(transaction, f)])
+            for filling in ours:  # before their rows: a row without a file is swept, a file without a row never
+                remove_file(filling.path, root.segments_fd)
+            if ours:
+                root.catalog.update(lambda transaction: forget(transaction, ours), is_delete=True)
 
     root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT))
 
@@ -135,7 +138,6 @@ def _commit_locked(
     page = root.mutex
     fillings = [change.content.filling for change in changes if change.content and change.content.filling]
     batch = fillings[0].put_id if fillings else 0
-    page.batch = batch
     with root.guard:
         versions, counters, retired = root.catalog.update(
             lambda transaction: _apply(root, transaction, changes, batch, len(fillings)), is_delete=not bells
@@ -158,6 +160,7 @@ def _apply(
     """The transaction of a commit; it may be called again, on a map that was grown."""
     found = [transaction.record(change.key) for change in changes]
     _check(changes, found)
+    root.mutex.batch = batch
     counters = transaction.counters()
     version, number, retired = counters.version, counters.number, counters.retired
     versions: list[int] = []
@@ -200,6 +203,7 @@ def _record(content: Content, version: int, number: int) -> Record:
         objects=content.objects,
         inline=content.inline,
         checksums=content.checksums,
+        objects_checksum=content.objects_checksum,
     )
 
 

@@ -37,9 +37,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int  # of the data section
     created: float  # Unix seconds
     description: bytes  # structure and leaves, opaque here: see memstore/structure/plan.py
-    objects: bytes  # the leaves that are no tensors, msgpack; empty if there are none
+    objects: bytes  # the leaves that are no tensors, msgpack; empty if there are none, or `objects_checksum` says
     inline: bytes | None = None
-    checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, little-endian, where the store has them
+    checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
+    objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
 
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Transaction
-from memstore.engine.lockfile import LockFile
+from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.record import FILLING, RETIRED
 from memstore.engine.segment import remove_file, segment_path, write_state
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memstore")
 
+_SWEPT_A_HOLD = 64  # files
 _Row = tuple[int, int]  # of `retired`: sequence and segment; of `filling`: 0 and segment
 
 
@@ -34,6 +35,9 @@ def after_death(root: Root) -> None:
     2. The ring sequence behind the catalog's publications: it committed and rang nobody; all are woken.
     """
     page = root.mutex
+    if page.is_new:  # leases tell time by the clock of another boot
+        with root.guard:
+            root.catalog.update(lambda transaction: transaction.clear("leases"), is_delete=True)
     with root.guard:
         # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
         # the next write transaction begins; and a sweep by the past would unlink what is live.
@@ -53,13 +57,22 @@ def after_death(root: Root) -> None:
 
 def _mark_filling(root: Root, segment: int) -> None:
     try:
-        fd = syscalls.open_file(segment_path(root.segments, segment), os.O_RDWR)
-    except FileNotFoundError:
+        file = OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+    except (FileNotFoundError, PermissionError):  # another user's, killed before it got the store's group: not live
         return
-    try:
-        write_state(fd, FILLING)
-    finally:
-        syscalls.close(fd)
+    write_state(file.fd, FILLING)
+    file.close()
+
+
+def sweep_all(root: Root, deadline: float) -> int:
+    """Sweeps every retired and filling file once, some at a hold: others publish in between. Returns the bytes."""
+    with root.guard:
+        rows = root.catalog.view(lambda transaction: sum(map(transaction.count, ("retired", "filling"))))
+    freed = 0
+    for _ in range(rows // _SWEPT_A_HOLD + 1 if rows else 0):
+        unlinked: list[LockFile] = []
+        freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
+    return freed
 
 
 def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
@@ -82,7 +95,7 @@ def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
     gone: list[_Row] = []
     for row in rows:
         if _take(root, row, unlinked):
-            remove_file(segment_path(root.segments, row[1]))
+            remove_file(segment_path(root.segments, row[1]), root.segments_fd)
             gone.append(row)
         elif row[0]:
             refused.append(row)
@@ -97,9 +110,11 @@ def _take(root: Root, row: _Row, taken: list[LockFile]) -> bool:
     sequence, segment = row
     try:
         with root.guard:
-            file = LockFile(segment_path(root.segments, segment), os.O_RDWR)
+            file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
     except FileNotFoundError:
         return True
+    except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
+        return False
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
             return True

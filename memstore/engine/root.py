@@ -8,6 +8,7 @@ of both and opens the catalog again when it needs it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -17,9 +18,17 @@ from dataclasses import dataclass, field
 from memstore.engine import folder, recovery, syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
-from memstore.engine.lockfile import LockFile, close_all
+from memstore.engine.lockfile import OwnedFile, close_all
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
-from memstore.errors import AlreadyExistsError, CorruptionError, NotAStoreError, PermissionDeniedError
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    MemstoreError,
+    NotAStoreError,
+    PermissionDeniedError,
+)
+
+log = logging.getLogger("memstore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +52,24 @@ class Root:
     doorbell: Doorbell
     catalog: Catalog
     on_tmpfs: bool
-    guard: threading.Lock = field(default_factory=threading.Lock)  # every transaction, and every lock fd's opening
+    segments_folder: OwnedFile  # whatever its path names by now
+    guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0
 
     @property
     def segments(self) -> str:
         return f"{self.path}/{SEGMENTS}"
+
+    @property
+    def segments_fd(self) -> int:
+        return self.segments_folder.fd
+
+    def is_in_place(self) -> bool:
+        """Whether the path still names the folder that was opened."""
+        try:
+            return os.path.samestat(os.stat(self.segments), os.fstat(self.segments_fd))
+        except OSError:
+            return False
 
     @property
     def mutex(self) -> LockPage:
@@ -58,7 +79,7 @@ class Root:
 
 
 _registry: dict[tuple[int, int], Root] = {}
-_registry_lock = threading.Lock()  # before any root's guard
+_registry_lock = threading.RLock()  # before any root's guard
 _abandoned: deque[Root] = deque()
 
 
@@ -66,7 +87,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
     """Opens, and with mode "a" or "x" creates, the store at `path`. Each call must be answered by one `close_root`."""
     path = os.path.abspath(path)
     deadline = deadline_after(timeout)
-    folder.ensure_folder(path, create=mode in ("a", "x"))
+    folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"))
     path = os.path.realpath(path)
     with _permission_errors(path), folder.locked(path, deadline, _registry_lock) as fd:
         settings = folder.read_settings(path)
@@ -86,24 +107,43 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
                 with root.guard:  # emptied or replaced while it was open here
                     root.catalog.close()
                 root = None
+            is_new = root is None
             if root is None:
-                root = _create(path, creation, kind) if settings is None else _join(path, settings, kind, mode)
+                if settings is None:
+                    root = _create(path, creation, kind, deadline)
+                else:
+                    root = _join(path, settings, kind, mode, deadline)
                 _registry[identity] = root
             root.users += 1
-    if root.lock is not None and mode != "r":
+    if is_new and root.lock is not None and mode != "r":
         try:
-            unlinked: list[LockFile] = []
-            root.lock.run(lambda: recovery.sweep(root, unlinked, limit=1 << 20), deadline)
+            recovery.sweep_all(root, deadline)
+        except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
+            log.warning("%s: nothing swept: %s", path, error)
         except BaseException:
             close_root(root)
             raise
     return root
 
 
+def reopen_root(root: Root, deadline: float) -> None:
+    """In a forked child, before it first reads the store. Within the mutex: see Catalog."""
+
+    def reopen() -> None:
+        with root.guard:
+            root.catalog.view(lambda _: None)
+
+    if root.lock is None:
+        reopen()
+    else:
+        root.lock.run(reopen, deadline)
+
+
 def retain_root(root: Root) -> None:
     """One more user of an opened root, to be answered by one more `close_root`."""
     with _registry_lock:
         root.users += 1
+        _close_abandoned()
 
 
 def close_root(root: Root) -> None:
@@ -141,7 +181,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
             )
 
 
-def _create(path: str, creation: Creation, kind: int) -> Root:
+def _create(path: str, creation: Creation, kind: int, deadline: float) -> Root:
     folder.check_empty(path)
     settings = folder.new_settings(
         durability=creation.durability,
@@ -157,7 +197,7 @@ def _create(path: str, creation: Creation, kind: int) -> Root:
     for name in (LOCK, DOORBELL):
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
-    root = _assemble(path, settings, kind, writable=True)
+    root = _assemble(path, settings, kind, deadline, writable=True)
     with _closed_on_error(root):
         with root.guard:
             rows = root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments"))
@@ -168,11 +208,14 @@ def _create(path: str, creation: Creation, kind: int) -> Root:
             os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)
             if settings.unix_group is not None:
                 os.chown(f"{path}/{CATALOG}/{name}", -1, settings.unix_group)
+        if settings.durable:
+            for name in (f"{path}/{CATALOG}", f"{path}/catalog", path, os.path.dirname(path)):
+                syscalls.sync_folder(name)
         folder.write_settings(path, settings)
     return root
 
 
-def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
+def _join(path: str, settings: Settings, kind: int, mode: str, deadline: float) -> Root:
     folder.check_files(path, settings)
     for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
         if not os.path.lexists(f"{path}/{name}"):
@@ -185,7 +228,7 @@ def _join(path: str, settings: Settings, kind: int, mode: str) -> Root:
     writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
-    root = _assemble(path, settings, kind, writable=writable)
+    root = _assemble(path, settings, kind, deadline, writable=writable)
     with _closed_on_error(root):
         with root.guard:
             found = root.catalog.view(lambda transaction: transaction.store_id())
@@ -206,14 +249,17 @@ def _closed_on_error(root: Root) -> Generator[None]:
         raise
 
 
-def _assemble(path: str, settings: Settings, kind: int, *, writable: bool) -> Root:
+def _assemble(path: str, settings: Settings, kind: int, deadline: float, *, writable: bool) -> Root:
     """Maps the pages and opens the catalog; the folder is locked, and the process has no other Root on it."""
+    segments = OwnedFile(f"{path}/{SEGMENTS}", os.O_RDONLY | os.O_DIRECTORY)
     lock = LockPage(f"{path}/{LOCK}") if writable else None
-    if lock is not None:
-        lock.create_if_stale()
     doorbell = Doorbell(f"{path}/{DOORBELL}", writable=writable)
-    catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-    root = Root(path, settings, lock, doorbell, catalog, kind == folder.TMPFS)
+
+    def open_catalog() -> Catalog:
+        return Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
+
+    catalog = open_catalog() if lock is None else lock.run(open_catalog, deadline)
+    root = Root(path, settings, lock, doorbell, catalog, kind == folder.TMPFS, segments)
     if lock is not None:
         lock.recover = lambda: recovery.after_death(root)
     return root
@@ -246,11 +292,13 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _registry_lock
-    _registry_lock = threading.Lock()
+    _registry_lock = threading.RLock()
     close_all()
     for root in _registry.values():
-        root.guard = threading.Lock()
+        root.guard = threading.RLock()
         root.catalog.release()
+        if root.lock is not None:
+            root.lock.forget_threads()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -18,14 +18,20 @@ import json
 import os
 import struct
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from memstore.engine import syscalls
-from memstore.engine.lockfile import LockFile
-from memstore.engine.mapping import Mapping
+from memstore.engine.lockfile import LockFile, OwnedFile
+from memstore.engine.mapping import map_file
 from memstore.engine.record import FILLING, LIVE, STATE_NAMES
+from memstore.engine.syscalls import Reservation
 from memstore.errors import CorruptionError, UnsupportedValueError
+
+Guard = AbstractContextManager[Any]  # of the process: held by whoever forks
 
 HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
 _CACHED_TAIL = 1 << 20  # bytes
@@ -102,20 +108,24 @@ class Filling:
     from one huge page on, the file itself is mapped. Closing gives back the memory and the lock.
     """
 
-    def __init__(self, path: str, segment: int, put_id: int) -> None:
+    def __init__(self, path: str, segment: int, put_id: int, *, mode: int = 0o600, dir_fd: int | None = None) -> None:
         self.path, self.segment, self.put_id = path, segment, put_id
-        self.size = self._start = self._address = 0
+        self.size = self._start = 0
+        self._dir_fd = dir_fd
         self._scratch = bytearray()
-        self._file = LockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._mapping: Reservation | None = None
+        self._address = 0
+        self._file = LockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, dir_fd)
 
     @property
     def fd(self) -> int:
         return self._file.fd
 
-    def allocate(self, header: bytearray, nbytes: int, *, huge_pages: bool) -> None:
+    def allocate(self, header: bytearray, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
         """Makes room for the header and `nbytes` of data, and writes the header.
 
         Raises OSError (ENOSPC) here, and never later: every block of a mapped file is reserved before it is touched.
+        No fork may come between a mapping and its being kept from children, so both are done under the guard.
         """
         header[SLOTS_OFFSET : SLOTS_OFFSET + SLOTS_SIZE] = Slots(self.put_id).encode()
         self._start, self.size = len(header), len(header) + nbytes
@@ -129,11 +139,17 @@ class Filling:
                 syscalls.write_at(self.fd, b"\0", offset)
         else:
             syscalls.allocate(self.fd, self.size)
-        self._address = syscalls.map_shared(self.fd, self.size)
-        syscalls.keep_from_children(self._address, self.size)
+        self._map(self.size, guard)
         if huge_pages:
             self._collapse()
         syscalls.write_at(self.fd, header, 0)
+
+    def _map(self, size: int, guard: Guard) -> None:
+        self._mapping, start = syscalls.reserve(size)
+        self._address = syscalls.buffer_address(self._mapping) + start
+        with guard:
+            syscalls.map_shared(self._address, self.fd, size)
+            syscalls.keep_from_children(self._address, size)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -159,38 +175,45 @@ class Filling:
         """Everything is written; with `durable`, and on the disk."""
         if self._scratch:
             syscalls.write_at(self.fd, self._scratch, 0)
+            self._scratch = bytearray()
         if durable:
             syscalls.sync(self.fd)
             syscalls.sync_folder(os.path.dirname(self.path))
 
+    def park(self, guard: Guard) -> None:
+        """Keeps the lock by a mapping of one page: a process may have 65,530 of these, and 1,024 files."""
+        self._map(syscalls.PAGE, guard)
+        self._file.close()
+
     def go_live(self, version: int, batch: int, count: int, *, durable: bool) -> None:
         """Under the mutex, right before the catalog's commit."""
         slots = Slots(self.put_id, LIVE, version, batch, count)
-        syscalls.write_at(self.fd, slots.encode(), SLOTS_OFFSET)
+        file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
+        syscalls.write_at(file.fd, slots.encode(), SLOTS_OFFSET)
         if durable:
-            syscalls.sync_data(self.fd)
-        syscalls.unlock(self.fd)
+            syscalls.sync_data(file.fd)
+        if file is self._file:
+            syscalls.unlock(file.fd)
+        else:
+            self._mapping = None
 
     def close(self) -> None:
-        if self._address:
-            address, self._address = self._address, 0
-            syscalls.unmap(address, self.size)
+        self._address, self._mapping = 0, None
         self._file.close()
 
 
-def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | None:
-    """Locks, checks and maps the segment of put `put_id`. Returns the mapping and where its data starts.
+def map_segment(
+    path: str, put_id: int, nbytes: int, *, dir_fd: int | None = None
+) -> tuple[Reservation, int, int] | None:
+    """Locks, checks and maps the segment of put `put_id`. Returns the mapping and where header and data start.
 
     None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
     if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
     """
+    fds: list[int] = []
     try:
-        fd = syscalls.open_file(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _no_file(path, error) from None
-    try:
+        syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
+        fd = fds[0]
         if not syscalls.lock_shared(fd):
             return None
         head = syscalls.read_at(fd, SLOTS_OFFSET + SLOTS_SIZE, 0)  # after the lock: before it, it may be a writer's
@@ -201,11 +224,14 @@ def map_segment(path: str, put_id: int, nbytes: int) -> tuple[Mapping, int] | No
         if start % syscalls.PAGE or start + nbytes != size:
             detail = f"the file has {size:,} bytes, its header takes {start:,} and its data {nbytes:,}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-        return Mapping(fd, size), start
+        mapping, begin = map_file(fd, size)
+        return mapping, begin, begin + start
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise _no_file(path, error) from None
     finally:
-        syscalls.close(fd)
+        syscalls.close_all(fds)
 
 
 def _no_file(path: str, error: OSError) -> Exception:
@@ -217,6 +243,21 @@ def _no_file(path: str, error: OSError) -> Exception:
     return CorruptionError(f"{path}: {detail}", path=path, detail=detail)
 
 
-def remove_file(path: str) -> None:
+def remove_file(path: str, dir_fd: int | None = None) -> None:
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder there is nothing of ours: left alone
-        syscalls.unlink(path)
+        syscalls.unlink(path, dir_fd)
+
+
+class _Header(msgspec.Struct):
+    """What is read of a header's JSON."""
+
+    metadata: dict[str, str] = msgspec.field(name="__metadata__")
+
+
+def read_objects(header: bytes) -> bytes:
+    """The objects that a header carries. Raises CorruptionError."""
+    try:
+        return base64.b64decode(msgspec.json.decode(header, type=_Header).metadata["objects"], validate=True)
+    except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError) as error:
+        detail = f"the header can't be read: {error}"
+        raise CorruptionError(detail, detail=detail) from None

@@ -9,16 +9,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
+import mmap
 import os
 import platform
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 PAGE = 4096  # of our files, whatever the machine's
-_MACHINE_PAGE = os.sysconf("SC_PAGE_SIZE")
 HUGE_PAGE = 2 << 20
 
 _PROT_READ, _PROT_WRITE = 1, 2
@@ -28,8 +30,9 @@ _MADV_DONTFORK, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 10, 23, 25
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
 MUTEX_OWNER = 0x3FFFFFFF  # mask of the owner's thread id in a mutex's first word
-_aligned_end = 0  # a multiple of 2 MiB below which there is likely room for the next large mapping
 MUTEX_SIZE = 64  # sizeof(pthread_mutex_t) is 40 on x86-64 and 48 on aarch64
+
+_drain = deque[None](maxlen=0).extend  # runs an iterator in C
 
 _releasing_gil = ctypes.CDLL(None, use_errno=True)
 _holding_gil = ctypes.PyDLL(None, use_errno=True)
@@ -56,7 +59,6 @@ class _Timespec(ctypes.Structure):
 
 _pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
 _mmap = _bind(_releasing_gil, "mmap", _pointer, _pointer, _size, _int, _int, _int, _long)
-_munmap = _bind(_releasing_gil, "munmap", _int, _pointer, _size)
 _madvise = _bind(_releasing_gil, "madvise", _int, _pointer, _size, _int)
 _syscall = _bind(
     _releasing_gil, "syscall", _long, _long, _pointer, _int, ctypes.c_uint32, ctypes.POINTER(_Timespec), _pointer, _int
@@ -83,9 +85,28 @@ def _timespec(seconds: float) -> _Timespec:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def open_file(path: str, flags: int, mode: int = 0o600) -> int:
-    """Opens without following a link at the end of `path` or waiting at a FIFO; closed in programs executed later."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
+    """Opens, never through a link at the end of `path`, and appends the file descriptor to `owner`.
+
+    Both in one C call: a signal handler that raises comes before or after it, and no file descriptor is lost. With
+    `dir_fd`, the last part of `path` is looked up in that folder, wherever it may be by now.
+    """
+    name = path if dir_fd is None else path.rpartition("/")[2]
+    opener = functools.partial(os.open, mode=mode, dir_fd=dir_fd)
+    owner.extend(map(opener, (name,), (flags | os.O_NOFOLLOW | os.O_CLOEXEC,)))
+
+
+def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
+    """As `open_into`, for files that no lock and no mapping depends on."""
+    owner: list[int] = []
+    open_into(owner, path, flags, mode, dir_fd)
+    return owner[0]
+
+
+def close_all(owner: list[int]) -> None:
+    """Closes what `open_into` opened, each in one C call with taking it out."""
+    while owner:
+        _drain(map(os.close, map(owner.pop, (0,))))
 
 
 def close(fd: int) -> None:
@@ -136,12 +157,16 @@ def rename(source: str, target: str) -> None:
     os.rename(source, target)
 
 
-def unlink(path: str) -> None:
-    os.unlink(path)
+def unlink(path: str, dir_fd: int | None = None) -> None:
+    os.unlink(path if dir_fd is None else path.rpartition("/")[2], dir_fd=dir_fd)
 
 
 def make_folder(path: str, mode: int) -> None:
     os.mkdir(path, mode)
+
+
+def pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def filesystem_type(path: str) -> int:
@@ -179,63 +204,42 @@ def unlock(fd: int) -> None:
 # --- mappings ---------------------------------------------------------------------------------------------------------
 
 
-def map_shared(fd: int, size: int, *, writable: bool = True) -> int:
-    """Maps the file at a 2 MiB-aligned address if it is that large. Returns the address."""
-    return _map(fd, size, _PROT_READ | (_PROT_WRITE if writable else 0), _MAP_SHARED)
+class Reservation(mmap.mmap):
+    """Address space that is given back, with all that was mapped into it, when nothing refers to it any more.
+
+    The deallocation is C, so no signal handler can come between. What refers to it are arrays made of its buffer.
+    """
 
 
-def map_private(fd: int, size: int) -> int:
+def reserve(size: int) -> tuple[Reservation, int]:
+    """Room for a mapping of `size` bytes. Returns it and the offset in it where the mapping is to start.
+
+    The kernel maps huge pages only where address and offset in the file agree modulo 2 MiB.
+    """
+    room = size + HUGE_PAGE if size >= HUGE_PAGE else size
+    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+    reservation = Reservation(-1, room, flags=flags, prot=_PROT_READ | _PROT_WRITE)
+    return reservation, -buffer_address(reservation) % HUGE_PAGE if size >= HUGE_PAGE else 0
+
+
+def map_shared(address: int, fd: int, size: int, *, writable: bool = True) -> None:
+    """Maps the file over reserved addresses. The mapping keeps a lock of `fd` after that is closed."""
+    _map(address, fd, size, _PROT_READ | (_PROT_WRITE if writable else 0), _MAP_SHARED)
+
+
+def map_private(address: int, fd: int, size: int) -> None:
     """As `map_shared`, copy-on-write: whoever writes gets pages of their own."""
-    return _map(fd, size, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_NORESERVE)
+    _map(address, fd, size, _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_NORESERVE)
 
 
-def _map(fd: int, size: int, protection: int, flags: int) -> int:
-    """The kernel maps huge pages only where address and offset agree modulo 2 MiB."""
-    global _aligned_end
-    if size < HUGE_PAGE:
-        return _checked(_mmap(None, size, protection, flags, fd, 0))
-    wanted = _aligned_end - -(-size // HUGE_PAGE) * HUGE_PAGE
-    if wanted > 0:  # without MAP_FIXED it is a wish, and nothing that lies there is touched
-        address = _checked(_mmap(wanted, size, protection, flags, fd, 0))
-        if address == wanted:
-            _aligned_end = address
-            return address
-        _munmap(address, size)
-    address = _map_aligned(fd, size, protection, flags)
-    _aligned_end = address
-    return address
-
-
-def _map_aligned(fd: int, size: int, protection: int, flags: int) -> int:
-    """Reserves more than is needed, maps inside of it, and trims: three more calls, and sure."""
-    reserved = size + HUGE_PAGE
-    base = _checked(_mmap(None, reserved, 0, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0))
-    address = (base + HUGE_PAGE - 1) & -HUGE_PAGE
-    try:
-        _checked(_mmap(address, size, protection, flags | _MAP_FIXED, fd, 0))
-    except OSError:
-        _munmap(base, reserved)
-        raise
-    end = address + -(-size // _MACHINE_PAGE) * _MACHINE_PAGE
-    if address > base:
-        _munmap(base, address - base)
-    if base + reserved > end:
-        _munmap(end, base + reserved - end)
-    return address
-
-
-def _checked(address: int | None) -> int:
-    if address is None or address == 2**64 - 1:
+def _map(address: int, fd: int, size: int, protection: int, flags: int) -> None:
+    if _mmap(address, size, protection, flags | _MAP_FIXED, fd, 0) != address:
         raise _last_error()
-    return address
 
 
-def unmap(address: int, size: int) -> None:
-    global _aligned_end
-    if _munmap(address, size):
-        raise _last_error()
-    if size >= HUGE_PAGE:
-        _aligned_end = address + -(-size // HUGE_PAGE) * HUGE_PAGE
+def buffer_address(buffer: bytearray | mmap.mmap) -> int:
+    """Where the bytes lie, as long as nobody resizes it."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
 
 
 def keep_from_children(address: int, size: int) -> None:
@@ -247,11 +251,6 @@ def keep_from_children(address: int, size: int) -> None:
 def collapse(address: int, size: int) -> bool:
     """Turns whole, touched 2 MiB extents into huge pages (Linux 6.1). False where the kernel refuses for good."""
     return not _madvise(address, size, _MADV_COLLAPSE) or ctypes.get_errno() == errno.EAGAIN
-
-
-def buffer_address(buffer: bytearray) -> int:
-    """Where a bytearray's bytes lie, as long as nobody resizes it."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
 
 
 def populate(address: int, size: int) -> bool:

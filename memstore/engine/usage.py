@@ -38,7 +38,7 @@ def measure(root: Root) -> Usage:
         totals[row.state] += row.nbytes
         if row.state != RETIRED:
             continue
-        pids = holders.get(_inode(segment_path(root.segments, segment)), set())
+        pids = holders.get(_identity(segment_path(root.segments, segment)), set())
         pinned_by |= pids
         if pids or leased.get(segment, 0) > now:
             pinned += row.nbytes
@@ -54,11 +54,12 @@ def measure(root: Root) -> Usage:
     )
 
 
-def _inode(path: str) -> int:
+def _identity(path: str) -> tuple[int, int]:
     try:
-        return os.stat(path).st_ino
+        status = os.stat(path)
     except FileNotFoundError:
-        return -1
+        return -1, -1
+    return status.st_dev, status.st_ino
 
 
 def _huge_page_bytes(segments: str) -> int:

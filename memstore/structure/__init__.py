@@ -1,7 +1,7 @@
 """Nested values and flat lists of tensors: a value is taken apart for a put, and built again for a get.
 
 walk, containers/    the value's tree, its tensors, its other leaves
-flatten, ties        the plan of a value, from a cache
+flatten, ties        the plan of a value, from a cache; extents: how far tensors reach
 plan, node           descriptions: stored structure, compiled
 fill, storage        tensors into bytes, bytes as tensors
 objects              leaves that are no tensors; the only place that knows pickle

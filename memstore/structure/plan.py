@@ -280,18 +280,24 @@ def _read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
     require(type(offset) is int and 0 <= offset < _MAX_BYTES, "no offset")
     shape = sizes(shape)
     require(len(shape) <= 1024, "a leaf of too many dimensions")
-    # torch refuses products beyond 63 bits, also where another size is 0
-    require(traits.count([max(size, 1) for size in shape]) * dtype.itemsize < _MAX_BYTES, "a leaf that is too large")
     if stride is not None:
         stride = sizes(stride)
         require(len(stride) == len(shape), "other strides than sizes")
-        require(all(step < _MAX_BYTES for step in stride), "no stride")
-    elements = traits.count(shape) if stride is None else traits.reach(shape, stride)
-    require(elements < _MAX_BYTES, "a leaf that is too large")
+    elements = check_extent(shape, stride, dtype)
     return (
         Leaf(name, dtype_name, shape, stride, offset, elements * dtype.itemsize),
         _read_traits(flags, device, dtype),
     )
+
+
+def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> int:
+    """The elements that a leaf takes, gaps included; MalformedError for more than any memory has."""
+    # torch refuses products beyond 63 bits, also where another size is 0
+    require(traits.count([max(size, 1) for size in shape]) * dtype.itemsize < _MAX_BYTES, "a leaf that is too large")
+    require(stride is None or all(step < _MAX_BYTES for step in stride), "a leaf of too large strides")
+    elements = traits.count(shape) if stride is None else traits.reach(shape, stride)
+    require(elements < _MAX_BYTES, "a leaf that is too large")
+    return elements
 
 
 def _read_traits(flags: Any, device: Any, dtype: torch.dtype) -> Traits:

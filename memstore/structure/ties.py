@@ -2,17 +2,22 @@
 
 By address: tensors whose bytes overlap are tied, also when torch holds them in two storages (two `from_numpy` of one
 array). Tensors of one storage that don't overlap are not.
+
+Bytes that were never put are never stored, and ties never take more than the elements would. So a tensor with gaps,
+like a column of a matrix, is tied only to tensors without gaps that cover all of its span (the matrix), or to others of
+the very same elements. Else it is stored apart, contiguous: a column, and that column and its neighbour, become two.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from memstore.structure import traits
+from memstore.structure.extents import Extents
 
 
 class Group(NamedTuple):
@@ -32,60 +37,91 @@ class Ties(NamedTuple):
 NO_TIES = Ties((), ())
 
 
-def overlap(addresses: Sequence[int], spans: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
-    """Whether any two byte ranges overlap. 20 µs for 300."""
+def overlapping(addresses: Sequence[int], spans: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+    """The tensors whose byte ranges overlap those of others. 20 µs for 300."""
     if len(addresses) < 2:
-        return False
+        return []
     starts = np.array(addresses, np.int64)
     order = starts.argsort()
     starts = starts[order]
-    return bool((starts[:-1] + spans[order][:-1] > starts[1:]).any())
+    ends = starts + spans[order]
+    if not (ends[:-1] > starts[1:]).any():
+        return []
+    inside = np.maximum.accumulate(ends)[:-1] > starts[1:]
+    return np.sort(order[np.append(inside, False) | np.append(False, inside)]).tolist()
 
 
 def find_ties(
-    tensors: Sequence[torch.Tensor], addresses: Sequence[int], spans: Sequence[int], alone: Sequence[bool]
+    tensors: Sequence[torch.Tensor],
+    addresses: Sequence[int],
+    extents: Extents,
+    alone: Sequence[bool],
+    overlapping: Sequence[int],
 ) -> Ties:
-    """Args: spans: bytes from first to last element; alone: leaves whose bytes in memory aren't their values (conj)."""
+    """Args: alone: leaves whose bytes in memory aren't their values (conj); overlapping: the leaves to look at."""
     same: list[tuple[int, int]] = []
     groups: list[Group] = []
     firsts: dict[int, int] = {}
-    ranges: dict[torch.device, list[tuple[int, int]]] = {}
-    for i, tensor in enumerate(tensors):
-        if not spans[i]:
+    ranges: dict[torch.device, list[_Range]] = {}
+    for i in overlapping:
+        tensor, span = tensors[i], int(extents.spans[i])
+        if not span:
             continue
         first = firsts.setdefault(id(tensor), i)
         if first != i:
             same.append((i, first))
         elif not alone[i]:
-            ranges.setdefault(tensor.device, []).append((addresses[i], i))
+            ranges.setdefault(tensor.device, []).append(_Range(addresses[i], addresses[i] + span, i))
     for found in ranges.values():
-        found.sort()
-        cluster: list[int] = []
-        end = 0
-        for address, i in found:
-            if cluster and address >= end:
-                groups += _group(cluster, tensors, addresses, spans)
-                cluster = []
-            cluster.append(i)
-            end = max(end, address + spans[i]) if len(cluster) > 1 else address + spans[i]
-        groups += _group(cluster, tensors, addresses, spans)
+        clusters = _clusters([part for part in found if not extents.gaps[part.leaf]])
+        starts = [cluster[0].start for cluster in clusters]
+        ends = [max(part.stop for part in cluster) for cluster in clusters]
+        looks: dict[Any, list[int]] = {}
+        for part in found:
+            if extents.gaps[part.leaf]:
+                cover = bisect.bisect_right(starts, part.start) - 1
+                if cover >= 0 and part.stop <= ends[cover]:
+                    clusters[cover].append(part)
+                else:
+                    tensor = tensors[part.leaf]
+                    look = (part.start, tensor.dtype, tensor.shape, tensor.stride())
+                    looks.setdefault(look, []).append(part.leaf)
+        groups += [group for group in (_group(cluster, tensors) for cluster in clusters) if group is not None]
+        groups += [_packed_group(leaves, tensors[leaves[0]]) for leaves in looks.values() if len(leaves) > 1]
     return Ties(tuple(same), tuple(groups))
 
 
-def _group(
-    cluster: list[int], tensors: Sequence[torch.Tensor], addresses: Sequence[int], spans: Sequence[int]
-) -> list[Group]:
+class _Range(NamedTuple):
+    start: int
+    stop: int
+    leaf: int
+
+
+def _clusters(ranges: list[_Range]) -> list[list[_Range]]:
+    clusters: list[list[_Range]] = []
+    end = 0
+    for part in sorted(ranges):
+        if clusters and part.start < end:
+            clusters[-1].append(part)
+            end = max(end, part.stop)
+        else:
+            clusters.append([part])
+            end = part.stop
+    return clusters
+
+
+def _group(cluster: list[_Range], tensors: Sequence[torch.Tensor]) -> Group | None:
     if len(cluster) < 2:
-        return []
-    looks = {(addresses[i], tensors[i].dtype, tensors[i].shape, tensors[i].stride()) for i in cluster}
-    tensor = tensors[cluster[0]]
-    if len(looks) == 1 and traits.reach(tensor.shape, tensor.stride()) > tensor.numel():
-        nbytes = tensor.numel() * tensor.dtype.itemsize
-        return [Group(0, nbytes, tuple((i, 0) for i in sorted(cluster)), packed=True)]
-    if any(addresses[i] % tensors[i].dtype.itemsize for i in cluster):
-        return []  # no common storage could hold them at whole elements: stored apart
-    first = min(addresses[i] for i in cluster)
-    widest = max(tensors[i].dtype.itemsize for i in cluster)
-    start = first - first % widest
-    end = max(addresses[i] + spans[i] for i in cluster)
-    return [Group(first - start, end - start, tuple((i, addresses[i] - start) for i in sorted(cluster)), packed=False)]
+        return None
+    sizes = {part.leaf: tensors[part.leaf].dtype.itemsize for part in cluster}
+    if any(part.start % sizes[part.leaf] for part in cluster):
+        return None  # no common storage could hold them at whole elements: stored apart
+    first = cluster[0].start
+    start = first - first % max(sizes.values())
+    end = max(part.stop for part in cluster)
+    members = sorted((part.leaf, part.start - start) for part in cluster)
+    return Group(first - start, end - start, tuple(members), packed=False)
+
+
+def _packed_group(leaves: list[int], tensor: torch.Tensor) -> Group:
+    return Group(0, tensor.numel() * tensor.dtype.itemsize, tuple((i, 0) for i in leaves), packed=True)

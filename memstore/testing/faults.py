@@ -16,7 +16,7 @@ import copy
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,18 +26,20 @@ from memstore.engine.catalog import Catalog
 COMMIT = "catalog.commit"
 
 _PURE = {"buffer_address", "long_words", "thread_id", "words"}  # compute, and ask the kernel nothing
-STEPS = frozenset({
-    COMMIT,
-    *(
-        name
-        for name, value in vars(syscalls).items()
-        if callable(value)
-        and not name.startswith("_")
-        and name not in _PURE
-        and not isinstance(value, type)
-        and (getattr(value, "__module__", None) == syscalls.__name__ or name.startswith("mutex_"))
-    ),
-})
+STEPS = frozenset(
+    {
+        COMMIT,
+        *(
+            name
+            for name, value in vars(syscalls).items()
+            if callable(value)
+            and not name.startswith("_")
+            and name not in _PURE
+            and not isinstance(value, type)
+            and (getattr(value, "__module__", None) == syscalls.__name__ or name.startswith("mutex_"))
+        ),
+    }
+)
 
 # Steps that undo or end something, and can't fail in a way that a caller could answer; finalizers call some of them.
 CLEANUPS = frozenset({"close", "unmap", "unlock", "mutex_unlock", "mutex_recovered", "futex_wake"})
@@ -46,7 +48,7 @@ Hook = Callable[[int, str], None]  # called with a step's number, from 1, and it
 
 
 @contextmanager
-def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Iterator[None]:
+def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Generator[None]:
     """Calls `before` and `after` around each step of this thread that is in `names`."""
     owner = threading.get_ident()
     count = 0
@@ -115,7 +117,7 @@ def record(operation: Callable[[], object], *, names: frozenset[str] = STEPS) ->
 @contextmanager
 def at_step(
     number: int, action: Callable[[], None], *, after: bool = False, names: frozenset[str] = STEPS
-) -> Iterator[None]:
+) -> Generator[None]:
     """Calls `action` right before, or right after, the step with this number (from 1, of those in `names`)."""
 
     def hook(found: int, _: str) -> None:
@@ -135,7 +137,7 @@ def die() -> None:
 
 
 def raising(error: BaseException) -> Callable[[], None]:
-    """An action that raises a copy of `error`: by its traceback, an exception keeps all alive that the frames refer to."""
+    """An action that raises a copy of `error`: through its traceback an exception keeps alive what was worked on."""
 
     def action() -> None:
         raise copy.copy(error)

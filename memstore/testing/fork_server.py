@@ -63,7 +63,7 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
-        code = "import sys; from memstore.testing import fork_server; fork_server._main(int(sys.argv[1]), sys.argv[2:])"
+        code = "import sys; from memstore.testing import fork_server; fork_server.serve(int(sys.argv[1]), sys.argv[2:])"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path}
         with theirs:
@@ -171,7 +171,7 @@ class Worker:
         return self._code
 
     def join(self, timeout: float = _TIMEOUT) -> None:
-        """Waits for the end. Raises WorkerError unless the function returned; messages that nobody received are lost."""
+        """Waits for the end. Raises WorkerError unless the function returned. Messages left in the channel are lost."""
         code = self.wait(timeout)
         with contextlib.suppress(EOFError, ConnectionResetError):
             while True:  # up to the end of the channel
@@ -223,7 +223,8 @@ def _reference(function: Callable[..., object]) -> str:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def _main(control: int, preload: Sequence[str]) -> None:
+def serve(control: int, preload: Sequence[str]) -> None:
+    """The whole life of the server, and of each worker: it returns in both, to the interpreter's own end."""
     import torch
 
     for name in _ENVIRONMENT:
@@ -318,7 +319,7 @@ def _work(fd: int) -> None:
     try:
         reference, arguments = channel.recv()
         module, _, name = reference.partition(":")
-        function = reduce(getattr, name.split("."), importlib.import_module(module))
+        function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
         function(channel, *arguments)
     except EOFError:
         raise

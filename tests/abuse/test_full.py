@@ -171,6 +171,33 @@ def _delete_all(folder: str, order: str) -> None:
         store.put("again", b"v" * 1400)
 
 
+def test_puts_that_are_tried_again_leave_the_room_for_deletes() -> None:
+    """Each of them looks how full the catalog is, also if the one before was refused; so does each process's first."""
+    on_small_tmpfs(20, _try_again)
+
+
+def _try_again(folder: str) -> None:
+    root = f"{folder}/store"
+    with memstore.open(root) as store:
+        count = _fill_with_inline_values(store, b"v" * 1400)
+        for number in range(300):
+            with pytest.raises(memstore.StoreFullError):
+                store.put(f"again {number}", b"v" * 1400)
+    with children(20, _put_once, root) as attempts:
+        assert not any(attempt.receive() for attempt in attempts)
+    with memstore.open(root) as store:
+        assert len(store) == count
+
+
+def _put_once(_: Wire, number: int, root: str) -> bool:
+    with memstore.open(root) as store:
+        try:
+            store.put(f"other {number}", b"v" * 1400)
+        except memstore.StoreFullError:
+            return False
+    return True
+
+
 def test_overwrites_of_inline_values_go_on_when_it_is_full() -> None:
     on_small_tmpfs(20, _overwrite_inline)
 

@@ -44,7 +44,7 @@ def signal_in(patched: Any, name: str, handler: Callable[[], None]) -> None:
 @UNSAFE
 def test_a_signal_handler_puts_in_the_middle_of_a_get(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_handler_in_a_get, root, timeout=5) in (["key"], ["key", "last words"])
+    assert in_child(_handler_in_a_get, root, timeout=2) in (["key"], ["key", "last words"])
 
 
 def _handler_in_a_get(root: str) -> list[str]:
@@ -63,7 +63,7 @@ def _handler_in_a_get(root: str) -> list[str]:
 @UNSAFE
 def test_a_signal_handler_puts_in_the_middle_of_a_commit(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_handler_in_a_commit, root, timeout=5)
+    assert in_child(_handler_in_a_commit, root, timeout=2)
 
 
 def _handler_in_a_commit(root: str) -> bool:
@@ -91,7 +91,7 @@ def _handler_in_a_commit(root: str) -> bool:
 @UNSAFE
 def test_a_finalizer_deletes_in_the_middle_of_a_get(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_finalizer_in_a_get, root, timeout=5) in (["key"], ["key", "temporary"])
+    assert in_child(_finalizer_in_a_get, root, timeout=2) in (["key"], ["key", "temporary"])
 
 
 class Temporary:

@@ -38,7 +38,9 @@ def leftovers(store: memstore.Store) -> list[str]:
     found += [f"a retired row: {row}" for row in retired]
     found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live)]
     found += [f"an entry without a row: {segment}" for segment in sorted(live - set(rows))]
-    found += [f"not live, but an entry: {row}" for segment, row in rows.items() if segment in live and row.state != LIVE]
+    found += [
+        f"not live, but an entry: {row}" for segment, row in rows.items() if segment in live and row.state != LIVE
+    ]
     return found
 
 

@@ -79,6 +79,8 @@ OPERATIONS = {
     "put-many": Operation(_put_many, {"b": SMALL}, _MANY),
     "delete": Operation(lambda store, _: store.delete("a"), {"a": SMALL}, {}),
     "delete-many": Operation(lambda store, _: store.delete_many(list(_MANY)), _MANY, {}),
-    "pickle-ref": Operation(_pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD),
+    "pickle-ref": Operation(
+        _pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD
+    ),
     "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
 }

@@ -24,7 +24,8 @@ QUICK = {"put-small", "overwrite-small"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OPERATIONS if name not in MAPPED]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OPERATIONS if name not in MAPPED],
 )
 def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, chance: random.Random) -> None:
     signals = 500 if name in QUICK else 3000
@@ -43,9 +44,7 @@ def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, 
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_interrupt_while_taking_over_from_a_dead_owner(
-    after: bool, store: memstore.Store, server: ForkServer
-) -> None:
+def test_interrupt_while_taking_over_from_a_dead_owner(after: bool, store: memstore.Store, server: ForkServer) -> None:
     """The mutex of a dead owner must be declared consistent before it is let go, or nobody ever gets it again."""
     operation = OPERATIONS["overwrite-small"]
     operation.reset(store)

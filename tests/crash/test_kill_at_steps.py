@@ -60,8 +60,8 @@ def test_kill_at_each_step(
     assert operation.outcome(store) == "new", "it does nothing"
 
     outcomes: list[str] = []
-    # From here on, in halves of steps, the doorbell counts as rung, and the wake is still to come: the waiter's own look,
-    # each second, stands in for it.
+    # From here on, in halves of steps, the doorbell counts as rung, and the wake is still to come: the look that a
+    # waiter takes each second stands in for it.
     rung = 2 * (len(names) - 1 - names[::-1].index("mutex_unlock"))
     for half in range(2 * len(names)):
         number, after = half // 2 + 1, half % 2 == 1

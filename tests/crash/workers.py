@@ -106,8 +106,8 @@ def read_on(channel: Connection, path: str, key: str) -> None:
 def be_interrupted(channel: Connection, path: str, name: str) -> None:
     """Performs an operation over and over while signals come in, each of which is raised as KeyboardInterrupt.
 
-    After each interrupt it checks that the operation was done wholly or not at all, and that nothing is locked. Sends how
-    often that was so, and at the end what was leaked.
+    After each interrupt it checks that the operation was done wholly or not at all, and that nothing is locked. Sends
+    how often it was which, and what is left over in the end.
     """
     armed = False
 

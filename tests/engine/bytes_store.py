@@ -53,7 +53,7 @@ def _content(root: Root, key: bytes, data: bytes, batch: int) -> Content:
     layout = lay_out([Span(("data",), "uint8", 1, (len(data),), len(data))])
     header = encode_header(key.decode(), root.settings.store, b"bytes", b"", layout.header)
     filling = claim(root, key, len(header) + layout.nbytes, batch, deadline_after(10))
-    filling.allocate(header, layout.nbytes, huge_pages=root.on_tmpfs)
+    filling.allocate(header, layout.nbytes, root.guard, huge_pages=root.on_tmpfs)
     np.asarray(filling)[:] = np.frombuffer(data, np.uint8)
     filling.seal(durable=root.settings.durable)
     return Content(b"bytes", b"", len(data), filling=filling)
@@ -67,10 +67,10 @@ def get(root: Root, key: bytes) -> bytes | None:
     (found,) = hold(root, [key], deadline_after(10), may_lock=True)
     if found is None:
         return None
-    record, mapping, start = found
+    record, mapping, _, start = found
     if mapping is None:
         return record.inline
-    return np.asarray(mapping)[start : start + record.nbytes].tobytes()
+    return bytes(mapping[start : start + record.nbytes])
 
 
 def delete(root: Root, key: bytes) -> None:

@@ -30,7 +30,6 @@ def folder(scratch: str) -> Iterator[Path]:
 
 def open_page(folder: Path) -> LockPage:
     page = LockPage(str(folder / "lock"))
-    page.create_if_stale()
     page.run(lambda: None, deadline_after(1))  # a new page has its next owner recover
     return page
 
@@ -187,7 +186,6 @@ def test_a_page_of_another_boot_is_written_anew(folder: Path) -> None:
         file.seek(IDENTITY + 8)
         file.write(b"another boot's id")
     page = LockPage(str(folder / "lock"))
-    page.create_if_stale()
     recovered: list[int] = []
     page.recover = lambda: recovered.append(1)
     page.run(lambda: None, deadline_after(1))
@@ -207,7 +205,6 @@ def test_a_page_in_use_is_left_alone(folder: Path) -> None:
     with Child(_hold, folder) as child:
         child.receive()
         other = LockPage(str(folder / "lock"))
-        other.create_if_stale()
         assert other.owner() == child.pid
         assert other.ring == 17
 

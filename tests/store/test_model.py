@@ -33,7 +33,7 @@ def make(kind: str, number: int) -> Any:
     }[kind]()
 
 
-VALUES = st.tuples(st.sampled_from(["object", "inline", "segment", "segment", "large"]), NUMBERS)
+VALUES = st.tuples(st.sampled_from(["object", "inline", "segment", "segment", "segment", "large"]), NUMBERS)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -166,4 +166,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
