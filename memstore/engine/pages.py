@@ -82,17 +82,23 @@ class LockPage(_Page):
         identity = (_MAGIC, *_boot_id(), status.st_dev, status.st_ino, syscalls.pid_namespace())
         if tuple(written) != identity:
             if not syscalls.lock_exclusive(fd):
-                raise ResourceLimitError(
-                    f"{self._path}: processes of another pid namespace use the store: run all of its processes in one "
-                    "(containers: --pid=container:... or --pid=host)",
-                    code=errno.EAGAIN,
-                )
+                raise self._in_use(tuple(written[:-1]) == identity[:-1])
             written[0] = 0
             syscalls.mutex_create(self.address)
             self._state[_BATCH] = 0
             self._state[_DIRTY] = _NEW
             written[:] = identity
         syscalls.lock_shared(fd)
+
+    def _in_use(self, elsewhere: bool) -> Exception:
+        if elsewhere:
+            return ResourceLimitError(
+                f"{self._path}: processes of another pid namespace use the store: run all of its processes in one "
+                "(containers: --pid=container:... or --pid=host)",
+                code=errno.EAGAIN,
+            )
+        detail = "it was overwritten while processes use the store: end them all, and open it again"
+        return CorruptionError(f"{self._path}: {detail}", path=self._path, detail=detail)
 
     def run(self, action: Callable[[], Result], deadline: float) -> Result:
         """Calls `action` under the mutex. If it raises, the next owner recovers first.

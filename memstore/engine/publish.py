@@ -8,9 +8,9 @@ Put
    assembled in memory, and syncs if the store is durable.
 4. *Commit*, one hold of the mutex: check expected versions, assign versions; note the batch in the lock page; state
    live into the headers; unlock the files; **commit the transaction: the moment of publication**; clear the note;
-   change the doorbell; sweep; change the ring sequence. A kill before the commit leaves headers that say live: the
-   note tells the next owner to put them back. A kill after it leaves the bell unrung: the ring sequence tells.
-5. After the mutex: wake the waiters, close the files.
+   change the doorbell and the ring sequence. A kill before the commit leaves headers that say live: the note tells
+   the next owner to put them back. A kill after it leaves the bell unrung: the ring sequence tells.
+5. After the mutex: wake the waiters, close the files. In another hold: sweep.
 
 Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. A delete is
 step 4 without a new record. What was replaced or deleted is *retired* in the same transaction, and unlinked by the
@@ -126,15 +126,18 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0."""
     unlinked: list[LockFile] = []
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
-    versions = root.mutex.run(lambda: _commit_locked(root, changes, bells, unlinked), deadline)
+    versions, retired = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
     for bell in bells:
         root.doorbell.wake(bell)
+    if retired:
+        try:
+            root.mutex.run(lambda: sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired)), deadline)
+        except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
+            log.debug("%s: nothing swept: %s", root.path, error)
     return versions
 
 
-def _commit_locked(
-    root: Root, changes: Sequence[Change], bells: Collection[int], unlinked: list[LockFile]
-) -> list[int]:
+def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]) -> tuple[list[int], int]:
     page = root.mutex
     fillings = [change.content.filling for change in changes if change.content and change.content.filling]
     batch = fillings[0].put_id if fillings else 0
@@ -145,13 +148,8 @@ def _commit_locked(
     page.batch = 0
     for bell in bells:
         root.doorbell.change(bell)
-    if retired:
-        try:
-            sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired))
-        except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
-            log.debug("%s: nothing swept: %s", root.path, error)
-    page.ring = counters.publications  # last: a death or an interrupt in the sweep wakes the waiters too
-    return versions
+    page.ring = counters.publications
+    return versions, retired
 
 
 def _apply(

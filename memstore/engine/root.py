@@ -166,6 +166,9 @@ def _close_abandoned() -> None:
                 del _registry[identity]
             with root.guard:
                 root.catalog.close()
+                root.segments_folder.close()
+            if root.lock is not None:
+                root.lock.recover = None  # it refers to the root
 
 
 def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:

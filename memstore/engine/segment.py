@@ -36,7 +36,7 @@ Guard = AbstractContextManager[Any]  # of the process: held by whoever forks
 HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
 _CACHED_TAIL = 1 << 20  # bytes
 COLLAPSE_STEP = 8 << 20
-COLLAPSE_BUDGET = 0.25  # seconds: compaction once took 0.7 s
+COLLAPSE_SLOW = 0.1  # seconds a step: untouched memory of a virtual machine takes 0.04, compaction once took 0.7
 _SLOTS_START = b'{"__metadata__":{"memstore":"'
 SLOTS_OFFSET = 8 + len(_SLOTS_START)
 
@@ -133,16 +133,32 @@ class Filling:
             self._scratch = bytearray(self.size)
             self._scratch[: len(header)] = header
             return
-        syscalls.truncate(self.fd, self.size)
         if huge_pages:
-            for offset in range(0, self.size, syscalls.HUGE_PAGE):
-                syscalls.write_at(self.fd, b"\0", offset)
+            self._allocate_huge(guard)
         else:
+            syscalls.truncate(self.fd, self.size)
             syscalls.allocate(self.fd, self.size)
-        self._map(self.size, guard)
-        if huge_pages:
-            self._collapse()
+            self._map(self.size, guard)
         syscalls.write_at(self.fd, header, 0)
+
+    def _allocate_huge(self, guard: Guard) -> None:
+        """Whole extents of 2 MiB, touched by pwrite and collapsed; `seal` cuts the last one to size.
+
+        Where the kernel refuses, or is slow for want of whole pages, what is missing is allocated in small ones.
+        """
+        whole = -(-self.size // syscalls.HUGE_PAGE) * syscalls.HUGE_PAGE
+        syscalls.truncate(self.fd, whole)
+        for offset in range(0, self.size, syscalls.HUGE_PAGE):
+            syscalls.write_at(self.fd, b"\0", offset)
+        self._map(whole, guard)
+        for offset in range(0, whole, COLLAPSE_STEP):
+            start = time.monotonic()
+            if not syscalls.collapse(self._address + offset, min(COLLAPSE_STEP, whole - offset)):
+                break
+            if time.monotonic() - start > COLLAPSE_SLOW:
+                break
+        if syscalls.status(self.fd).st_blocks * 512 < self.size:
+            syscalls.allocate(self.fd, self.size)
 
     def _map(self, size: int, guard: Guard) -> None:
         self._mapping, start = syscalls.reserve(size)
@@ -158,24 +174,13 @@ class Filling:
         data = (address + self._start, False)
         return {"version": 3, "typestr": "|u1", "shape": (self.size - self._start,), "data": data}
 
-    def _collapse(self) -> None:
-        whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
-        deadline = time.monotonic() + COLLAPSE_BUDGET
-        for offset in range(0, whole, COLLAPSE_STEP):
-            if not syscalls.collapse(self._address + offset, min(COLLAPSE_STEP, whole - offset)):
-                break
-            if time.monotonic() > deadline:
-                break
-        if self.size > whole:
-            syscalls.populate(self._address + whole, self.size - whole)
-        if syscalls.status(self.fd).st_blocks * 512 < self.size:
-            syscalls.allocate(self.fd, self.size)
-
     def seal(self, *, durable: bool) -> None:
         """Everything is written; with `durable`, and on the disk."""
         if self._scratch:
             syscalls.write_at(self.fd, self._scratch, 0)
             self._scratch = bytearray()
+        elif syscalls.status(self.fd).st_size > self.size:
+            syscalls.truncate(self.fd, self.size)  # nobody else has mapped it
         if durable:
             syscalls.sync(self.fd)
             syscalls.sync_folder(os.path.dirname(self.path))

@@ -68,7 +68,7 @@ class Facts(NamedTuple):
 
 
 class _Structure:
-    """What the cache knows of a tree and its facts: the extents, to find ties by, and a plan for each way to be tied."""
+    """What the cache knows of a tree and its facts: how far its tensors reach, and a plan for each way to be tied."""
 
     __slots__ = ("extents", "plans")
 

@@ -204,9 +204,11 @@ Key = Any
 
 
 def write_key(key: Any) -> Key:
-    """The form of a dict's key in a tree; raises TypeError for a type that has none."""
+    """The form of a dict's key in a tree; raises TypeError for a type that has none, UnicodeEncodeError for no text."""
     kind = type(key)
     if kind is str:
+        if not key.isascii():
+            key.encode()
         return key
     if kind is int:
         return key if -(1 << 63) <= key < 1 << 63 else ("int", str(key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memstore.engine.record import Path
@@ -33,6 +33,31 @@ def find(
     return settings
 
 
+def choose(target: Any, names: Sequence[Path], stored: Mapping[Path, Any], differences: list[str]) -> list[Any]:
+    """The value for each name: the stored one, or where there is none the target's own."""
+    chosen: list[Any] = []
+    for name in names:
+        try:
+            chosen.append(stored[name] if name in stored else _value_at(target, name))
+        except (LookupError, TypeError, AttributeError, StopIteration):
+            differences.append(f"{render_path(name)}: not stored, and can't be taken from like")
+    return chosen
+
+
+def _value_at(target: Any, name: Path) -> Any:
+    for step in name:
+        target = _entry(target, step)
+    return _unboxed(target)
+
+
+def _unboxed(current: Any) -> Any:
+    fields = getattr(current, "_non_tensordict", None)
+    if fields is not None and "data" in fields:
+        return fields["data"]
+    members = getattr(current, "tensordicts", None)
+    return current if members is None else list(map(_unboxed, members))
+
+
 def is_optional(name: Path) -> bool:
     """Attributes of an OrderedDict, like the versions in a state_dict: a target may lack them, or have its own."""
     return "__dict__" in name
@@ -60,6 +85,8 @@ def _holder(container: Any, name: str | int) -> Any:
     if hasattr(container, "_param_td"):
         return _holder(container._param_td, name)
     fields = getattr(container, "_non_tensordict", None)
+    if fields is not None and "_is_non_tensor" in fields:  # a NonTensorData; what it holds has no name of its own
+        return _holder(fields["data"], name)
     if fields is not None:  # a tensorclass
         return fields if name in fields else _holder(container._tensordict, name)
     if isinstance(container, dict):

@@ -30,13 +30,15 @@ def rebuild(
         memory: writable, over the data section; its base keeps the mapping alive.
         mapping: what every leaf keeps alive, through its storage; None for values that live in their record.
         device: where the leaves shall be, as for `Tensor.to`; None: where they were put from.
-        dtype: for leaves of floating dtypes.
+        dtype: a floating or complex one, for leaves of floating dtypes (as `Module.to` does); others stay as they are.
 
     Raises:
+        TypeError: `dtype` is neither floating nor complex.
         CorruptionError: plan, objects and memory don't belong together.
         UnsupportedValueError: the value needs pickle, a class or a device that this process hasn't.
     """
     wanted = None if device is None else torch.device(device)
+    _check_dtype(dtype)
     leaves = objects.decode(encoded, plan.object_count, allow_pickle)
     with _Damage():
         tensors = tensors_of(plan, memory, mapping)
@@ -48,6 +50,15 @@ def rebuild(
             finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
     with _Damage():
         return plan.root.build(Parts(tensors, leaves, wanted))
+
+
+def _check_dtype(dtype: Any) -> None:
+    if dtype is None or (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):
+        return
+    raise TypeError(
+        f"dtype={dtype!r}: it converts the leaves of floating dtypes only, to another floating or complex torch.dtype; "
+        f"for integers, get the value as it is and convert the leaves that are meant"
+    )
 
 
 class _Damage:  # a contextmanager would cost a microsecond

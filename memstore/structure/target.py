@@ -18,6 +18,7 @@ import torch
 from memstore.engine.record import Path
 from memstore.errors import StructureMismatchError
 from memstore.structure import objects, places, traits
+from memstore.structure.extents import Extents
 from memstore.structure.flatten import Facts, compile_tree, take_apart
 from memstore.structure.node import ObjectNode, Parts, TensorNode, Tree, walk_names
 from memstore.structure.plan import Plan
@@ -43,12 +44,14 @@ class _Meeting:
     Attributes:
         pairs: (stored leaf, target's tensor) of one name.
         exact: those of them whose contents must be equal already: the lengths of nested tensors.
+        extents: of the target's tensors.
     """
 
-    __slots__ = ("differences", "exact", "object_names", "pairs", "root", "tensor_names")
+    __slots__ = ("differences", "exact", "extents", "object_names", "pairs", "root", "tensor_names")
 
     def __init__(self, plan: Plan, tree: Tree, facts: Facts, what: str, strict: bool) -> None:
         self.root, reader = compile_tree(tree)
+        self.extents = Extents(facts.dtypes, facts.shapes, facts.strides)
         self.tensor_names: list[Path] = []
         self.object_names: list[Path] = []
         for name, node in walk_names(self.root):
@@ -66,7 +69,7 @@ class _Meeting:
                 self.differences.append(f"{render_path(self.tensor_names[want])}: {problem}")
         self.exact = [(have, want) for have, want in self.pairs if what == "out" and want in reader.exact]
         self.pairs = [pair for pair in self.pairs if pair not in self.exact]
-        if what == "like":
+        if what == "like" and strict:
             self._match_objects(plan)
 
     def _match(self, plan: Plan, what: str, strict: bool) -> None:
@@ -122,14 +125,16 @@ def _why_not_made(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
 _meetings: dict[Any, _Meeting] = {}
 
 
-def _meet(plan: Plan, value: Any, what: str, strict: bool) -> tuple[_Meeting, list[torch.Tensor]]:
+def _meet(plan: Plan, value: Any, what: str, strict: bool) -> tuple[_Meeting, list[torch.Tensor], list[str]]:
+    """Also returns the target's tensors, and all differences: the meeting's, and tensors whose memory is gone."""
+
     def walk_with(careful: bool) -> _TargetWalk:
         walk = _TargetWalk(allow_pickle=True, careful=careful)
         walk.in_place = what == "out"
         return walk
 
     try:
-        tree, walk, facts, _ = take_apart(value, walk_with)
+        tree, walk, facts, addresses = take_apart(value, walk_with)
     except RefusedError as error:
         raise StructureMismatchError(f"{what}: {error.message()}") from None
     key = (plan, tree, facts, what, strict)
@@ -139,24 +144,37 @@ def _meet(plan: Plan, value: Any, what: str, strict: bool) -> tuple[_Meeting, li
         if len(_meetings) >= _CACHED_MEETINGS:
             _meetings.clear()
         _meetings[key] = meeting
-    return meeting, walk.tensors
+    met = {want for _, want in (*meeting.pairs, *meeting.exact)}
+    differences = [
+        f"{render_path(meeting.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
+        for i in meeting.extents.missing(walk.tensors, addresses)
+        if (i in met) == (what == "out")  # of a template that is met only the look matters
+    ]
+    return meeting, walk.tensors, meeting.differences + differences
 
 
 def get_into(
-    plan: Plan, encoded: bytes, memory: Memory, out: Any, *, strict: bool = True, allow_pickle: bool = False
+    plan: Plan,
+    encoded: bytes,
+    memory: Memory,
+    out: Any,
+    *,
+    strict: bool = True,
+    allow_pickle: bool = False,
+    non_blocking: bool = False,
 ) -> Any:
     """Fills `out` in place with the stored value, and returns it.
 
     Args:
         strict: all leaves of both must meet. False: those that do are filled, the others left alone.
+        non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:
         StructureMismatchError: with every difference; `out` is untouched.
     """
     values = objects.decode(encoded, plan.object_count, allow_pickle)
-    meeting, targets = _meet(plan, out, "out", strict)
+    meeting, targets, differences = _meet(plan, out, "out", strict)
     sources = tensors_of(plan, memory, None)
-    differences = list(meeting.differences)
     for have, want in meeting.exact:
         if sources[have].shape == targets[want].shape and not torch.equal(targets[want].cpu(), sources[have]):
             name = render_path(meeting.tensor_names[want])
@@ -166,13 +184,14 @@ def get_into(
         present = set(meeting.object_names)
         settings = places.find(out, plan.object_names, values, present, strict, differences)
     _raise(differences, "out")
-    _copy_all([targets[want] for _, want in meeting.pairs], [sources[have] for have, _ in meeting.pairs])
+    pairs = meeting.pairs
+    _copy_all([targets[want] for _, want in pairs], [sources[have] for have, _ in pairs], non_blocking)
     for setting in settings:
         setting()
     return out
 
 
-def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool) -> None:
     if not targets:
         return
     targets, sources = list(map(traits.copyable, targets)), list(map(traits.copyable, sources))
@@ -180,30 +199,48 @@ def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         if any(target.is_inference() for target in targets):
             for target, source in zip(targets, sources, strict=True):
                 with torch.inference_mode(target.is_inference()):
-                    target.copy_(source)
+                    target.copy_(source, non_blocking=non_blocking)
         else:
-            torch._foreach_copy_(targets, sources)  # a third of the time of 300 calls
+            # a third of the time of 300 calls
+            torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
 
 
-def get_like(plan: Plan, encoded: bytes, memory: Memory, like: Any, *, allow_pickle: bool = False) -> Any:
+def get_like(
+    plan: Plan,
+    encoded: bytes,
+    memory: Memory,
+    like: Any,
+    *,
+    strict: bool = True,
+    allow_pickle: bool = False,
+    non_blocking: bool = False,
+) -> Any:
     """The stored value in new memory, in the containers of `like`, with the devices, dtypes and strides of its leaves.
+
+    Args:
+        strict: all leaves of both must meet. False: tensors that only `like` has are copied from it, its other leaves
+            are taken as they are, and stored leaves that `like` lacks are left out.
+        non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:
         StructureMismatchError: names or shapes differ; all differences are listed.
     """
     values = objects.decode(encoded, plan.object_count, allow_pickle)
-    meeting, templates = _meet(plan, like, "like", strict=True)
-    _raise(meeting.differences, "like")
-    sources = tensors_of(plan, memory, None)
-    ordered = {want: sources[have] for have, want in meeting.pairs}
+    meeting, templates, differences = _meet(plan, like, "like", strict)
+    chosen = places.choose(like, meeting.object_names, dict(zip(plan.object_names, values, strict=True)), differences)
+    _raise(differences, "like")
+    stored = tensors_of(plan, memory, None)
+    sources = list(templates)
+    for have, want in meeting.pairs:
+        sources[want] = stored[have]
     with torch.inference_mode(False), torch.no_grad():
-        made = _allocate(templates, [ordered[i] for i in range(len(templates))])
-        by_name = dict(zip(plan.object_names, values, strict=True))
-        chosen = [by_name.get(name, {}) for name in meeting.object_names]  # {}: attributes of an OrderedDict
+        made = _allocate(templates, sources, non_blocking)
         return meeting.root.build(Parts(made, chosen, None))
 
 
-def _allocate(templates: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _allocate(
+    templates: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool
+) -> list[torch.Tensor]:
     made: dict[int, torch.Tensor] = {}
     for template, source in zip(templates, sources, strict=True):
         if id(template) not in made:
@@ -211,7 +248,7 @@ def _allocate(templates: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
             if traits.reach(template.shape, stride) != template.numel():
                 stride = traits.contiguous_stride(template.shape)
             tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
-            traits.copyable(tensor).copy_(traits.copyable(source))
+            traits.copyable(tensor).copy_(traits.copyable(source), non_blocking=non_blocking)
             made[id(template)] = traits.with_traits(tensor, traits.traits_of(template))
     return [made[id(template)] for template in templates]
 

@@ -56,14 +56,14 @@ def find_ties(
     addresses: Sequence[int],
     extents: Extents,
     alone: Sequence[bool],
-    overlapping: Sequence[int],
+    candidates: Sequence[int],
 ) -> Ties:
-    """Args: alone: leaves whose bytes in memory aren't their values (conj); overlapping: the leaves to look at."""
+    """Args: alone: leaves whose bytes in memory aren't their values (conj); candidates: as `overlapping` found them."""
     same: list[tuple[int, int]] = []
     groups: list[Group] = []
     firsts: dict[int, int] = {}
     ranges: dict[torch.device, list[_Range]] = {}
-    for i in overlapping:
+    for i in candidates:
         tensor, span = tensors[i], int(extents.spans[i])
         if not span:
             continue

@@ -2,13 +2,22 @@
 
 torch sends a tensor by moving its storage to shared memory that the receiver may write, and swaps it under the sender:
 a held value would change, and memory of its numpy aliases would go. So a sent leaf is copied once, just its own bytes,
-or those of the view that is sent. Tensors elsewhere go torch's way, unchanged.
+or those of the view that is sent, anew at each send. Tensors elsewhere go torch's way, unchanged.
+
+A copy is shared by its file descriptor, which must live until the receiver has one. A queue duplicates it at once. For
+the arguments of a process that is being started (spawn, forkserver) multiprocessing only notes its number, and passes
+it on when all of them are pickled; torch's own tensors keep it open all the while. So the copies that such a process
+gets belong to its Popen: until the same thread starts another process, and no longer than the Popen lives. 300 leaves
+and 8 workers would else hold 2400 descriptors.
 """
 
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
+import threading
+import weakref
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -55,6 +64,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
     if not dense:
         reach, stride = tensor.numel(), traits.contiguous_stride(shape)
     storage = torch.UntypedStorage._new_shared(reach * itemsize)
+    _keep_for_child(storage)
     copy = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, shape, stride)
     if dense:
         start = source.storage_offset() * itemsize
@@ -70,6 +80,29 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
     if storage.device.type == "cpu" and storage.nbytes() and _lies_in_mapping(storage.data_ptr()):
         copy = torch.UntypedStorage._new_shared(storage.nbytes())
+        _keep_for_child(copy)
         copy.copy_(storage, non_blocking=False)
         storage = copy
     return reductions.reduce_storage(storage)
+
+
+class _Started(threading.local):
+    """The process that this thread started last; one is started after the other."""
+
+    popen: weakref.ref[Any] | None = None
+
+
+_started = _Started()
+
+
+def _keep_for_child(storage: torch.UntypedStorage) -> None:
+    popen: Any = get_spawning_popen()
+    if popen is None:
+        return
+    former = _started.popen and _started.popen()
+    if former is not popen:
+        if former is not None:
+            former._memstore_copies.clear()
+        popen._memstore_copies = []
+        _started.popen = weakref.ref(popen)
+    popen._memstore_copies.append(storage)

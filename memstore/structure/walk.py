@@ -131,16 +131,17 @@ class Walk:
 
     def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
         """Keys of a dict as the tree has them."""
-        if set(map(type, keys)) == {str}:
+        if set(map(type, keys)) == {str} and "".join(keys).isascii():
             return tuple(keys)
         written = []
         for key in keys:
             try:
                 written.append(write_key(key))
             except TypeError as error:
-                refused = RefusedError(f"{error}; str, int, float, bool, bytes, None and tuples of them are stored")
-                refused.path.append(key)
-                raise refused from None
+                reason = f"{error}; str, int, float, bool, bytes, None and tuples of them are stored"
+                raise _refused_key(key, reason) from None
+            except UnicodeEncodeError:
+                raise _refused_key(key, "a key with a lone surrogate: it is no Unicode text") from None
         return tuple(written)
 
     def _written(self, value: Any) -> Any:
@@ -150,6 +151,12 @@ class Walk:
             raise RefusedError(str(error)) from None
         except Exception as error:  # pickle runs the object's own code
             raise RefusedError(f"an object of type {type(value).__qualname__} that fails to pickle: {error}") from error
+
+
+def _refused_key(key: Any, reason: str) -> RefusedError:
+    refused = RefusedError(reason)
+    refused.path.append(key)
+    return refused
 
 
 def flattens(*kinds: type) -> Callable[[_FlattenerT], _FlattenerT]:

@@ -21,6 +21,10 @@ from tensordict import is_tensorclass as _is_tensorclass
 def assert_same(put: Any, got: Any, *, ties: bool = True) -> None:
     """Raises AssertionError, saying where and how `got` differs from `put`.
 
+    What a get promises not to keep is no difference: the strides of tensors and arrays with gaps, the order of arrays
+    that are stored as objects, whether an array can be written (a got one always can), and the ties of tensors with
+    gaps that nothing without gaps covers.
+
     Args:
         ties: also compare which tensors share memory, and which are one object.
     """
@@ -104,6 +108,41 @@ def _compare_arrays(put: np.ndarray[Any, Any], got: np.ndarray[Any, Any], where:
     _expect(put.dtype == got.dtype and put.dtype.str == got.dtype.str, where, "dtype", put.dtype, got.dtype)
     _expect(put.shape == got.shape, where, "shape", put.shape, got.shape)
     _expect(put.tobytes() == got.tobytes(), where, "bits", put, got)
+    _expect(got.flags.writeable, where, "writable", put.flags.writeable, got.flags.writeable)
+    if put.size:
+        steps = [_steps(put)] if _shares_strides(put) else []
+        dense = bool(steps) and _reach(put.shape, steps[0]) <= put.size
+        allowed = steps if dense else [*steps, _c_order(put.shape)]
+        found = _significant(put.shape, _steps(got))
+        _expect(found in [_significant(put.shape, step) for step in allowed], where, "strides", allowed, found)
+
+
+def _shares_strides(array: np.ndarray[Any, Any]) -> bool:
+    """Whether a tensor can have the array's strides, and memstore stores it as one."""
+    return (
+        array.dtype.char in "efdFDbBhHiIlLqQ?"
+        and array.dtype.isnative
+        and all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+    )
+
+
+def _steps(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """The strides in elements."""
+    return tuple(step // array.itemsize for step in array.strides) if array.itemsize else array.strides
+
+
+def _c_order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, dtype=torch.uint8, device="meta").stride()
+
+
+def _significant(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the strides of dimensions of one element, which mean nothing."""
+    return tuple(step for size, step in zip(shape, steps, strict=True) if size > 1)
+
+
+def _reach(shape: tuple[int, ...], steps: tuple[int, ...]) -> int:
+    """The elements from the first to the last one in memory."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -144,8 +183,8 @@ def _compare_tensors(
 def _strides(put: torch.Tensor) -> set[tuple[int, ...]]:
     """The strides with which a tensor may come back: its own, and where it has gaps also the contiguous ones."""
     own = put.stride()
-    dense = 1 + sum((size - 1) * step for size, step in zip(put.shape, own, strict=True)) <= put.numel()
-    contiguous = torch.empty(put.shape, dtype=torch.uint8, device="meta").stride()
+    dense = _reach(put.shape, own) <= put.numel()
+    contiguous = _c_order(put.shape)
     if put.is_conj() or put.is_neg():
         return {contiguous}
     return {own} if dense or not put.numel() else {own, contiguous}
@@ -229,21 +268,32 @@ def _compare_ties(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _clusters(tensors: list[torch.Tensor]) -> Iterator[tuple[int, ...]]:
-    """The leaves whose memory overlaps, as tuples of their numbers."""
+    """The leaves that stay tied, as tuples of their numbers: those whose memory overlaps.
+
+    A leaf with gaps only if others without gaps cover it, or with leaves of the very same elements.
+    """
     ranges = sorted((str(t.device), t.data_ptr(), t.data_ptr() + _span(t), i) for i, t in enumerate(tensors))
-    cluster: list[int] = []
-    device, end = "", 0
-    for where, start, stop, i in ranges:
-        if cluster and (where != device or start >= end):
-            yield tuple(sorted(cluster))
-            cluster = []
-        end = max(end, stop) if cluster else stop
-        device = where
-        cluster.append(i)
-    if cluster:
-        yield tuple(sorted(cluster))
+    gaps = {i for i, t in enumerate(tensors) if _span(t) > t.numel() * t.dtype.itemsize}
+    clusters: list[tuple[str, int, int, list[int]]] = []
+    for device, start, stop, i in ranges:
+        if i in gaps:
+            continue
+        if clusters and device == clusters[-1][0] and start < clusters[-1][2]:
+            _, first, end, members = clusters.pop()
+            clusters.append((device, first, max(end, stop), [*members, i]))
+        else:
+            clusters.append((device, start, stop, [i]))
+    alike: dict[Any, list[int]] = {}
+    for device, start, stop, i in ranges:
+        if i in gaps:
+            covers = [
+                members for where, first, end, members in clusters if where == device and first <= start < stop <= end
+            ]
+            look = (device, start, tensors[i].dtype, tensors[i].shape, tensors[i].stride())
+            (covers[0] if covers else alike.setdefault(look, [])).append(i)
+    for members in [*(members for *_, members in clusters), *alike.values()]:
+        yield tuple(sorted(members))
 
 
 def _span(tensor: torch.Tensor) -> int:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (1 + sum((size - 1) * step for size, step in steps)) * tensor.dtype.itemsize
+    return _reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize

@@ -109,6 +109,9 @@ def tied_tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
         "row": base[0],
         "tail": base[1:],
         "columns": base[:, :2],
+        "columns again": base[:, :2].view(-1, 2),
+        "column": base[:, :1],
+        "middle": base[:, 1:3],
         "turned": base.t(),
         "bytes": base.view(torch.uint8),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import memstore
 from memstore.engine.record import LIVE
@@ -54,6 +55,17 @@ def headers_not_live(store: memstore.Store) -> list[str]:
         if b" state=live " not in head:
             found.append(f"{name}: {head[8:]!r}")
     return found
+
+
+def held_locks(store: memstore.Store) -> list[str]:
+    """The store's locks that somebody holds, as another thread of this process finds them."""
+    root = opened(store)
+    found = [f"the mutex: thread {root.mutex.owner()}"] if root.mutex.owner() else []
+    with ThreadPoolExecutor(1) as pool:
+        free = pool.submit(root.guard.acquire, blocking=False).result()
+        if free:
+            pool.submit(root.guard.release).result()
+    return found if free else [*found, "the guard"]
 
 
 def open_fds() -> set[str]:

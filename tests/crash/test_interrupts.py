@@ -12,20 +12,18 @@ import memstore
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
-from tests.crash.leftovers import opened
+from tests.crash.leftovers import held_locks
 from tests.crash.operations import OPERATIONS
-from tests.crash.test_failures_at_steps import CAN_FAIL, RETURNS_WHAT_IS_LOST
+from tests.crash.test_failures_at_steps import CAN_FAIL
 from tests.crash.test_kill_at_steps import KILLED, check_goes_on
 from tests.crash.values import SMALL, stamped
 
 CAN_BE_INTERRUPTED = CAN_FAIL | {"mutex_recovered"}
-MAPPED = {"put-large", "overwrite-large", "put-many"}  # an interrupt within mmap loses the mapping, and so a lock
-QUICK = {"put-small", "overwrite-small"}
+QUICK = {"put-small", "put-many"}
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OPERATIONS if name not in MAPPED],
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OPERATIONS]
 )
 def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, chance: random.Random) -> None:
     signals = 500 if name in QUICK else 3000
@@ -65,12 +63,10 @@ def test_interrupt_while_taking_over_from_a_dead_owner(after: bool, store: memst
     taken_over = faults.record(take_over, names=names)
     assert "mutex_recovered" in taken_over
     for number, step in enumerate(taken_over, 1):
-        if after and step in RETURNS_WHAT_IS_LOST:
-            continue
         what = f"interrupted {'after' if after else 'before'} step {number} of {taken_over}: {step}"
         die()
         interrupt = faults.raising(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt), faults.at_step(number, interrupt, after=after, names=names):
             take_over()
-        assert opened(store).mutex.owner() == 0, what
+        assert held_locks(store) == [], what
         check_goes_on(store, "a", what)

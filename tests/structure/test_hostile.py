@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import msgspec
@@ -245,8 +246,6 @@ def test_crafted_objects(extension: Any) -> None:
 
 
 def test_classes_are_found_only_among_what_is_imported() -> None:
-    import sys
-
     plan, objects, memory = stored([Pair(torch.zeros(3), None, batch_size=[3]), Point(1, torch.zeros(2))])
 
     def renamed(old: str, new: str) -> bytes:
@@ -270,3 +269,19 @@ def test_caches_are_bounded() -> None:
     for i in range(1000):
         plan_of(pack([["dict", [f"k{i}"], [0]], LEAVES, True]))
     assert len(plans._plans) <= 256
+
+
+def test_the_plans_of_one_structure_are_bounded() -> None:
+    """Each way to be tied is a plan of its own."""
+    cache = sys.modules["memstore.structure.flatten"]  # the package's attribute of this name is the function
+
+    def cached() -> list[Any]:
+        return [plan for structure in cache._structures.values() for plan, _ in structure.plans.values()]
+
+    base = torch.zeros(2000, dtype=torch.uint8)
+    for i in range(1000):
+        flatten([base[:1000], base[i : i + 1000]])
+        assert len(cached()) <= 256
+    for i in range(4):
+        flatten({str(i): [torch.zeros(1)] * 100_000})
+        assert sum(len(plan.leaves) for plan in cached()) <= (1 << 18) + 100_000

@@ -139,6 +139,13 @@ def test_conversions() -> None:
     assert got["t"].device == torch.device("meta") == got["t"]["a"].device
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, "float16"])
+@pytest.mark.parametrize("leaf", [torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.arange(2)], ids=str)
+def test_conversions_are_to_floating_dtypes(leaf: torch.Tensor, dtype: Any) -> None:
+    with pytest.raises(TypeError, match="floating or complex"):
+        round_trip({"a": leaf}, dtype=dtype)
+
+
 def test_a_missing_device_says_what_to_do() -> None:
     plan, objects, memory = stored(torch.zeros(3))
     from msgspec import msgpack

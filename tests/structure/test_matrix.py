@@ -23,7 +23,7 @@ from tensordict import (
     tensorclass,
 )
 
-from memstore.structure import flatten
+from memstore.structure import fill, flatten
 from memstore.structure.traits import DTYPES, QUANTIZED
 from memstore.testing.equality import assert_same, is_same
 from memstore.testing.strategies import random_bits
@@ -178,6 +178,36 @@ def test_tied_slices_with_gaps() -> None:
     assert got[0] is got[1]
 
 
+def test_ties_store_nothing_that_was_not_put() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    for views in (
+        {"a": base[:, :1], "b": base[:, :2]},
+        {"a": base[:, :1], "b": base[:, :2], "c": base[:, :1]},
+        {"a": base[:, :5], "b": base[:, :4], "rows": base[2:]},
+        {"row": base[1], "turned": base[:, 1:3].t()},
+    ):
+        flat = flatten(views)
+        elements = {name: set(view.reshape(-1).tolist()) for name, view in views.items()}
+        memory = np.zeros(flat.plan.nbytes, np.uint8)
+        fill(flat, memory)
+        assert set(memory.view(np.float32).tolist()) <= set.union(*elements.values(), {0.0})
+        assert flat.plan.nbytes <= sum(view.nbytes for view in views.values())
+        assert [leaf.nbytes for leaf in flat.plan.leaves] == [view.nbytes for view in views.values()]
+        check(views)
+
+
+def test_slices_with_gaps_stay_tied_to_what_covers_them() -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    got = check({"columns": base[:, :2], "top": base[:2], "rest": base[2:], "whole": base, "apart": torch.zeros(3)})
+    got["whole"].fill_(7)
+    assert (got["columns"] == 7).all() and (got["rest"] == 7).all() and got["columns"].stride() == (6, 1)
+    got = check({"halves": [base[:3], base[2:]], "column": base[:, 1]})  # two that overlap cover it together
+    got["halves"][1].fill_(7)
+    assert got["column"].tolist() == [1, 7, 7, 7]
+    got = check({"rows": base[1:], "columns": base[:, :2], "again": base[:, :2].view(4, 2)})
+    assert got["columns"].data_ptr() == got["again"].data_ptr() and got["columns"].is_contiguous()
+
+
 def test_ties_by_address_across_storages() -> None:
     array = np.arange(6.0)
     got = round_trip([torch.from_numpy(array), torch.from_numpy(array), array])
@@ -298,6 +328,15 @@ def test_numpy_arrays(value: Any) -> None:
     check(value)
     got = check({"a": value, "n": [value]})
     assert got["a"].flags.writeable
+
+
+def test_arrays_that_can_not_be_written_come_back_writable() -> None:
+    value = np.arange(3.0)
+    value.flags.writeable = False
+    assert check([value])[0].flags.writeable
+    frozen = round_trip([value])
+    frozen[0].flags.writeable = False
+    assert not is_same([value], frozen)
 
 
 def test_arrays_are_not_converted_by_a_get() -> None:
@@ -513,6 +552,7 @@ def test_quantized_tensors() -> None:
         (0.0, -0.0),
         (np.float32(1), np.float64(1)),
         (np.zeros(2, "i4"), np.zeros(2, "i8")),
+        (np.zeros((2, 3)), np.zeros((2, 3), order="F")),
         (TensorDict({}, [2]), TensorDict({}, [2, 1])),
         (TensorDict({}, [2]), TensorDict({}, [2]).lock_()),
         (TensorDict({}, [2]), TensorDict({}, [2], device="cpu")),

@@ -107,6 +107,66 @@ def test_refused_leaves_are_named(message: str) -> None:
             assert str(caught.value).startswith(name)
 
 
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, lambda entries: collections.defaultdict(int, entries)])
+@pytest.mark.parametrize("key", ["\ud800", ("é", "\ud800")])
+@pytest.mark.parametrize("entry", [1, torch.zeros(1)], ids=["object", "tensor"])
+def test_keys_that_are_no_text_are_named(kind: Any, key: Any, entry: Any) -> None:
+    for value, path in ((kind({key: entry}), ""), ({"a": [0, kind({"é": 1, key: entry})]}, "['a'][1]")):
+        with pytest.raises(UnsupportedValueError) as caught:
+            flatten(value)
+        assert str(caught.value).startswith(f"value{path}[{key!r}]: a key with a lone surrogate")
+
+
+def shrunk(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+SHRUNK = {
+    "freed": lambda: shrunk(torch.zeros(4), 0),
+    "freed, large": lambda: shrunk(torch.zeros(1 << 20), 0),
+    "freed, a view": lambda: shrunk(torch.zeros(100)[50:], 0),
+    "freed, a parameter": lambda: shrunk(torch.nn.Parameter(torch.zeros(4)), 0),
+    "cut": lambda: shrunk(torch.zeros(100), 396),
+    "cut, a view": lambda: shrunk(torch.zeros(100)[50:], 200),
+    "cut, strides": lambda: shrunk(torch.zeros(10, 10).t()[2:, 1::2], 396),
+}
+
+
+@pytest.mark.parametrize("case", SHRUNK)
+def test_tensors_whose_storage_was_freed(case: str) -> None:
+    bad = SHRUNK[case]()
+    left = bad.untyped_storage().nbytes()
+    for value in ({"a": [torch.zeros(0), torch.zeros(5)[2:], bad]}, {"a": [bad.data, torch.zeros(3), bad, bad]}):
+        with pytest.raises(UnsupportedValueError, match=r"value\['a'\]\[[02]\]: a tensor whose storage was freed"):
+            flatten(value)
+    with pytest.raises(UnsupportedValueError, match=r"^value: a tensor whose storage was freed"):
+        flatten(bad)
+    assert bad.untyped_storage().nbytes() == left
+
+
+def test_storages_that_are_just_long_enough() -> None:
+    whole = shrunk(torch.zeros(100)[50:75], 300)
+    empty = shrunk(torch.zeros(3)[3:], 0)
+    assert_same([whole, empty], round_trip([whole, empty]))
+    assert_same(empty, round_trip(empty))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.empty(0, 2**61, dtype=torch.uint8),
+        torch.empty_strided((0, 2), (2**61, 1)),
+        torch.empty_strided((1,), (2**61,)),
+        torch.zeros(1).expand(2**60),
+    ],
+    ids=lambda tensor: str(tensor.stride()),
+)
+def test_shapes_and_strides_beyond_any_memory(bad: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedValueError, match=r"^value\['a'\]\[1\]: a leaf .*too large"):
+        flatten({"a": [torch.zeros(1), bad]})
+
+
 def test_leaves_in_tensordicts_are_named() -> None:
     bad = TensorDict({"n": {"s": torch.eye(3).to_sparse(), "t": torch.zeros(3)}}, [])
     with pytest.raises(UnsupportedValueError, match=r"value\['x'\]\['n'\]\['s'\]: a sparse tensor"):

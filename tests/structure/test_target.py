@@ -202,6 +202,77 @@ def test_like_makes_new_memory() -> None:
     assert got[0] is got[1]
 
 
+def test_like_not_strict_takes_what_is_not_stored_from_like() -> None:
+    plan = stored({"a": torch.ones(2), "b": torch.ones(2), "d": 1, "g": 2, "n": {"o": "stored"}})
+    own = object()
+    like = {
+        "a": torch.zeros(2).double(),
+        "x": torch.full((3,), 5.0).requires_grad_(),
+        "d": 0,
+        "y": [7, own],
+        "td": TensorDict({"s": NonTensorData("own"), "l": NonTensorStack("a", "b"), "t": torch.ones(2)}, [2]),
+        "n": {"o": "old", "p": (1, 2)},
+    }
+    got = get_like(*plan, like, strict=False)
+    assert_same({**like, "a": torch.ones(2).double(), "d": 1, "n": {"o": "stored", "p": (1, 2)}}, got)
+    assert got["y"][1] is own and got["x"].data_ptr() != like["x"].data_ptr() and like["d"] == 0
+    with pytest.raises(StructureMismatchError, match="value\\['x'\\]"):
+        get_like(*plan, like)
+    with pytest.raises(StructureMismatchError, match="shape"):
+        get_like(*plan, {"a": torch.zeros(3)}, strict=False)
+    assert_same({"a": torch.ones(2)}, get_like(*plan, {"a": torch.zeros(2)}, strict=False))
+
+
+def test_attributes_that_are_not_stored_are_like_s() -> None:
+    like = torch.nn.Linear(3, 2).state_dict()
+    got = get_like(*stored(dict(torch.nn.Linear(3, 2).state_dict())), like)
+    assert got._metadata == like._metadata
+
+
+def test_non_tensor_data_around_tensors() -> None:
+    value = {"n": NonTensorData({"t": torch.ones(2), "x": 1})}
+    out = {"n": NonTensorData({"t": torch.zeros(2), "x": 2})}
+    assert_same(value, get_like(*stored(value), out))
+    assert out["n"].data["x"] == 2
+    assert_same(value, get_into(*stored(value), out))
+
+
+@pytest.mark.parametrize("left", [0, 4])
+def test_targets_whose_storage_was_freed(left: int) -> None:
+    plan = stored({"a": torch.ones(2)})
+    bad = torch.zeros(2)
+    bad.untyped_storage().resize_(left)
+    for strict in (True, False):
+        with pytest.raises(StructureMismatchError, match=r"value\['a'\]: a tensor whose storage was freed"):
+            get_into(*plan, {"a": bad}, strict=strict)
+    assert bad.untyped_storage().nbytes() == left
+    get_into(*plan, {"a": torch.zeros(2), "b": bad}, strict=False)  # is left alone
+    assert_same({"a": torch.ones(2)}, get_like(*plan, {"a": bad}))  # only its look matters
+    with pytest.raises(StructureMismatchError, match=r"value\['b'\]: a tensor whose storage was freed"):
+        get_like(*plan, {"a": torch.zeros(2), "b": bad}, strict=False)
+
+
+@pytest.mark.parametrize("get", [get_into, get_like])
+@pytest.mark.parametrize("non_blocking", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_non_blocking_reaches_the_copies(
+    get: Any, non_blocking: bool, inference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    for owner, name in ((torch, "_foreach_copy_"), (torch.Tensor, "copy_")):
+        original = getattr(owner, name)
+
+        def spy(*arguments: Any, original: Any = original, **options: Any) -> Any:
+            seen.append(options.get("non_blocking", False))
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, spy)
+    with torch.inference_mode(inference):
+        target = {"a": torch.zeros(2)}
+    got = get(*stored({"a": torch.ones(2)}), target, **({"non_blocking": True} if non_blocking else {}))
+    assert got["a"].sum() == 2 and seen == [non_blocking]
+
+
 def test_like_of_tensordicts() -> None:
     value = TensorDict(
         {"a": torch.randn(2, 3), "s": "new", "pair": Pair(torch.ones(2), None, "n", batch_size=[2])}, [2]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,10 @@ import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 from tensordict import TensorDict
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memstore import structure
-from memstore.engine.mapping import Mapping
+from memstore.engine.mapping import map_file
 from memstore.testing.equality import assert_same
 from tests.structure.test_matrix import jagged
 
@@ -30,10 +33,11 @@ def mapped(value: Any) -> Any:
         content = np.zeros(flat.plan.nbytes, np.uint8)
         structure.fill(flat, content)
         os.pwrite(fd, content.tobytes(), 0)
-        mapping = Mapping(fd, max(flat.plan.nbytes, 1))
+        mapping, start = map_file(fd, max(flat.plan.nbytes, 1))
     finally:
         os.close(fd)
-    return structure.rebuild(flat.plan, flat.objects, np.asarray(mapping)[: flat.plan.nbytes], mapping)
+    memory = np.frombuffer(mapping, np.uint8, flat.plan.nbytes, start)
+    return structure.rebuild(flat.plan, flat.objects, memory, mapping)
 
 
 def contents() -> Any:
@@ -92,8 +96,6 @@ def test_leaves_arrive_and_the_sender_keeps_its_own(method: str) -> None:
 
 def sizes_of_sent(value: torch.Tensor) -> int:
     """The bytes of shared memory that a send of the tensor makes."""
-    from multiprocessing.reduction import ForkingPickler
-
     made: list[int] = []
     original = torch.UntypedStorage._new_shared
 
@@ -151,3 +153,64 @@ def test_data_loader_workers() -> None:
     assert torch.equal(torch.cat(batches), rows.data)
     single = list(DataLoader(rows, batch_size=None, num_workers=1, multiprocessing_context="fork"))
     assert torch.equal(torch.stack(single), rows.data)
+
+
+# -- arguments of a process that is started --------------------------------------------------------------------------
+
+STARTED = ["spawn", "forkserver"]
+
+
+@pytest.mark.parametrize("method", STARTED)
+def test_leaves_in_the_data_set_of_started_workers(method: str) -> None:
+    got = mapped({"x": torch.arange(40.0).reshape(10, 4), "y": torch.arange(10)})
+    dataset = TensorDataset(got["x"], got["x"][:, 1], got["y"])
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context=method)
+    batches = list(loader)
+    assert torch.equal(torch.cat([rows for rows, _, _ in batches]), got["x"])
+    assert torch.equal(torch.cat([column for _, column, _ in batches]), got["x"][:, 1])
+    assert torch.equal(torch.cat([labels for _, _, labels in batches]), got["y"])
+    assert not got["x"].is_shared()
+
+
+@pytest.mark.parametrize("method", STARTED)
+def test_each_started_process_gets_the_contents_of_its_time(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    value = contents()
+    got = mapped(value)
+    processes: list[Any] = []
+    try:
+        for number in range(3):
+            got["a"].fill_(number)
+            outbox = context.SimpleQueue()
+            processes.append(context.Process(target=report, args=(outbox, got)))
+            processes[-1].start()
+            assert outbox.get() == (number, "text")
+            holding = [len(process._popen._memstore_copies) for process in processes]
+            assert holding[-1] >= len(value) - 1 and not any(holding[:-1])  # those of the last one only
+        copies = [weakref.ref(copy) for copy in processes[-1]._popen._memstore_copies]
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+        assert_same(value["td"], got["td"])
+        processes.clear()
+        process = None
+        gc.collect()
+        assert not any(copy() for copy in copies)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def report(outbox: Any, value: Any) -> None:
+    outbox.put((int(value["a"][0]), value["td"]["s"]))
+
+
+def test_a_queue_keeps_no_copies() -> None:
+    got = mapped(torch.zeros(1000))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        ForkingPickler.dumps(got)
+    gc.collect()
+    # torch's resource sharer duplicates each descriptor until it is fetched; the copies' own are closed
+    assert len(os.listdir("/proc/self/fd")) <= before + 51 + 2

@@ -1,5 +1,9 @@
 """numpy arrays, whose bytes are a tensor's (["ndarray", tensor]), and the rules for tensors that are not plain ones.
 
+An array comes back writable, also if the one that was put was not: its memory is the getter's own. Its strides are kept
+where a tensor's are, if they are whole elements and not negative; else it comes back in C order. So do arrays of other
+dtypes (text, dates, foreign byte order), which are stored as objects.
+
 Plain tensors come here only in a careful walk, which names the one that can't be stored.
 """
 
