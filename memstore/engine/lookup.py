@@ -77,7 +77,7 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Reservation, int
     """Maps the segment that a record names; None if it holds another put by now. Call it under the guard."""
     try:
         path = segment_path(root.segments, record.segment)
-        return map_segment(path, record.put_id, record.nbytes, dir_fd=root.segments_fd)
+        return map_segment(path, record.put_id, record.nbytes, store=root.settings.store, dir_fd=root.segments_fd)
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
@@ -85,7 +85,7 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Reservation, int
 
 def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
     name, path = key.decode(), segment_path(root.segments, record.segment)
-    detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x}"
+    detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x} of this store"
     if not root.is_in_place():
         detail = "the store's folder was removed or replaced while it was open: open it again"
     return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)

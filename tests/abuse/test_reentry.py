@@ -13,15 +13,12 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 import memstore
 from memstore.engine import publish
 from memstore.engine.catalog import Catalog
 from tests.children import in_child
-
-UNSAFE = pytest.mark.xfail(reason="neither the guard nor the mutex knows that its own thread holds it", strict=True)
 
 
 def once(patched: Any, name: str, before: Callable[[], None]) -> None:
@@ -41,10 +38,9 @@ def signal_in(patched: Any, name: str, handler: Callable[[], None]) -> None:
     once(patched, name, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
-@UNSAFE
 def test_a_signal_handler_puts_in_the_middle_of_a_get(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_handler_in_a_get, root, timeout=2) in (["key"], ["key", "last words"])
+    assert in_child(_handler_in_a_get, root, timeout=20) in (["key"], ["key", "last words"])
 
 
 def _handler_in_a_get(root: str) -> list[str]:
@@ -60,10 +56,9 @@ def _handler_in_a_get(root: str) -> list[str]:
         return list(store)
 
 
-@UNSAFE
 def test_a_signal_handler_puts_in_the_middle_of_a_commit(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_handler_in_a_commit, root, timeout=2)
+    assert in_child(_handler_in_a_commit, root, timeout=20)
 
 
 def _handler_in_a_commit(root: str) -> bool:
@@ -88,10 +83,9 @@ def _handler_in_a_commit(root: str) -> bool:
         return kept == [True]
 
 
-@UNSAFE
 def test_a_finalizer_deletes_in_the_middle_of_a_get(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_finalizer_in_a_get, root, timeout=2) in (["key"], ["key", "temporary"])
+    assert in_child(_finalizer_in_a_get, root, timeout=20) in (["key"], ["key", "temporary"])
 
 
 class Temporary:

@@ -315,7 +315,6 @@ def test_a_store_without_its_memstore_json_is_not_made_up(scratch: str) -> None:
         assert store.get("key").sum() == 499_500
 
 
-@pytest.mark.xfail(reason="the folder is made before the file system is looked at", strict=True)
 def test_a_refused_creation_leaves_no_folder(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(syscalls, "filesystem_type", lambda path: NETWORK["NFS"])
     with pytest.raises(memstore.UnsupportedFilesystemError):

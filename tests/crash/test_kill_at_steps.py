@@ -62,7 +62,8 @@ def test_kill_at_each_step(
     outcomes: list[str] = []
     # From here on, in halves of steps, the doorbell counts as rung, and the wake is still to come: the look that a
     # waiter takes each second stands in for it.
-    rung = 2 * (len(names) - 1 - names[::-1].index("mutex_unlock"))
+    wake = names.index("futex_wake") if "futex_wake" in names else 0
+    rung = 2 * max((number for number in range(wake) if names[number] == "mutex_unlock"), default=0)
     for half in range(2 * len(names)):
         number, after = half // 2 + 1, half % 2 == 1
         what = f"{name}, killed {'after' if after else 'before'} step {number} of {names}: {names[number - 1]}"
