@@ -69,7 +69,7 @@ def sweep_all(root: Root, deadline: float) -> int:
     with root.guard:
         rows = root.catalog.view(lambda transaction: sum(map(transaction.count, ("retired", "filling"))))
     freed = 0
-    for _ in range(rows // _SWEPT_A_HOLD + 1 if rows else 0):
+    for _ in range(rows // _SWEPT_A_HOLD + 1):
         unlinked: list[LockFile] = []
         freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
     return freed

@@ -117,13 +117,19 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
             root.users += 1
     if is_new and root.lock is not None and mode != "r":
         try:
-            recovery.sweep_all(root, deadline)
-        except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
-            log.warning("%s: nothing swept: %s", path, error)
+            root.lock.run(lambda: None, deadline)  # recovers, if the last owner died: what it committed is seen from here
+            _sweep(root, deadline)
         except BaseException:
             close_root(root)
             raise
     return root
+
+
+def _sweep(root: Root, deadline: float) -> None:
+    try:
+        recovery.sweep_all(root, deadline)
+    except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
+        log.warning("%s: nothing swept: %s", root.path, error)
 
 
 def reopen_root(root: Root, deadline: float) -> None:
