@@ -13,7 +13,7 @@ import pytest
 
 from tests.children import in_child
 
-_CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 1 << 18
+_CLONE_NEWNS, _CLONE_NEWUSER, _MS_REC, _MS_PRIVATE = 0x20000, 0x10000000, 0x4000, 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,7 +33,7 @@ class _Refused:
 def _mount_and_call(mebibytes: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     folder = tempfile.mkdtemp(prefix="memstore-tmpfs-")
     try:
-        _check(_libc.unshare(_CLONE_NEWNS))
+        _enter_a_mount_namespace()
         _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
         _check(_libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, f"size={mebibytes}m,mode=700".encode()))
     except OSError as error:
@@ -46,6 +46,18 @@ def _mount_and_call(mebibytes: int, function: Callable[..., Any], arguments: tup
     finally:
         _libc.umount2(folder.encode(), 2)  # detach: what is mapped stays until it is not
         os.rmdir(folder)
+
+
+def _enter_a_mount_namespace() -> None:
+    """Root may; others need a user namespace around it, which some systems refuse too."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        _check(_libc.unshare(_CLONE_NEWNS))
+        return
+    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER))
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
 
 
 def _check(result: int) -> None:

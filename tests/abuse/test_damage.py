@@ -125,15 +125,6 @@ def test_the_file_of_another_store_with_the_same_numbers(scratch: str) -> None:
     fails(scratch, path)
 
 
-def test_the_file_of_another_store_with_checksums(scratch: str) -> None:
-    for root, number in ((scratch, 7), (f"{scratch}2", 77)):
-        memstore.open(root, checksum=True).close()
-        make(root, 5000, number)
-    shutil.copy(f"{scratch}2/segments/{1:016x}.safetensors", f"{scratch}/segments/{1:016x}.safetensors")
-    with memstore.open(scratch, verify=True) as store, pytest.raises(memstore.CorruptionError, match="checksum"):
-        store.get("key")
-
-
 @pytest.mark.parametrize("kind", ["noise", "zeros", "text"])
 def test_garbage(scratch: str, kind: str) -> None:
     path, _ = make(scratch, 5000)

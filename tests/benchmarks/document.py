@@ -23,7 +23,7 @@ COSTS = (
     "A hand-over to one process, once: a queue needs no name, no version and no clean-up.",
     "Overwrites: each put takes a new file in this version; reuse of files comes with the next. Writing in place into "
     "a memory map that stays open is faster, where readers may see a half-written value.",
-    "Each value that is held is one mapping; Linux gives a process 65,530.",
+    "Each value that is held takes one mapping, or three from 2 MiB on; Linux gives a process 65,530.",
     "Values on other machines, and file systems that hosts share: not in this version.",
 )
 

@@ -17,11 +17,16 @@ import torch
 import memstore
 from memstore.engine.syscalls import PAGE
 from tests.crash.leftovers import opened
+from tests.crash.values import SMALL, stamped
 
 
 def hold_mutex(channel: Connection, path: str) -> None:
-    """Holds the store's mutex until told otherwise."""
+    """Holds the store's mutex until told otherwise. There is a key "held", and a version of it that can be swept."""
     store = memstore.open(path)
+    store.put("held", stamped(0, SMALL))
+    pinned = store.get("held")
+    store.put("held", stamped(1, SMALL))
+    del pinned
 
     def hold() -> None:
         channel.send("held")

@@ -67,16 +67,7 @@ def test_store_refs_and_leaves_go_to_a_new_process(context: str, store: memstore
         worker.join(100)
 
 
-@pytest.mark.parametrize(
-    "context",
-    [
-        "fork",
-        *(
-            pytest.param(context, marks=pytest.mark.xfail(reason="the copies' file descriptors are closed too early"))
-            for context in ("spawn", "forkserver")
-        ),
-    ],
-)
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_leaves_as_arguments_of_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.pass_leaves, store.root, context) as worker:
         worker.join(100)
@@ -85,8 +76,7 @@ def test_leaves_as_arguments_of_a_new_process(context: str, store: memstore.Stor
 def test_end_with_everything_alive(store: memstore.Store, server: ForkServer, tmp_path: Path) -> None:
     for _ in range(3):
         with server.start(forks.end_untidily, store.root, str(tmp_path / "stderr")) as worker:
-            assert worker.wait() == 0
-        assert (tmp_path / "stderr").read_text() == ""
+            assert (worker.wait(), (tmp_path / "stderr").read_text()) == (0, "")
         store.gc()
         assert leftovers(store) == []
 

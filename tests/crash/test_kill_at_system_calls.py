@@ -5,15 +5,13 @@ So falls the axe mostly: a SIGKILL that arrives during a system call takes effec
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 import memstore
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.operations import OPERATIONS
-from tests.crash.test_kill_at_steps import FIRST, KILLED, check_goes_on
+from tests.crash.test_kill_at_steps import FIRST, KILLED, First, check_goes_on
 from tests.crash.tracer import Tracer
 from tests.crash.values import SMALL, stamped
 
@@ -28,7 +26,7 @@ FULL = pytest.mark.full
 def test_kill_at_each_system_call(
     name: str,
     durability: str,
-    first: Callable[[memstore.Store], None],
+    first: First,
     request: pytest.FixtureRequest,
     server: ForkServer,
 ) -> None:
@@ -43,7 +41,7 @@ def test_kill_at_each_system_call(
         if not _killed_at_return(server, store.root, name, returns):
             ended += 1
             continue
-        first(store)
+        first(store, server)
         seen = operation.outcome(store)
         store.put("other", stamped(7, SMALL))
         outcomes.append(operation.outcome(store))

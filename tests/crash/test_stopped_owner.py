@@ -28,7 +28,6 @@ CALLS: dict[str, Callable[[memstore.Store], object]] = {
     "delete": lambda store: store.delete("held", timeout=TIMEOUT),
     "delete-many": lambda store: store.delete_many(["held"], timeout=TIMEOUT),
     "gc": lambda store: store.gc(timeout=TIMEOUT),
-    "open": lambda store: memstore.open(store.root, timeout=TIMEOUT),
     "pickle-ref": lambda store: _pickle(store.root),
 }
 
@@ -53,7 +52,6 @@ def stopped(worker: Worker) -> Iterator[None]:
 @pytest.fixture
 def owner(store: memstore.Store, server: ForkServer) -> Iterator[Worker]:
     """A stopped process that holds the mutex of `store`."""
-    store.put("held", stamped(1, SMALL))
     with server.start(blockers.hold_mutex, store.root) as worker:
         assert worker.recv() == "held"
         with stopped(worker):
@@ -91,17 +89,15 @@ def test_killed_while_stopped(store: memstore.Store, owner: Worker) -> None:
 
 
 def test_interrupt_ends_a_wait_for_the_mutex(store: memstore.Store, server: ForkServer) -> None:
-    with (
-        server.start(blockers.be_interrupted_in_put, store.root) as worker,
-        server.start(blockers.hold_mutex, store.root) as owner,
-    ):
+    with server.start(blockers.be_interrupted_in_put, store.root) as worker:
         assert worker.recv() == "opened"
-        assert owner.recv() == "held"
-        worker.send("put")
-        assert worker.recv() < SLACK
-        owner.send("release")
-        assert owner.recv() == "released"
-        store.put("k", VALUE, timeout=5.0)
+        with server.start(blockers.hold_mutex, store.root) as owner:
+            assert owner.recv() == "held"
+            worker.send("put")
+            assert worker.recv() < SLACK
+            owner.send("release")
+            assert owner.recv() == "released"
+            store.put("k", VALUE, timeout=5.0)
 
 
 def test_an_open_that_timed_out_can_be_repeated(store: memstore.Store, owner: Worker, server: ForkServer) -> None:
