@@ -89,12 +89,13 @@ def open(
         raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
     if inline_limit is not None and not 0 <= inline_limit <= _INLINE_LIMIT_MOST:
         raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
-    if not isinstance(file_mode, int) or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
-        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {file_mode!r}")
+    if type(file_mode) is not int or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
+        found = oct(file_mode) if type(file_mode) is int else repr(file_mode)
+        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None:
         raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
     path = os.fspath(root)
-    if not isinstance(path, str) or not path:  # "" would be the working directory
+    if type(path) is not str or not path:  # "" would be the working directory
         raise TypeError(f"root is the path of a folder, and not {path!r}")
     path = os.path.abspath(path)
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode)

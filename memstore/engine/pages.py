@@ -143,7 +143,9 @@ class LockPage(_Page):
             self._state[_DIRTY] |= _DIED
             syscalls.mutex_recovered(self.address)
         elif code == syscalls.TIMED_OUT:
-            raise StoreTimeoutError(f"{self._path}: waited for the store's mutex, {_describe(self.owner())}")
+            raise StoreTimeoutError(
+                f"{self._path}: waited for the store's mutex, {_describe(self.owner())}: look at what it does"
+            )
 
     def owner(self) -> int:
         """The thread id that holds the mutex, 0 if none does."""

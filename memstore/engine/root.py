@@ -117,7 +117,9 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
             root.users += 1
     if is_new and root.lock is not None and mode != "r":
         try:
-            root.lock.run(lambda: None, deadline)  # recovers, if the last owner died: what it committed is seen from here
+            root.lock.run(
+                lambda: None, deadline
+            )  # recovers, if the last owner died: what it committed is seen from here
             _sweep(root, deadline)
         except BaseException:
             close_root(root)
@@ -228,7 +230,11 @@ def _join(path: str, settings: Settings, kind: int, mode: str, deadline: float) 
     folder.check_files(path, settings)
     for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
         if not os.path.lexists(f"{path}/{name}"):
-            raise CorruptionError(f"{path}/{name} is missing", path=f"{path}/{name}", detail="missing")
+            raise CorruptionError(
+                f"{path}/{name} is missing: restore the store from a copy, or create another one elsewhere",
+                path=f"{path}/{name}",
+                detail="missing",
+            )
     readers = f"{path}/{CATALOG}/lock.mdb"
     if os.path.lexists(readers) and not os.access(readers, os.W_OK):  # missing, as in a copy, it is made again
         raise PermissionDeniedError(
@@ -243,7 +249,7 @@ def _join(path: str, settings: Settings, kind: int, mode: str, deadline: float) 
             found = root.catalog.view(lambda transaction: transaction.store_id())
         if found != settings.store:
             where = f"{path}/{CATALOG}"
-            detail = f"the catalog belongs to store {found}, and memstore.json to {settings.store}"
+            detail = f"the catalog is of store {found}, memstore.json of {settings.store}: restore both from one copy"
             raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
     return root
 
