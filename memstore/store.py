@@ -94,8 +94,8 @@ def open(
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None:
         raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
-    path = os.fspath(root)
-    if type(path) is not str or not path:  # "" would be the working directory
+    path: object = os.fspath(root)
+    if not isinstance(path, str) or not path:  # "" would be the working directory
         raise TypeError(f"root is the path of a folder, and not {path!r}")
     path = os.path.abspath(path)
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode)

@@ -249,7 +249,7 @@ def _join(path: str, settings: Settings, kind: int, mode: str, deadline: float) 
             found = root.catalog.view(lambda transaction: transaction.store_id())
         if found != settings.store:
             where = f"{path}/{CATALOG}"
-            detail = f"the catalog is of store {found}, memstore.json of {settings.store}: restore both from one copy"
+            detail = f"the catalog belongs to store {found}, memstore.json to {settings.store}: restore one copy"
             raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
     return root
 
