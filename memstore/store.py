@@ -94,14 +94,17 @@ def open(
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None:
         raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
-    path: object = os.fspath(root)
-    if not isinstance(path, str) or not path:  # "" would be the working directory
-        raise TypeError(f"root is the path of a folder, and not {path!r}")
-    path = os.path.abspath(path)
+    path = _absolute(os.fspath(root))
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
     return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
+
+
+def _absolute(path: object) -> str:
+    if not isinstance(path, str) or not path:  # "" would be the working directory
+        raise TypeError(f"root is the path of a folder, and not {path!r}")
+    return os.path.abspath(path)
 
 
 def _reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:

@@ -55,7 +55,9 @@ def test_child_has_the_values_that_its_parent_holds(store: memstore.Store, serve
         worker.join()
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in ("spawn", "forkserver"))]
+)
 def test_data_loader(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.load, store.root, context) as worker:
         worker.join(100)

@@ -16,7 +16,7 @@ from tests.crash.leftovers import held_locks
 from tests.crash.operations import OPERATIONS
 from tests.crash.test_failures_at_steps import CAN_FAIL
 from tests.crash.test_kill_at_steps import KILLED, check_goes_on
-from tests.crash.values import SMALL, stamped
+from tests.crash.values import INLINE, SMALL, stamped
 
 CAN_BE_INTERRUPTED = CAN_FAIL | {"mutex_recovered"}
 QUICK = {"put-small", "put-many"}
@@ -39,6 +39,25 @@ def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, 
     print(f"{signals} signals, {sum(outcomes.values())} interrupts: {outcomes}")
     assert sum(outcomes.values()) > signals / 50, "few signals fell into the operation: this tests nothing"
     check_goes_on(store, min(OPERATIONS[name].keys), name)
+
+
+@pytest.mark.parametrize("nbytes", [INLINE, SMALL])
+def test_signal_handler_uses_the_store(
+    nbytes: int, store: memstore.Store, server: ForkServer, chance: random.Random
+) -> None:
+    """A handler runs in the middle of whatever its thread does: it may read, and is told where it may not write."""
+    signals = 500
+    with server.start(workers.use_in_handler, store.root, nbytes) as worker:
+        assert worker.recv() == "ready"
+        for _ in range(signals):
+            worker.kill(signal.SIGUSR1)
+            time.sleep(chance.uniform(0, 0.002))
+        worker.send("enough")
+        counts, left = worker.recv()
+        worker.join()
+    assert left == []
+    print(f"{signals} signals: {counts}")
+    assert min(counts.values()) > 0, "this tests nothing"
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

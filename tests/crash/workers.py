@@ -13,7 +13,7 @@ import memstore
 from memstore.testing import faults
 from tests.crash.leftovers import held_locks, leftovers, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
-from tests.crash.values import stamp_of
+from tests.crash.values import stamp_of, stamped
 
 
 def steps_of(channel: Connection, path: str, name: str) -> None:
@@ -143,3 +143,31 @@ def be_interrupted(channel: Connection, path: str, name: str) -> None:
     gc.collect()
     store.gc()
     channel.send((outcomes, leftovers(store) + shared_mappings(path)))
+
+
+def use_in_handler(channel: Connection, path: str, nbytes: int) -> None:
+    """Puts and gets while a signal's handler does so too. Sends how often the handler did, and how often it was refused."""
+    store = memstore.open(path, timeout=5.0)
+    store.put("k", stamped(1, nbytes))
+    counts = {"done": 0, "refused": 0}
+
+    def handler(*_: object) -> None:
+        stamp_of(store.get("k"))
+        assert "nothing" not in store
+        try:
+            store.put("handler", stamped(2, nbytes))
+            counts["done"] += 1
+        except memstore.ContentionError:
+            counts["refused"] += 1
+
+    signal.signal(signal.SIGUSR1, handler)
+    channel.send("ready")
+    stamp = 1
+    while not channel.poll():
+        stamp += 1
+        store.put("k", stamped(stamp, nbytes))
+        assert stamp_of(store.get("k")) == stamp
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    gc.collect()
+    store.gc()
+    channel.send((counts, held_locks(store) + leftovers(store)))
