@@ -26,7 +26,7 @@ test: $(VENV)/.has-test
 	$(RUN) -m pytest -q
 
 test-full: $(VENV)/.has-test
-	$(RUN) -m pytest -q -m "full or not full"
+	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -m "full or not full"
 
 check: $(VENV)/.has-check
 	$(RUN) -m ruff check .

@@ -21,8 +21,10 @@ from tests.leaks import find_leaks
 SHM = Path("/dev/shm")
 
 # Machines that run tests are busy: no example has a deadline of its own, the test has (pytest-timeout).
-hypothesis.settings.register_profile("memstore", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("memstore")
+# The same examples each time, but for `make test-full`, which looks for new ones.
+hypothesis.settings.register_profile("memstore", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
 
 
 @pytest.fixture

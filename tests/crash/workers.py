@@ -146,7 +146,7 @@ def be_interrupted(channel: Connection, path: str, name: str) -> None:
 
 
 def use_in_handler(channel: Connection, path: str, nbytes: int) -> None:
-    """Puts and gets while a signal's handler does so too. Sends how often the handler did, and how often it was refused."""
+    """Puts and gets, and so does a signal's handler. Sends how often that did, and how often it was refused."""
     store = memstore.open(path, timeout=5.0)
     store.put("k", stamped(1, nbytes))
     counts = {"done": 0, "refused": 0}

@@ -58,7 +58,7 @@ def valid() -> list[tuple[bytes, bytes, Any]]:
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_random_bytes(description: bytes, objects: bytes) -> None:
     try_to_read(description, objects, np.zeros(64, np.uint8))
-    with pytest.raises(CorruptionError):
+    with pytest.raises((CorruptionError, UnsupportedValueError)):  # the latter names a pickle, which is not read
         wire.decode(objects, 1000, False)
 
 
