@@ -17,8 +17,7 @@ _live: weakref.WeakValueDictionary[int, Reservation] = weakref.WeakValueDictiona
 
 def map_file(fd: int, size: int) -> tuple[Reservation, int]:
     """Maps `size` bytes of a file copy-on-write. Returns the mapping, and where in it the file starts."""
-    mapping, start = syscalls.reserve(size)
-    address = syscalls.buffer_address(mapping)
+    mapping, address, start = syscalls.reserve(size)
     syscalls.map_private(address + start, fd, size)
     _live[address] = mapping
     return mapping, start

@@ -52,8 +52,7 @@ class _Page:
         if status.st_size != syscalls.PAGE:
             detail = f"{status.st_size} bytes instead of {syscalls.PAGE}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-        self._mapping, _ = syscalls.reserve(syscalls.PAGE)
-        self.address = syscalls.buffer_address(self._mapping)
+        self._mapping, self.address, _ = syscalls.reserve(syscalls.PAGE)
         syscalls.map_shared(self.address, file.fd, syscalls.PAGE, writable=writable)
         self._opened(file.fd, status)
         file.close()

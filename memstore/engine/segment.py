@@ -172,8 +172,8 @@ class Filling:
             syscalls.allocate(self.fd, self.size)
 
     def _map(self, size: int, guard: Guard) -> None:
-        self._mapping, start = syscalls.reserve(size)
-        self._address = syscalls.buffer_address(self._mapping) + start
+        self._mapping, address, start = syscalls.reserve(size)
+        self._address = address + start
         with guard:
             syscalls.map_shared(self._address, self.fd, size)
             syscalls.keep_from_children(self._address, size)

@@ -215,15 +215,15 @@ class Reservation(mmap.mmap):
     """
 
 
-def reserve(size: int) -> tuple[Reservation, int]:
-    """Room for a mapping of `size` bytes. Returns it and the offset in it where the mapping is to start.
+def reserve(size: int) -> tuple[Reservation, int, int]:
+    """Room for a mapping of `size` bytes. Returns it, its address, and the offset where the mapping is to start.
 
     The kernel maps huge pages only where address and offset in the file agree modulo 2 MiB.
     """
     room = size + HUGE_PAGE if size >= HUGE_PAGE else size
-    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-    reservation = Reservation(-1, room, flags=flags, prot=_PROT_READ | _PROT_WRITE)
-    return reservation, -buffer_address(reservation) % HUGE_PAGE if size >= HUGE_PAGE else 0
+    reservation = Reservation(-1, room, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, _PROT_READ | _PROT_WRITE)
+    address = buffer_address(reservation)
+    return reservation, address, -address % HUGE_PAGE if size >= HUGE_PAGE else 0
 
 
 def map_shared(address: int, fd: int, size: int, *, writable: bool = True) -> None:
