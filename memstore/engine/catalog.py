@@ -222,8 +222,8 @@ class Catalog:
             except lmdb.MapResizedError:  # another process has grown it
                 env.set_mapsize(0)
             except lmdb.MapFullError:
-                env.reader_check()
-                self._grow(env)
+                if not env.reader_check():  # the pages that a dead reader kept are free then: try again
+                    self._grow(env)
             except lmdb.Error as error:
                 raise self._translate(error) from error
         raise StoreFullError(f"{self._folder}: the catalog can't be grown fast enough for this transaction")

@@ -79,6 +79,9 @@ OPERATIONS = {
     "put-many": Operation(_put_many, {"b": SMALL}, _MANY),
     "delete": Operation(lambda store, _: store.delete("a"), {"a": SMALL}, {}),
     "delete-many": Operation(lambda store, _: store.delete_many(list(_MANY)), _MANY, {}),
+    "get-many": Operation(
+        lambda store, _: store.get_many(["a", "b"]), {"a": SMALL, "b": LARGE}, {"a": SMALL, "b": LARGE}, new=OLD
+    ),
     "pickle-ref": Operation(
         _pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD
     ),

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import memstore
+from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.leftovers import headers_not_live, leftovers, opened
 from tests.crash.operations import OPERATIONS
-from tests.crash.values import SMALL, stamp_at, stamped
+from tests.crash.values import LARGE, SMALL, stamp_at, stamped
 
 KILLED = -9
 PROMPTLY = 0.5  # seconds: half of the time after which a waiter looks by itself
@@ -46,6 +47,15 @@ def _open(store: memstore.Store, server: ForkServer) -> None:
 
 First = Callable[[memstore.Store, ForkServer], None]
 FIRST: list[First] = [_get, _put, _gc, _open]
+
+
+def test_disk_is_written_before_the_catalog_says_so(disk_store: memstore.Store) -> None:
+    """What a kill can't show: file and folder are synced before the commit, and so is the header."""
+    disk_store.put("first", stamped(1, SMALL))  # the first one of a new store recovers
+    for nbytes in (SMALL, LARGE):
+        names = faults.record(lambda nbytes=nbytes: disk_store.put("k", stamped(1, nbytes)))
+        written = [name for name in names if name in {"write_at", "sync", "sync_folder", "sync_data", faults.COMMIT}]
+        assert written[:7] == [faults.COMMIT, "write_at", "sync", "sync_folder", "write_at", "sync_data", faults.COMMIT]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -11,7 +11,7 @@ import torch
 
 import memstore
 from memstore.testing import faults
-from tests.crash.leftovers import held_locks, leftovers, shared_mappings
+from tests.crash.leftovers import held_locks, leftovers, opened, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.values import stamp_of, stamped
 
@@ -59,6 +59,21 @@ def perform(channel: Connection, path: str, name: str) -> None:
     channel.recv()
     operation.run(store, prepared)
     os._exit(0)
+
+
+def hold(channel: Connection, path: str, key: str) -> None:
+    """Holds a value and a ref until it is killed."""
+    store = memstore.open(path)
+    held = store.get(key), store.ref(key)
+    channel.send(stamp_of(held[0]))
+    channel.recv()
+
+
+def die_reading(channel: Connection, path: str) -> None:
+    """Dies in the middle of a read of the catalog."""
+    root = opened(memstore.open(path))
+    with root.guard:
+        root.catalog.view(lambda transaction: (transaction.counters(), faults.die()))
 
 
 # --- writers and readers that run on --------------------------------------------------------------------------------
