@@ -12,7 +12,7 @@ started and killed in a test.
 
 The server has one thread and opens no store, so that its forks inherit neither locks nor half-done work. A worker ends
 as any interpreter does, with its finalizers, unless it is killed; it is killed when the server ends, and the server
-ends with the process that started it. Nothing is left over.
+ends with the process that started it. What a worker starts in its turn is the worker's to end.
 """
 
 from __future__ import annotations

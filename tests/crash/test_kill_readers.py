@@ -1,8 +1,5 @@
 """A reader is killed: it owes nothing, and what it held is given back. (Its steps: get-many in test_kill_at_steps.)"""
 
-Kills at each step of a get: `get-many` in test_kill_at_steps.
-"""
-
 from __future__ import annotations
 
 import memstore
