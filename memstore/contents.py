@@ -13,6 +13,7 @@ import xxhash
 from memstore import structure
 from memstore.engine import publish
 from memstore.engine.lookup import Held
+from memstore.engine.mapping import watch
 from memstore.engine.publish import Content
 from memstore.engine.record import Record
 from memstore.engine.root import Root
@@ -121,6 +122,8 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
     objects = record.objects
     if mapping is None:
         memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
+        if record.inline:
+            watch(memory.__array_interface__["data"][0], memory)
     else:
         memory = np.frombuffer(mapping, np.uint8, record.nbytes, start)
         if record.objects_checksum is not None:

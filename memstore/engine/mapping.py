@@ -8,11 +8,12 @@ when tensors may still be read by others' finalizers.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sized
 
 from memstore.engine import syscalls
 from memstore.engine.syscalls import Reservation
 
-_live: weakref.WeakValueDictionary[int, Reservation] = weakref.WeakValueDictionary()  # by address, of this process
+_live: weakref.WeakValueDictionary[int, Sized] = weakref.WeakValueDictionary()  # bytes by address, of this process
 
 
 def map_file(fd: int, size: int) -> tuple[Reservation, int]:
@@ -21,6 +22,11 @@ def map_file(fd: int, size: int) -> tuple[Reservation, int]:
     syscalls.map_private(address + start, fd, size)
     _live[address] = mapping
     return mapping, start
+
+
+def watch(address: int, memory: Sized) -> None:
+    """Counts other bytes of a value, those of an inline one, among the mappings, as long as `memory` lives."""
+    _live[address] = memory
 
 
 def lies_in_mapping(address: int) -> bool:

@@ -39,6 +39,7 @@ from memstore.errors import CorruptionError, KeyNotFoundError, MemstoreError, Ve
 log = logging.getLogger("memstore")
 
 SWEPT_A_PUT = 4  # files at most
+SWEEP_WAIT = 0.1  # seconds for the mutex: the put is done, and others sweep too
 _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
 
@@ -131,7 +132,7 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
         root.doorbell.wake(bell)
     if retired:
         try:
-            root.mutex.run(lambda: sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired)), deadline)
+            root.mutex.run(lambda: sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired)), deadline_after(SWEEP_WAIT))
         except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
             log.debug("%s: nothing swept: %s", root.path, error)
     return versions

@@ -18,7 +18,7 @@ from tests.crash.values import SMALL, stamp_at, stamped
 FILES = {"catalog", folder.DOORBELL, folder.LOCK, folder.SEGMENTS, folder.SETTINGS}
 
 
-@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=pytest.mark.full)])
 def test_kill_while_creating(durability: str, request: pytest.FixtureRequest, server: ForkServer) -> None:
     path: str = request.getfixturevalue("root" if durability == "process" else "disk_root")
     with server.start(workers.steps_of_open, path, durability) as worker:

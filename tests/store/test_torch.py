@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictParams
@@ -116,3 +119,15 @@ def test_vectorised_and_out_variants_write_to_the_copy_only(store: memstore.Stor
     got.index_add_(0, torch.tensor([0]), torch.tensor([5.0]))
     assert (got[0], got[1], got[2]) == (9, 2, 4)
     assert (store.get("key") == 1).all()
+
+
+@pytest.mark.parametrize("size", [8, 5000])
+def test_what_is_sent_can_t_be_changed_by_its_receiver(store: memstore.Store, size: int) -> None:
+    """torch would move the sender's storage to memory that the receiver may write; also for values without a file."""
+    store.put("key", torch.ones(size))
+    held = store.get("key")
+    alias = held.numpy()
+    sent = pickle.loads(bytes(ForkingPickler.dumps(held)))
+    sent.fill_(9)
+    assert (held == 1).all() and (alias == 1).all()
+    assert not held.is_shared()
