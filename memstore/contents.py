@@ -133,22 +133,14 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
         raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
     if verify and record.checksums is not None:
         _verify(root, key, record, plan, memory)
-    if options.out is not None:
-        return structure.get_into(
+    target = options.like if options.out is None else options.out
+    if target is not None:
+        copy = structure.get_like if options.out is None else structure.get_into
+        return copy(
             plan,
             objects,
             memory,
-            options.out,
-            strict=options.strict,
-            non_blocking=options.non_blocking,
-            allow_pickle=allow_pickle,
-        )
-    if options.like is not None:
-        return structure.get_like(
-            plan,
-            objects,
-            memory,
-            options.like,
+            target,
             strict=options.strict,
             non_blocking=options.non_blocking,
             allow_pickle=allow_pickle,
