@@ -12,12 +12,13 @@ import xxhash
 
 from memstore import structure
 from memstore.engine import publish
+from memstore.engine.header import Header, check_header, read_objects
 from memstore.engine.lookup import Held
 from memstore.engine.mapping import watch
 from memstore.engine.publish import Content
 from memstore.engine.record import Record
 from memstore.engine.root import Root
-from memstore.engine.segment import Filling, check_header, encode_header, read_objects, segment_path
+from memstore.engine.segment import Filling, segment_path
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
@@ -74,16 +75,23 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
         return content
     if len(objects) > _OBJECTS_IN_RECORD:
         content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
-    header = encode_header(key.decode(), root.settings.store, plan.description, objects, plan.header)
+    header = Header(
+        key.decode(),
+        root.settings.store,
+        plan.description,
+        objects,
+        plan.header,
+        checksums=_CHECKSUM * len(plan.leaves) if root.settings.checksum else 0,
+    )
     batch = fillings[0].put_id if fillings else 0
-    filling = publish.claim(root, key, len(header) + plan.nbytes, batch, deadline)
+    filling = publish.claim(root, key, header.nbytes, plan.nbytes, batch, deadline)
     fillings.append(filling)
     filling.allocate(header, plan.nbytes, root.guard, huge_pages=root.on_tmpfs)
     memory = np.asarray(filling)
     structure.fill(flat, memory)
     content.checksums = _checksums(root, plan, memory)
     del memory
-    filling.seal(durable=root.settings.durable)
+    filling.seal(content.checksums, durable=root.settings.durable)
     if len(fillings) > _OPEN_FILES:
         filling.park(root.guard)
     content.filling = filling

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.engine.limits import resource_errors
+from memstore.engine.limits import parse_size, resource_errors
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
+from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.recovery import sweep_all
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
 from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
@@ -23,6 +24,7 @@ from memstore.ref import Ref
 if TYPE_CHECKING:
     import torch
 
+    from memstore import structure
     from memstore.engine.record import Record
     from memstore.engine.segment import Filling
 
@@ -60,7 +62,8 @@ def open(
         checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
         inline_limit: values of up to this many bytes live in the catalog, without a file. Fixed at creation; None: as
             created (new: 1536). 0 puts every value in a file.
-        capacity: not built yet; leave it out.
+        capacity: bytes that the files of all values may take in all, or as text ("8GiB", "500MB"); what the catalog
+            grows beyond its first 8 MiB counts too. None: as created (new: no limit); another one changes it for all.
         verify: check the checksums of what is read, where it has any.
         allow_pickle: store and load leaves that nothing else can store by pickle. Loading a pickle runs code of
             whoever wrote it: allow it only for stores whose writers you trust.
@@ -92,10 +95,11 @@ def open(
     if type(file_mode) is not int or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
         found = oct(file_mode) if type(file_mode) is int else repr(file_mode)
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
-    if capacity is not None:
-        raise NotImplementedError("capacity= is not built yet: limit the store by the size of its file system")
+    if capacity is not None and mode == "r":
+        raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
     path = _absolute(os.fspath(root))
-    creation = Creation(durability, checksum, inline_limit, unix_group, file_mode)
+    limit = None if capacity is None else parse_size(capacity)
+    creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
     return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
@@ -179,19 +183,33 @@ class Store:
         flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
         if expected:
             self._check_early(root, expected)
-        fillings: list[Filling] = []
+        batch = list(zip(names, flats, [expected.get(key) for key in items], strict=True))
         with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None):
             try:
-                changes = [
-                    Change(name, contents.write(root, name, flat, fillings, deadline), expected.get(key))
-                    for name, key, flat in zip(names, items, flats, strict=True)
-                ]
-                versions = commit(root, changes, deadline)
-            except BaseException:
-                contents.give_back(root, fillings)
-                raise
-            contents.close(fillings)
+                versions = self._publish(root, batch, deadline)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not sweep_all(root, deadline):
+                    raise
+                versions = self._publish(root, batch, deadline)  # files kept for reuse made room
         self._puts += len(names)
+        return versions
+
+    def _publish(
+        self, root: Root, batch: Sequence[tuple[bytes, structure.Flat, int | None]], deadline: float
+    ) -> list[int]:
+        from memstore import contents
+
+        fillings: list[Filling] = []
+        try:
+            changes = [
+                Change(name, contents.write(root, name, flat, fillings, deadline), expected)
+                for name, flat, expected in batch
+            ]
+            versions = commit(root, changes, deadline)
+        except BaseException:
+            contents.give_back(root, fillings)
+            raise
+        contents.close(fillings)
         return versions
 
     def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
@@ -410,7 +428,7 @@ class Store:
             reusable_bytes=usage.reusable_bytes,
             pinned_bytes=usage.pinned_bytes,
             filling_bytes=usage.filling_bytes,
-            capacity=None,
+            capacity=usage.capacity,
             catalog_bytes=usage.catalog_bytes,
             huge_page_bytes=usage.huge_page_bytes,
             puts=self._puts,

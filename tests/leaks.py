@@ -29,7 +29,12 @@ def _in_the_store(path: str) -> list[str]:
         with root.guard:
             rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
             filling = root.catalog.view(lambda transaction: transaction.numbers("filling", 100))
-            retired = root.catalog.view(lambda transaction: transaction.numbers("retired", 100))
+            retired = root.catalog.view(
+                lambda transaction: [
+                    *(row[2] for row in transaction.retired(0, 1 << 60, 100)),
+                    *(segment for _, segment in transaction.numbers("held", 100)),
+                ]
+            )
             leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1000)))
             records = [root.catalog.read(key.encode()) for key in keys]
     folder = f"{path}/segments"
@@ -38,7 +43,7 @@ def _in_the_store(path: str) -> list[str]:
     expected = used | {segment_path(folder, segment) for segment in leased if segment in rows}
     return [
         *(f"a filling row: {row}" for row in filling),
-        *(f"a retired row: {row}" for row in retired if row[1] not in leased),
+        *(f"a retired row: {segment}" for segment in retired if segment not in leased),
         *(f"a row of no entry: {row}" for segment, row in rows.items() if row.state != LIVE and segment not in leased),
         *(f"a file of nobody: {name}" for name in sorted(present - expected)),
         *(f"a missing file: {name}" for name in sorted(used - present)),

@@ -1,7 +1,6 @@
 """The catalog: the host-local index, an LMDB database. The only importer of lmdb.
 
-Tables: `entries` (key -> record), `segments` (id -> row), `filling` (id -> batch), `retired` (sequence -> id),
-`leases` (id -> until), `counters`. Callers hold the process's guard for every call, so that a fork never splits a
+Its tables are in `tables.py`. Callers hold the process's guard for every call, so that a fork never splits a
 transaction, and the store's mutex for every `update`.
 
 What LMDB needs to be safe here, each rule seen to be needed:
@@ -18,14 +17,14 @@ import contextlib
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import lmdb
 
 from memstore.engine import syscalls
-from memstore.engine.record import Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
+from memstore.engine.record import Record
+from memstore.engine.tables import NAMES, Transaction
 from memstore.errors import CorruptionError, NotAStoreError, ResourceLimitError, StoreClosedError, StoreFullError
 
 Result = TypeVar("Result")
@@ -34,23 +33,10 @@ STEP = 8 << 20
 MAX_READERS = 4096
 _LOCK_FILE_SIZE = MAX_READERS * 64 + syscalls.PAGE
 _RESERVED_FOR_DELETES = 0.1
-_TABLES = ("entries", "segments", "filling", "retired", "leases", "counters")
 _META = struct.Struct("<II8x8xI92xQQ")  # of LMDB 0.9: magic, version, page size, last page, transaction
 _META_AT = 16
 _LMDB_MAGIC = 0xBEEFC0DE
 _REFUSALS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
-_U64 = struct.Struct(">Q")
-_COUNTERS = struct.Struct("<QQQQ")
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Numbers that never repeat in a store."""
-
-    version: int = 0
-    number: int = 0  # the last segment or put id
-    retired: int = 0  # the last sequence in `retired`
-    publications: int = 0
 
 
 class Catalog:
@@ -63,6 +49,7 @@ class Catalog:
         self._env: Any = None
         self._tables: dict[str, Any] = {}
         self._closed = False
+        self._page_size = syscalls.PAGE
         self._identity: tuple[int, int] | None = None
         for attempt in range(3):  # another process may be writing the page that is read here
             try:
@@ -120,10 +107,11 @@ class Catalog:
                 readonly=not self._writable,
                 readahead=False,
                 max_readers=MAX_READERS,
-                max_dbs=len(_TABLES) + 2,
+                max_dbs=len(NAMES) + 2,
                 max_spare_txns=0,  # a child that closes its copy would free their slots, which are the parent's
             )
-            self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in _TABLES}
+            self._page_size = self._env.stat()["psize"]  # that of the machine which made it
+            self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in NAMES}
             self._check_identity(path)
             if self._writable:
                 self._env.reader_check()
@@ -230,17 +218,28 @@ class Catalog:
 
     def _nearly_full(self, env: Any) -> bool:
         info = env.info()
-        allowed = (1 - _RESERVED_FOR_DELETES) * info["map_size"] / syscalls.PAGE
-        if info["last_pgno"] < allowed:
+        pages = info["map_size"] // self._page_size
+        if info["last_pgno"] < (1 - _RESERVED_FOR_DELETES) * pages:
             return False
         with env.begin() as handle:  # pages that were freed are used again: count those in use
             stats = [handle.stat(table) for table in self._tables.values()]
         used = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
-        return used > allowed - 0.1 * info["map_size"] / syscalls.PAGE
+        return used > (1 - 2 * _RESERVED_FOR_DELETES) * pages
+
+    @property
+    def growth(self) -> int:
+        """Bytes that the catalog has taken beyond its first step, which count against the store's capacity."""
+        return max(self._environment().info()["map_size"] - STEP, 0)
 
     def _grow(self, env: Any) -> None:
         size = env.info()["map_size"]
         size += max(STEP, size // 4 // STEP * STEP)
+        counters = self.view(lambda transaction: transaction.counters())
+        if counters.capacity and counters.allocated + size - STEP > counters.capacity:
+            raise StoreFullError(
+                f"{self._folder}: the store may take {counters.capacity:,} bytes, and the catalog has to grow to "
+                f"{size:,} beside {counters.allocated:,} of its files"
+            )
         try:
             self._allocate(size)
         except OSError as error:
@@ -267,103 +266,6 @@ class Catalog:
     @property
     def nbytes(self) -> int:
         return os.stat(f"{self._folder}/data.mdb").st_size + os.stat(f"{self._folder}/lock.mdb").st_size
-
-
-class Transaction:
-    """The tables, typed. What it returns are copies."""
-
-    __slots__ = ("_handle", "_tables")
-
-    def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
-        self._handle, self._tables = handle, tables
-
-    def record(self, key: bytes) -> Record | None:
-        stored = self._handle.get(key, None, self._tables["entries"])
-        return None if stored is None else decode_record(key, stored)
-
-    def put_record(self, key: bytes, record: Record) -> None:
-        self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
-
-    def delete_record(self, key: bytes) -> None:
-        self._handle.delete(key, db=self._tables["entries"])
-
-    def keys(self, prefix: bytes, after: bytes | None, limit: int) -> list[bytes]:
-        """Up to `limit` keys with the prefix, in order, beyond `after`."""
-        found: list[bytes] = []
-        with self._handle.cursor(db=self._tables["entries"]) as cursor:
-            more = cursor.set_range(after if after is not None else prefix) if after or prefix else cursor.first()
-            while more and len(found) < limit:
-                key = bytes(cursor.key())
-                if not key.startswith(prefix):
-                    break
-                if key != after:
-                    found.append(key)
-                more = cursor.next()
-        return found
-
-    def count(self, table: str) -> int:
-        return int(self._handle.stat(self._tables[table])["entries"])
-
-    def segment(self, segment: int) -> SegmentRow | None:
-        stored = self._handle.get(_U64.pack(segment), None, self._tables["segments"])
-        return None if stored is None else decode_row(stored)
-
-    def put_segment(self, segment: int, row: SegmentRow) -> None:
-        self._handle.put(_U64.pack(segment), encode_row(row), db=self._tables["segments"])
-
-    def segments(self) -> Iterator[tuple[int, SegmentRow]]:
-        with self._handle.cursor(db=self._tables["segments"]) as cursor:
-            for key, stored in cursor:
-                yield _number(key), decode_row(stored)
-
-    def delete_segment(self, segment: int) -> None:
-        self._handle.delete(_U64.pack(segment), db=self._tables["segments"])
-
-    def put_number(self, table: str, key: int, value: int) -> None:
-        self._handle.put(_U64.pack(key), _U64.pack(value), db=self._tables[table])
-
-    def number(self, table: str, key: int) -> int | None:
-        stored = self._handle.get(_U64.pack(key), None, self._tables[table])
-        return None if stored is None else _number(stored)
-
-    def delete_number(self, table: str, key: int) -> None:
-        self._handle.delete(_U64.pack(key), db=self._tables[table])
-
-    def numbers(self, table: str, limit: int) -> list[tuple[int, int]]:
-        """The first rows of `filling`, `retired` or `leases`."""
-        found: list[tuple[int, int]] = []
-        with self._handle.cursor(db=self._tables[table]) as cursor:
-            for key, value in cursor:
-                if len(found) == limit:
-                    break
-                found.append((_number(key), _number(value)))
-        return found
-
-    def counters(self) -> Counters:
-        stored = self._handle.get(b"counters", None, self._tables["counters"])
-        if stored is not None and len(stored) != _COUNTERS.size:
-            raise CorruptionError(detail := f"the catalog's counters have {len(stored)} bytes", detail=detail)
-        return Counters() if stored is None else Counters(*_COUNTERS.unpack(stored))
-
-    def put_counters(self, counters: Counters) -> None:
-        packed = _COUNTERS.pack(counters.version, counters.number, counters.retired, counters.publications)
-        self._handle.put(b"counters", packed, db=self._tables["counters"])
-
-    def clear(self, table: str) -> None:
-        self._handle.drop(self._tables[table], delete=False)
-
-    def store_id(self) -> str | None:
-        stored = self._handle.get(b"store", None, self._tables["counters"])
-        return None if stored is None else bytes(stored).decode(errors="replace")
-
-    def put_store_id(self, store: str) -> None:
-        self._handle.put(b"store", store.encode(), db=self._tables["counters"])
-
-
-def _number(packed: bytes | memoryview) -> int:
-    if len(packed) != _U64.size:
-        raise CorruptionError(detail := f"a row of the catalog has a number of {len(packed)} bytes", detail=detail)
-    return int(_U64.unpack(packed)[0])
 
 
 def _damaged(path: str, detail: str) -> CorruptionError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from memstore.engine.record import Path
 
 ALIGNMENT = 64
+SLACK = "__slack__"  # the name of the entry for what is left of a file behind the data
 
 # dtypes that the format has, by torch's names; all others are stored as U8 and named in the description.
 # F4 is left out: the format counts its elements in halves of bytes, and readers differ on what that means.
@@ -87,7 +88,7 @@ class _HeaderNames:
     """Makes names unique: ("a", "b") and ("a.b",) are two leaves, and both read "a.b"."""
 
     def __init__(self) -> None:
-        self._seen = {"__metadata__"}
+        self._seen = {"__metadata__", SLACK}
         self._counts: dict[str, int] = {}  # so that 10,000 pads take no 10,000 tries each
 
     def unique(self, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
 
@@ -43,3 +44,25 @@ class resource_errors:
             key=self._key,
             code=code,
         )
+
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    **{letter: 1024**power for power, letter in enumerate("KMGTP", 1)},
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGTP", 1)},
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)},
+}
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes: a number, or text such as "8GiB" (2**33), "500MB" (5 * 10**8), "2G" (2**31)."""
+    found = size
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+        if match and match[2] in _UNITS:
+            found = int(float(match[1]) * _UNITS[match[2]])
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 1 << 63:
+        raise ValueError(f"a size is a positive number of bytes, or text such as '8GiB' or '500MB', and not {size!r}")
+    return found

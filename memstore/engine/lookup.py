@@ -77,7 +77,7 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Reservation, int
     """Maps the segment that a record names; None if it holds another put by now. Call it under the guard."""
     try:
         path = segment_path(root.segments, record.segment)
-        return map_segment(path, record.put_id, record.nbytes, store=root.settings.store, dir_fd=root.segments_fd)
+        return map_segment(path, record, store=root.settings.store, dir_fd=root.segments_fd)
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None

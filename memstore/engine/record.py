@@ -34,6 +34,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     version: int
     put_id: int
     segment: int
+    size: int  # of the file
+    start: int  # of the data section in it
     nbytes: int  # of the data section
     created: float  # Unix seconds
     description: bytes  # structure and leaves, opaque here: see memstore/structure/plan.py
@@ -61,9 +63,20 @@ _decode_row = msgspec.msgpack.Decoder(SegmentRow).decode
 _CHECKSUM = 8  # bytes of xxh3-64, in front
 
 
-def encode_record(key: bytes, record: Record) -> bytes:
-    body = _encode(record)
+def with_checksum(key: bytes, body: bytes) -> bytes:
     return xxhash.xxh3_64_digest(key + body) + body
+
+
+def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> bytes:
+    """The body that was stored under this key, `size` bytes long. Raises CorruptionError."""
+    body = bytes(stored[_CHECKSUM:])
+    if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body) or size not in (None, len(body)):
+        raise CorruptionError(detail := f"the checksum of row {key!r} in the catalog doesn't fit", detail=detail)
+    return body
+
+
+def encode_record(key: bytes, record: Record) -> bytes:
+    return with_checksum(key, _encode(record))
 
 
 def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
@@ -77,13 +90,15 @@ def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
         raise _damaged(key, f"its record can't be read: {error}") from None
 
 
-def encode_row(row: SegmentRow) -> bytes:
-    return _encode(row)
+def encode_row(key: bytes, row: SegmentRow) -> bytes:
+    """`key` is that of the table, the segment's id."""
+    return with_checksum(key, _encode(row))
 
 
-def decode_row(stored: bytes | memoryview) -> SegmentRow:
+def decode_row(key: bytes, stored: bytes | memoryview) -> SegmentRow:
+    body = checked(key, stored)
     try:
-        return _decode_row(stored)
+        return _decode_row(body)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"a row of the catalog's segments can't be read: {error}", detail=str(error)) from None
 

@@ -1,6 +1,6 @@
-"""What the living do for the dead: finish or undo a change whose owner died, and give back files that nobody holds.
+"""What the living do for the dead: finish or undo a change whose owner died in the middle of it.
 
-All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
+All of it runs under the store's mutex. Files that nobody holds are given back by the sweep, see `pool.py`.
 """
 
 from __future__ import annotations
@@ -8,23 +8,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from memstore.engine import syscalls
-from memstore.engine.catalog import Transaction
-from memstore.engine.lockfile import LockFile, OwnedFile
+from memstore.engine.header import write_state
+from memstore.engine.lockfile import OwnedFile
 from memstore.engine.record import FILLING, RETIRED
-from memstore.engine.segment import remove_file, segment_path, write_state
+from memstore.engine.segment import segment_path
 
 if TYPE_CHECKING:
     from memstore.engine.root import Root
+    from memstore.engine.tables import Counters, Transaction
 
 log = logging.getLogger("memstore")
 
-_SWEPT_A_HOLD = 64  # files
-_Row = tuple[int, int]  # of `retired`: sequence and segment; of `filling`: 0 and segment
+_MOST = 1 << 20  # rows
 
 
 def after_death(root: Root) -> None:
@@ -32,118 +30,53 @@ def after_death(root: Root) -> None:
 
     1. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
        headers go back to filling. (What it did commit is live, and its headers say so.)
-    2. The ring sequence behind the catalog's publications: it committed and rang nobody; all are woken.
+    2. The ring sequence behind the catalog's publications: it committed, and maybe did nothing more. Headers of what
+       it replaced are marked retired, and all waiters are woken.
     """
     page = root.mutex
-    if page.is_new:  # leases tell time by the clock of another boot
-        with root.guard:
-            root.catalog.update(lambda transaction: transaction.clear("leases"), is_delete=True)
+
+    def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
+        if page.is_new:  # leases tell time by the clock of another boot
+            transaction.clear("leases")
+        counters = transaction.counters()
+        behind = page.ring != counters.publications
+        retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
+        return transaction.numbers("filling", _MOST), retired, counters
+
     with root.guard:
         # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
         # the next write transaction begins; and a sweep by the past would unlink what is live.
-        filling, counters = root.catalog.update(
-            lambda transaction: (transaction.numbers("filling", 1 << 20), transaction.counters()), is_delete=True
-        )
+        filling, retired, counters = root.catalog.update(read, is_delete=True)
     if page.batch:
         for segment, batch in filling:
             if batch == page.batch:
-                _mark_filling(root, segment)
+                _mark(root, segment, FILLING)
         page.batch = 0
     if page.ring != counters.publications:
+        mark_retired(root, retired)
         root.doorbell.ring_all()
         page.ring = counters.publications
     log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
 
 
-def _mark_filling(root: Root, segment: int) -> None:
+def mark_retired(root: Root, segments: Iterable[int]) -> None:
+    """Headers of replaced and deleted puts say so, for a repair. Under the mutex, right after the commit."""
+    for segment in segments:
+        try:
+            _mark(root, segment, RETIRED)
+        except OSError as error:  # the commit stands
+            log.info("%s: a header could not be marked retired: %s", root.path, str(error))
+
+
+def _mark(root: Root, segment: int, state: int) -> None:
     try:
         file = OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
-    except (FileNotFoundError, PermissionError):  # another user's, killed before it got the store's group: not live
-        return
-    write_state(file.fd, FILLING)
-    file.close()
-
-
-def sweep_all(root: Root, deadline: float) -> int:
-    """Sweeps every retired and filling file once, some at a hold: others publish in between. Returns the bytes."""
-    with root.guard:
-        rows = root.catalog.view(lambda transaction: sum(map(transaction.count, ("retired", "filling"))))
-    freed = 0
-    for _ in range(rows // _SWEPT_A_HOLD + 1):
-        unlinked: list[LockFile] = []
-        freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
-    return freed
-
-
-def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
-    """Unlinks up to `limit` retired, and as many filling, files that nobody locks or leases. Returns their bytes.
-
-    The files are unlinked before their rows go: a kill in between leaves rows without files, which the next sweep
-    takes as done. Their blocks are freed when `unlinked` is dropped, which the caller does after the mutex: freeing
-    512 MiB takes 1 ms of huge pages, and 70 ms of small ones.
-    """
-
-    def candidates(transaction: Transaction) -> tuple[list[_Row], list[_Row]]:
-        retired = transaction.numbers("retired", limit)
-        filling = [(0, segment) for segment, _ in transaction.numbers("filling", limit)]
-        now = boot_clock()
-        leased = [row for row in retired if (transaction.number("leases", row[1]) or 0) > now]
-        return [row for row in (*retired, *filling) if row not in leased], leased
-
-    with root.guard:
-        rows, refused = root.catalog.view(candidates)
-    gone: list[_Row] = []
-    for row in rows:
-        if _take(root, row, unlinked):
-            remove_file(segment_path(root.segments, row[1]), root.segments_fd)
-            gone.append(row)
-        elif row[0]:
-            refused.append(row)
-    if not gone and len(refused) < limit:
-        return 0
-    with root.guard:
-        return root.catalog.update(lambda transaction: _forget(transaction, gone, refused), is_delete=True)
-
-
-def _take(root: Root, row: _Row, taken: list[LockFile]) -> bool:
-    """Locks the file for good if nobody else does; a missing file counts as taken. A refused one is marked retired."""
-    sequence, segment = row
-    try:
-        with root.guard:
-            file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
-    except FileNotFoundError:
-        return True
-    except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
-        return False
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
-            return True
-        raise
-    if syscalls.lock_exclusive(file.fd):
-        taken.append(file)
-        return True
-    if sequence:
-        write_state(file.fd, RETIRED)
-    return False
-
-
-def _forget(transaction: Transaction, gone: list[_Row], refused: list[_Row]) -> int:
-    """Deletes the rows of files that are gone, and puts those that were refused behind the others."""
-    nbytes = 0
-    for sequence, segment in gone:
-        row = transaction.segment(segment)
-        nbytes += row.nbytes if row else 0
-        transaction.delete_segment(segment)
-        transaction.delete_number("leases", segment)
-        transaction.delete_number(*(("retired", sequence) if sequence else ("filling", segment)))
-    counters = transaction.counters()
-    for count, (sequence, segment) in enumerate(refused, 1):
-        transaction.delete_number("retired", sequence)
-        transaction.put_number("retired", counters.retired + count, segment)
-    transaction.put_counters(replace(counters, retired=counters.retired + len(refused)))
-    return nbytes
-
-
-def boot_clock() -> int:
-    """Nanoseconds since boot, suspend included: leases are compared across processes."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        # missing; or another user's, killed before it got the store's group; or planted: not ours to mark
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
+            raise
+        return
+    try:
+        write_state(file.fd, state)
+    finally:
+        file.close()

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from memstore.engine import folder, recovery, syscalls
+from memstore.engine import folder, pool, recovery, syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile, close_all
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
+from memstore.engine.tables import Transaction
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -40,6 +41,7 @@ class Creation:
     inline_limit: int | None = None
     unix_group: int | str | None = None
     file_mode: int = 0o600
+    capacity: int | None = None
 
 
 @dataclass(eq=False)
@@ -55,6 +57,8 @@ class Root:
     segments_folder: OwnedFile  # whatever its path names by now
     guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0
+    looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
+    last_filling: int = 0  # the row where it stopped
 
     @property
     def segments(self) -> str:
@@ -84,7 +88,11 @@ _abandoned: deque[Root] = deque()
 
 
 def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
-    """Opens, and with mode "a" or "x" creates, the store at `path`. Each call must be answered by one `close_root`."""
+    """Opens, and with mode "a" or "x" creates, the store at `path`. Each call must be answered by one `close_root`.
+
+    Openings of one folder go one after another, by a lock on it. What waits, waits without the registry's lock, which
+    forks and closes take too.
+    """
     path = os.path.abspath(path)
     deadline = deadline_after(timeout)
     folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"))
@@ -100,36 +108,58 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
         if settings is not None:
             _check_agreement(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-        with _registry_lock:
-            _close_abandoned()
-            root = _registry.get(identity)
-            if root is not None and (settings is None or settings.store != root.settings.store):
-                with root.guard:  # emptied or replaced while it was open here
-                    root.catalog.close()
-                root = None
-            is_new = root is None
-            if root is None:
-                if settings is None:
-                    root = _create(path, creation, kind, deadline)
-                else:
-                    root = _join(path, settings, kind, mode, deadline)
-                _registry[identity] = root
-            root.users += 1
-    if is_new and root.lock is not None and mode != "r":
-        try:
-            root.lock.run(
-                lambda: None, deadline
-            )  # recovers, if the last owner died: what it committed is seen from here
-            _sweep(root, deadline)
-        except BaseException:
-            close_root(root)
-            raise
+        root = _registered(identity, settings)
+        is_new = root is None
+        if root is None and settings is None:
+            root = _create(path, identity, creation, kind, deadline)
+        elif root is None and settings is not None:
+            root = _join(path, identity, settings, kind, mode, deadline)
+    assert root is not None
+    if root.lock is not None and mode != "r":
+        with _closed_on_error(root):
+            if is_new:
+                root.lock.run(
+                    lambda: None, deadline
+                )  # recovers, if the last owner died: its commits are seen from here
+                _sweep(root, deadline)
+            if creation.capacity is not None:
+                _set_capacity(root, creation.capacity, deadline)
     return root
+
+
+def _registered(identity: tuple[int, int], settings: Settings | None) -> Root | None:
+    """The root that this process has on the folder already, with one more user."""
+    with _registry_lock:
+        _close_abandoned()
+        root = _registry.get(identity)
+        if root is None:
+            return None
+        if settings is None or settings.store != root.settings.store:  # emptied or replaced while it was open here
+            del _registry[identity]
+            with root.guard:
+                root.catalog.close()
+            return None
+        root.users += 1
+        return root
+
+
+def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
+    def write(transaction: Transaction) -> None:
+        counters = transaction.counters()
+        counters.capacity = capacity
+        transaction.put_counters(counters)
+
+    def action() -> None:
+        with root.guard:
+            if root.catalog.view(lambda transaction: transaction.counters().capacity) != capacity:
+                root.catalog.update(write, is_delete=True)
+
+    root.mutex.run(action, deadline)
 
 
 def _sweep(root: Root, deadline: float) -> None:
     try:
-        recovery.sweep_all(root, deadline)
+        pool.sweep_all(root, deadline, keep=None)
     except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
         log.warning("%s: nothing swept: %s", root.path, error)
 
@@ -192,7 +222,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
             )
 
 
-def _create(path: str, creation: Creation, kind: int, deadline: float) -> Root:
+def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> Root:
     folder.check_empty(path)
     settings = folder.new_settings(
         durability=creation.durability,
@@ -208,7 +238,7 @@ def _create(path: str, creation: Creation, kind: int, deadline: float) -> Root:
     for name in (LOCK, DOORBELL):
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
-    root = _assemble(path, settings, kind, deadline, writable=True)
+    root = _assemble(path, identity, settings, kind, deadline, writable=True)
     with _closed_on_error(root):
         with root.guard:
             rows = root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments"))
@@ -226,7 +256,7 @@ def _create(path: str, creation: Creation, kind: int, deadline: float) -> Root:
     return root
 
 
-def _join(path: str, settings: Settings, kind: int, mode: str, deadline: float) -> Root:
+def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, mode: str, deadline: float) -> Root:
     folder.check_files(path, settings)
     for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
         if not os.path.lexists(f"{path}/{name}"):
@@ -243,7 +273,7 @@ def _join(path: str, settings: Settings, kind: int, mode: str, deadline: float) 
     writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
-    root = _assemble(path, settings, kind, deadline, writable=writable)
+    root = _assemble(path, identity, settings, kind, deadline, writable=writable)
     with _closed_on_error(root):
         with root.guard:
             found = root.catalog.view(lambda transaction: transaction.store_id())
@@ -260,24 +290,28 @@ def _closed_on_error(root: Root) -> Generator[None]:
     try:
         yield
     except BaseException:
-        root.catalog.close()
+        close_root(root)
         raise
 
 
-def _assemble(path: str, settings: Settings, kind: int, deadline: float, *, writable: bool) -> Root:
-    """Maps the pages and opens the catalog; the folder is locked, and the process has no other Root on it."""
+def _assemble(
+    path: str, identity: tuple[int, int], settings: Settings, kind: int, deadline: float, *, writable: bool
+) -> Root:
+    """Maps the pages, opens the catalog and registers the root, with one user; the folder is locked."""
     segments = OwnedFile(f"{path}/{SEGMENTS}", os.O_RDONLY | os.O_DIRECTORY)
     lock = LockPage(f"{path}/{LOCK}") if writable else None
     doorbell = Doorbell(f"{path}/{DOORBELL}", writable=writable)
 
-    def open_catalog() -> Catalog:
-        return Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
+    def register() -> Root:
+        with _registry_lock:  # so that no child gets an environment that it doesn't know of
+            catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
+            root = Root(path, settings, lock, doorbell, catalog, kind == folder.TMPFS, segments, users=1)
+            _registry[identity] = root
+        if lock is not None:
+            lock.recover = lambda: recovery.after_death(root)
+        return root
 
-    catalog = open_catalog() if lock is None else lock.run(open_catalog, deadline)
-    root = Root(path, settings, lock, doorbell, catalog, kind == folder.TMPFS, segments)
-    if lock is not None:
-        lock.recover = lambda: recovery.after_death(root)
-    return root
+    return register() if lock is None else lock.run(register, deadline)
 
 
 @contextlib.contextmanager

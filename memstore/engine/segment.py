@@ -1,113 +1,34 @@
 """A segment: the file that holds the tensor bytes of one put. Every segment is a valid safetensors file.
 
-    0      8                37                        ...                              N*4096
-    | size | {"__metadata__":{"memstore":"slots...","key":... | "leaf":{...},...} spaces | data |
-
-The slots stand at a fixed offset and have a fixed width: put id, state, version, batch. They are rewritten in place
-while the file lives; everything else is immutable once the segment is live. Who holds the file's exclusive lock may
-write it, and who holds the shared lock may rely on it.
+Its header is in `header.py`. Who holds the file's exclusive lock may write it, and who holds the shared lock may rely
+on it.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import functools
-import json
 import os
-import struct
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from memstore.engine import syscalls
+from memstore.engine.header import HEAD_SIZE, Header, Slots, belongs, erase_put_id, write_slots, write_state
 from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.mapping import map_file
-from memstore.engine.record import FILLING, LIVE, STATE_NAMES
+from memstore.engine.record import LIVE, RETIRED, Record
 from memstore.engine.syscalls import Reservation
-from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.errors import CorruptionError
 
 Guard = AbstractContextManager[Any]  # of the process: held by whoever forks
 
-HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
-_CACHED_TAIL = 1 << 20  # bytes
 COLLAPSE_STEP = 8 << 20
 COLLAPSE_SLOW = 0.1  # seconds a step: untouched memory of a virtual machine takes 0.04, compaction once took 0.7
-_SLOTS_START = b'{"__metadata__":{"memstore":"'
-SLOTS_OFFSET = 8 + len(_SLOTS_START)
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """What a header says of its segment: the words that recovery and readers compare with the catalog."""
-
-    put_id: int
-    state: int = FILLING
-    version: int = 0
-    batch: int = 0
-    count: int = 0  # of segments in the batch
-
-    def encode(self) -> bytes:
-        batch = f"batch={self.batch:016x}/{self.count:08x}"
-        return b"put=%016x state=%s version=%016x %s" % (self.put_id, _state(self.state), self.version, batch.encode())
-
-
-def _state(state: int) -> bytes:
-    return STATE_NAMES[state].ljust(max(map(len, STATE_NAMES.values()))).encode()
-
-
-SLOTS_SIZE = len(Slots(0).encode())
-_PUT_ID_AT = SLOTS_OFFSET + len("put=")
-_STATE_AT = _PUT_ID_AT + 16 + len(" state=")
-
-
-_HEAD_SIZE = 256  # bytes: what readers look at
-assert _HEAD_SIZE > SLOTS_OFFSET + SLOTS_SIZE + 64
 
 
 def segment_path(folder: str, segment: int) -> str:
     return f"{folder}/{segment:016x}.safetensors"
-
-
-def encode_header(key: str, store: str, description: bytes, objects: bytes, entries: bytes) -> bytearray:
-    """The file up to its data: a length, JSON, and spaces up to a page boundary. The slots are to be written."""
-    named = f'{store_mark(store)},"key":{json.dumps(key)},"objects":"'
-    tail = _header_tail if len(entries) < _CACHED_TAIL else _header_tail.__wrapped__
-    text = b"".join(
-        (_SLOTS_START, b" " * SLOTS_SIZE, named.encode(), base64.b64encode(objects), tail(description, entries))
-    )
-    check_header(key, len(text))
-    size = -(-(8 + len(text)) // syscalls.PAGE) * syscalls.PAGE
-    return bytearray(struct.pack("<Q", size - 8) + text.ljust(size - 8))
-
-
-def store_mark(store: str) -> str:
-    """What follows the slots in each header of a store."""
-    return f'","store":{json.dumps(store)}'
-
-
-def check_header(key: str, nbytes: int) -> None:
-    """Refuses what would not fit into a header, also for values that need none."""
-    if nbytes > HEADER_LIMIT:
-        raise UnsupportedValueError(
-            f"the names, shapes and objects of the value take {nbytes:,} bytes, and may take {HEADER_LIMIT:,}: "
-            "store large objects as tensors, or under several keys",
-            key=key,
-        )
-
-
-@functools.lru_cache(maxsize=64)
-def _header_tail(description: bytes, entries: bytes) -> bytes:
-    """What all values of one structure have in common; 50 us for one of 300 tensors."""
-    return b"".join((b'","description":"', base64.b64encode(description), b'"}', entries, b"}"))
-
-
-def write_state(fd: int, state: int) -> None:
-    syscalls.write_at(fd, _state(state), _STATE_AT)
 
 
 class Filling:
@@ -115,43 +36,62 @@ class Filling:
 
     Small ones are assembled in memory and written at once (a pwrite of 64 KiB takes 21 us, faulting its pages in 55);
     from one huge page on, the file itself is mapped. Closing gives back the memory and the lock.
+
+    Attributes:
+        size: of the file, fixed for its life: header, data, and slack.
+        is_whole: all of the file is allocated; so it may be used again.
     """
 
-    def __init__(self, path: str, segment: int, put_id: int, *, mode: int = 0o600, dir_fd: int | None = None) -> None:
-        self.path, self.segment, self.put_id = path, segment, put_id
-        self.size = self._start = 0
-        self._dir_fd = dir_fd
+    def __init__(
+        self,
+        path: str,
+        segment: int,
+        put_id: int,
+        size: int,
+        file: LockFile,
+        *,
+        is_new: bool,
+        dir_fd: int | None = None,
+    ) -> None:
+        self.path, self.segment, self.put_id, self.size = path, segment, put_id, size
+        self.is_whole = not is_new
+        self._file, self._dir_fd, self._is_new = file, dir_fd, is_new
+        self._header: Header | None = None
+        self._end = 0  # of the data
         self._scratch = bytearray()
         self._mapping: Reservation | None = None
         self._address = 0
-        self._file = LockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, dir_fd)
 
     @property
     def fd(self) -> int:
         return self._file.fd
 
-    def allocate(self, header: bytearray, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
-        """Makes room for the header and `nbytes` of data, and writes the header.
+    @property
+    def start(self) -> int:
+        """Of the data."""
+        return self._header.nbytes if self._header else 0
+
+    def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
+        """Makes room for the header and `nbytes` of data.
 
         Raises OSError (ENOSPC) here, and never later: every block of a mapped file is reserved before it is touched.
         No fork may come between a mapping and its being kept from children, so both are done under the guard.
         """
-        header[SLOTS_OFFSET : SLOTS_OFFSET + SLOTS_SIZE] = Slots(self.put_id).encode()
-        self._start, self.size = len(header), len(header) + nbytes
+        self._header, self._end = header, header.nbytes + nbytes
         if self.size < syscalls.HUGE_PAGE:
-            self._scratch = bytearray(self.size)
-            self._scratch[: len(header)] = header
+            self._scratch = bytearray(self._end if self.is_whole else self.size)
             return
-        syscalls.truncate(self.fd, self.size)
-        if huge_pages:
-            for offset in range(0, self.size, syscalls.HUGE_PAGE):
-                syscalls.write_at(self.fd, b"\0", offset)
-        else:
-            syscalls.allocate(self.fd, self.size)
+        if not self.is_whole:
+            syscalls.truncate(self.fd, self.size)
+            if huge_pages:
+                for offset in range(0, self.size, syscalls.HUGE_PAGE):
+                    syscalls.write_at(self.fd, b"\0", offset)
+            else:
+                syscalls.allocate(self.fd, self.size)
         self._map(self.size, guard)
         if huge_pages:
             self._collapse()
-        syscalls.write_at(self.fd, header, 0)
+        self.is_whole = True
 
     def _collapse(self) -> None:
         """Makes huge pages of whole extents of 2 MiB, which are touched, and allocates the rest in small ones.
@@ -182,16 +122,21 @@ class Filling:
     def __array_interface__(self) -> dict[str, Any]:
         """The data section, to be filled. Not to be touched after `close`."""
         address = self._address or syscalls.buffer_address(self._scratch)
-        data = (address + self._start, False)
-        return {"version": 3, "typestr": "|u1", "shape": (self.size - self._start,), "data": data}
+        shape, data = (self._end - self.start,), (address + self.start, False)
+        return {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
 
-    def seal(self, *, durable: bool) -> None:
-        """Everything is written; with `durable`, and on the disk."""
+    def seal(self, checksums: bytes | None, *, durable: bool) -> None:
+        """The data is in its place: writes the header, and all that was assembled in memory; with `durable`, syncs."""
+        assert self._header is not None
+        text = self._header.finish(self.put_id, self._end - self.start, self.size - self._end, checksums)
         if self._scratch:
-            syscalls.write_at(self.fd, self._scratch, 0)
-            self._scratch = bytearray()
+            self._scratch[: self.start] = text
+            text, self._scratch = self._scratch, bytearray()
+        syscalls.write_at(self.fd, text, 0)
+        self.is_whole = True
         if durable:
             syscalls.sync(self.fd)
+        if durable and self._is_new:
             syscalls.sync_folder(os.path.dirname(self.path))
 
     def park(self, guard: Guard) -> None:
@@ -201,9 +146,8 @@ class Filling:
 
     def go_live(self, version: int, batch: int, count: int, *, durable: bool) -> None:
         """Under the mutex, right before the catalog's commit."""
-        slots = Slots(self.put_id, LIVE, version, batch, count)
         file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
-        syscalls.write_at(file.fd, slots.encode(), SLOTS_OFFSET)
+        write_slots(file.fd, Slots(self.put_id, LIVE, version, batch, count))
         if durable:
             syscalls.sync_data(file.fd)
         if file is self._file:
@@ -211,15 +155,21 @@ class Filling:
         else:
             self._mapping = None
 
+    def go_back(self) -> None:
+        """Under the mutex, after an error: the file holds nothing, and may be used again."""
+        file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
+        erase_put_id(file.fd)
+        write_state(file.fd, RETIRED)
+
     def close(self) -> None:
         self._address, self._mapping = 0, None
         self._file.close()
 
 
 def map_segment(
-    path: str, put_id: int, nbytes: int, *, store: str = "", dir_fd: int | None = None
+    path: str, record: Record, *, store: str, dir_fd: int | None = None
 ) -> tuple[Reservation, int, int] | None:
-    """Locks, checks and maps the segment of put `put_id`. Returns the mapping and where header and data start.
+    """Locks, checks and maps the segment that a record names. Returns the mapping and where header and data start.
 
     None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
     if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
@@ -230,15 +180,14 @@ def map_segment(
         fd = fds[0]
         if not syscalls.lock_shared(fd):
             return None
-        head = syscalls.read_at(fd, _HEAD_SIZE, 0)  # after the lock: before it, it may be a writer's
-        if not head.startswith(b"%sput=%016x" % (_SLOTS_START, put_id), 8):
-            return None
-        if store and not head.startswith(store_mark(store).encode(), SLOTS_OFFSET + SLOTS_SIZE):
+        head = syscalls.read_at(fd, HEAD_SIZE, 0)  # after the lock: before it, it may be a writer's
+        if not belongs(head, record.put_id, store):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
         size = syscalls.status(fd).st_size
-        if start % syscalls.PAGE or start + nbytes != size:
-            detail = f"the file has {size:,} bytes, its header takes {start:,} and its data {nbytes:,}"
+        if (start, size) != (record.start, record.size):
+            expected = f"{record.size:,} and {record.start:,}"
+            detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
         mapping, begin = map_file(fd, size)
         return mapping, begin, begin + start
@@ -262,18 +211,3 @@ def _no_file(path: str, error: OSError) -> Exception:
 def remove_file(path: str, dir_fd: int | None = None) -> None:
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder there is nothing of ours: left alone
         syscalls.unlink(path, dir_fd)
-
-
-class _Header(msgspec.Struct):
-    """What is read of a header's JSON."""
-
-    metadata: dict[str, str] = msgspec.field(name="__metadata__")
-
-
-def read_objects(header: bytes) -> bytes:
-    """The objects that a header carries. Raises CorruptionError."""
-    try:
-        return base64.b64decode(msgspec.json.decode(header, type=_Header).metadata["objects"], validate=True)
-    except (msgspec.MsgspecError, UnicodeError, KeyError, ValueError) as error:
-        detail = f"the header can't be read: {error}"
-        raise CorruptionError(detail, detail=detail) from None

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from memstore.engine.lockfile import lock_holders
+from memstore.engine.pool import boot_clock
 from memstore.engine.record import FILLING, LIVE, RETIRED
-from memstore.engine.recovery import boot_clock
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
 
@@ -17,9 +17,10 @@ from memstore.engine.segment import segment_path
 class Usage:
     keys: int
     live_bytes: int
-    reusable_bytes: int  # retired, and nobody holds them: the next sweep gives them back
+    reusable_bytes: int  # retired, and nobody holds them: kept for the next puts; `gc` gives them back
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
+    capacity: int | None
     catalog_bytes: int
     huge_page_bytes: int  # of this process's mappings
     pinned_by: tuple[int, ...]
@@ -28,6 +29,7 @@ class Usage:
 def measure(root: Root) -> Usage:
     with root.guard:
         keys = root.catalog.view(lambda transaction: transaction.count("entries"))
+        counters = root.catalog.view(lambda transaction: transaction.counters())
         rows = root.catalog.view(lambda transaction: list(transaction.segments()))
         leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
         now = boot_clock()
@@ -48,6 +50,7 @@ def measure(root: Root) -> Usage:
         reusable_bytes=totals[RETIRED] - pinned,
         pinned_bytes=pinned,
         filling_bytes=totals[FILLING],
+        capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
         huge_page_bytes=_huge_page_bytes(root.segments),
         pinned_by=tuple(sorted(pinned_by)),

@@ -6,7 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import memstore
-from memstore.engine.record import LIVE
+from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
 
@@ -17,31 +17,43 @@ def opened(store: memstore.Store) -> Root:
     return root
 
 
-def leftovers(store: memstore.Store) -> list[str]:
-    """Files without an entry, entries without a file, rows of what is not live. Call `gc` first, and hold no value."""
+def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
+    """Files without an entry, entries without a file, rows of what is not live. Hold no value.
+
+    Call `gc` first, or allow for `spares`: retired files, kept for reuse.
+    """
     root = opened(store)
     with root.guard:
-        keys, rows, filling, retired = root.catalog.view(
+        keys, rows, filling, retired, held, counters = root.catalog.view(
             lambda transaction: (
                 transaction.keys(b"", None, 1 << 20),
                 dict(transaction.segments()),
                 transaction.numbers("filling", 1 << 20),
-                transaction.numbers("retired", 1 << 20),
+                [segment for *_, segment in transaction.retired(0, 1 << 60, 1 << 20)],
+                transaction.numbers("held", 1 << 20),
+                transaction.counters(),
             )
         )
         records = [root.catalog.read(key) for key in keys]
+    totals = dict.fromkeys((LIVE, RETIRED, FILLING), 0)
+    for row in rows.values():
+        totals[row.state] += row.nbytes
+    kept = {segment for segment in retired if rows[segment].state == RETIRED} if spares else set[int]()
     live = {record.segment for record in records if record is not None and record.segment}
-    expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live}
+    expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live | kept}
     present = set(os.listdir(root.segments))
     found = [f"a file of nobody: {name}" for name in sorted(present - expected)]
     found += [f"a missing file: {name}" for name in sorted(expected - present)]
     found += [f"a filling row: {row}" for row in filling]
-    found += [f"a retired row: {row}" for row in retired]
-    found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live)]
+    found += [f"a retired row: {row}" for row in {*retired} - kept]
+    found += [f"a held row: {row}" for row in held]
+    found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live - kept)]
     found += [f"an entry without a row: {segment}" for segment in sorted(live - set(rows))]
     found += [
         f"not live, but an entry: {row}" for segment, row in rows.items() if segment in live and row.state != LIVE
     ]
+    booked = {LIVE: counters.live, RETIRED: counters.retired + counters.held, FILLING: counters.filling}
+    found += [f"the counters say {booked}, the rows {totals}"] if booked != totals else []
     return found
 
 

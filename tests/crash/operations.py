@@ -16,13 +16,17 @@ Sizes = Mapping[str, int]  # of the keys' values, in bytes
 
 @dataclass(frozen=True)
 class Operation:
-    """`prepare` runs in the process that is to die, before `run`; what it returns lives on meanwhile."""
+    """`prepare` runs in the process that is to die, before `run`; what it returns lives on meanwhile.
+
+    With `spares`, retired files of all sizes are there for reuse; else none is.
+    """
 
     run: Callable[[memstore.Store, object], object]
     before: Sizes
     after: Sizes
     prepare: Callable[[memstore.Store], object] = lambda store: None
     new: int = NEW  # the stamp that the values have afterwards
+    spares: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -37,6 +41,10 @@ class Operation:
         store.delete_many([key for key in self.keys if key not in self.before], missing_ok=True)
         for key, nbytes in self.before.items():
             store.put(key, stamped(OLD, nbytes))
+        store.gc()
+        if self.spares:
+            store.put_many({f"spare {nbytes}": stamped(OLD, nbytes) for nbytes in _MANY.values()})
+            store.delete_many([f"spare {nbytes}" for nbytes in _MANY.values()])
         return {key: store.version(key) if key in self.before else 0 for key in self.keys}
 
     def outcome(self, store: memstore.Store) -> str:
@@ -76,6 +84,9 @@ OPERATIONS = {
     "overwrite-inline": Operation(_put("a", INLINE), {"a": SMALL}, {"a": INLINE}),
     "overwrite-small": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}),
     "overwrite-large": Operation(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}),
+    "reuse-small": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, spares=True),
+    "reuse-large": Operation(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, spares=True),
+    "reuse-many": Operation(_put_many, {"b": SMALL}, _MANY, spares=True),
     "put-many": Operation(_put_many, {"b": SMALL}, _MANY),
     "delete": Operation(lambda store, _: store.delete("a"), {"a": SMALL}, {}),
     "delete-many": Operation(lambda store, _: store.delete_many(list(_MANY)), _MANY, {}),

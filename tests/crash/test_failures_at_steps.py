@@ -101,7 +101,7 @@ def _fail(
     outcome = operation.outcome(store)
     del prepared
     if outcome == "old" and names[number - 1] not in CLAIMS:
-        assert leftovers(store) == [], what
+        assert leftovers(store, spares=True) == [], what
     store.gc()
     assert leftovers(store) == [], what
     assert operation.outcome(store) == outcome, what

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from memstore.engine.header import Header
 from memstore.engine.layout import Span, lay_out
 from memstore.engine.lookup import hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, Content, abandon, claim, commit
 from memstore.engine.root import Creation, Root, close_root, open_root
-from memstore.engine.segment import encode_header
 
 INLINE = 1536
 
@@ -51,11 +51,11 @@ def _content(root: Root, key: bytes, data: bytes, batch: int) -> Content:
     if len(data) <= INLINE:
         return Content(b"bytes", b"", len(data), inline=data)
     layout = lay_out([Span(("data",), "uint8", 1, (len(data),), len(data))])
-    header = encode_header(key.decode(), root.settings.store, b"bytes", b"", layout.header)
-    filling = claim(root, key, len(header) + layout.nbytes, batch, deadline_after(10))
+    header = Header(key.decode(), root.settings.store, b"bytes", b"", layout.header)
+    filling = claim(root, key, header.nbytes, layout.nbytes, batch, deadline_after(10))
     filling.allocate(header, layout.nbytes, root.guard, huge_pages=root.on_tmpfs)
     np.asarray(filling)[:] = np.frombuffer(data, np.uint8)
-    filling.seal(durable=root.settings.durable)
+    filling.seal(None, durable=root.settings.durable)
     return Content(b"bytes", b"", len(data), filling=filling)
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.engine import syscalls
+from memstore.engine.header import Header
 from memstore.engine.layout import ALIGNMENT, SAFETENSORS_DTYPES, Span, lay_out
-from memstore.engine.segment import encode_header
 
 ITEMSIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -46,7 +46,7 @@ lists_of_spans = st.lists(spans(), max_size=25)
 @given(lists_of_spans)
 def test_any_spans_make_a_safetensors_file(given_spans: list[Span]) -> None:
     layout = lay_out(given_spans)
-    header = encode_header("key", "store", b"\x00description", b"", layout.header)
+    header = Header("key", "store", b"\x00description", b"", layout.header).finish(1, layout.nbytes, 0, None)
     data = bytearray(layout.nbytes)
     for number, (span, offset) in enumerate(zip(given_spans, layout.offsets, strict=True)):
         data[offset : offset + span.nbytes] = bytes([number + 1]) * span.nbytes
@@ -115,7 +115,7 @@ def test_many_odd_spans_take_no_quadratic_time() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), st.binary(max_size=300), st.binary(max_size=300))
 def test_headers_end_on_a_page_and_start_with_the_slots(key: str, description: bytes, objects: bytes) -> None:
-    header = encode_header(key, "store", description, objects, b"")
+    header = Header(key, "store", description, objects, b"").finish(1, 0, 0, None)
     assert len(header) % syscalls.PAGE == 0
     assert len(header) == 8 + int.from_bytes(header[:8], "little")
     metadata = json.loads(header[8:])["__metadata__"]

@@ -15,6 +15,8 @@ records = st.builds(
     version=u63,
     put_id=u63,
     segment=u63,
+    size=u63,
+    start=u63,
     nbytes=u63,
     created=st.floats(allow_nan=False),
     description=st.binary(max_size=80),
@@ -25,7 +27,7 @@ records = st.builds(
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=80).map(
     str.encode
 )
-EXAMPLE = Record(7, 9, 3, 1024, 1.5, b"description", b"objects", b"inline", b"checksums")
+EXAMPLE = Record(7, 9, 3, 8192, 4096, 1024, 1.5, b"description", b"objects", b"inline", b"checksums")
 
 
 @given(keys, records)
@@ -68,7 +70,7 @@ def test_a_fitting_checksum_on_garbage_is_no_record(key: bytes, body: bytes) -> 
 @given(st.binary(max_size=60))
 def test_garbage_is_no_row(stored: bytes) -> None:
     try:
-        row = decode_row(stored)
+        row = decode_row(b"id", stored)
     except CorruptionError:
         return
     assert isinstance(row, SegmentRow)
@@ -76,9 +78,11 @@ def test_garbage_is_no_row(stored: bytes) -> None:
 
 def test_a_row_comes_back() -> None:
     row = SegmentRow(b"key", 5, LIVE, 4096)
-    assert decode_row(memoryview(encode_row(row))) == row
+    assert decode_row(b"id", memoryview(encode_row(b"id", row))) == row
+    with pytest.raises(CorruptionError):
+        decode_row(b"di", encode_row(b"id", row))
 
 
 def test_a_record_is_small() -> None:
-    record = Record(2**40, 2**40, 2**40, 2**30, 1.7e9, b"d" * 60, b"")
+    record = Record(2**40, 2**40, 2**40, 2**34, 8192, 2**34, 1.7e9, b"d" * 60, b"")
     assert len(encode_record(b"k" * 64, record)) + 64 <= 300

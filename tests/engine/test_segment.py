@@ -16,15 +16,19 @@ import numpy as np
 import pytest
 import safetensors
 
-from memstore.engine import segment as segments
+from memstore.engine import header as headers
 from memstore.engine import syscalls
+from memstore.engine.header import Header, Slots, write_state
 from memstore.engine.layout import Span, lay_out
-from memstore.engine.record import FILLING, LIVE, RETIRED
-from memstore.engine.segment import Filling, Slots, encode_header, map_segment, write_state
+from memstore.engine.lockfile import LockFile
+from memstore.engine.pool import size_class
+from memstore.engine.record import FILLING, LIVE, RETIRED, Record
+from memstore.engine.segment import Filling, map_segment
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
 from tests.leaks import mapped_files
 
+STORE = "5" * 32
 SIZES = [1, 4096, 10_000, syscalls.HUGE_PAGE - 4097, syscalls.HUGE_PAGE - 4096, syscalls.HUGE_PAGE, (5 << 20) + 3]
 
 
@@ -35,14 +39,25 @@ def folder(scratch: str) -> Iterator[Path]:
     shutil.rmtree(scratch)
 
 
+def create(path: Path, size: int, put_id: int = 0x1234) -> Filling:
+    file = LockFile(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    assert syscalls.lock_exclusive(file.fd)
+    return Filling(str(path), 1, put_id, size, file, is_new=True)
+
+
+def find(path: Path, nbytes: int, put_id: int = 0x1234) -> tuple[syscalls.Reservation, int, int] | None:
+    return map_segment(
+        str(path), Record(7, put_id, 1, size_class(nbytes) + 4096, 4096, nbytes, 0.0, b"", b""), store=STORE
+    )
+
+
 def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: bool = False) -> Filling:
     layout = lay_out([Span(("data",), "uint8", 1, (data.nbytes,), data.nbytes)])
-    header = encode_header("a key", "5" * 32, b"\xffdescription", b"objects", layout.header)
-    filling = Filling(str(path), 1, put_id)
-    assert syscalls.lock_exclusive(filling.fd)
+    header = Header("a key", STORE, b"\xffdescription", b"objects", layout.header)
+    filling = create(path, header.nbytes + size_class(data.nbytes), put_id)
     filling.allocate(header, data.nbytes, threading.RLock(), huge_pages=huge_pages)
     np.asarray(filling)[:] = data
-    filling.seal(durable=False)
+    filling.seal(None, durable=False)
     return filling
 
 
@@ -67,8 +82,8 @@ def test_a_segment_is_a_safetensors_file(folder: Path, size: int, huge_pages: bo
             assert (file.get_tensor("data") == data).all()
             metadata = file.metadata()
     assert metadata["key"] == "a key"
-    assert metadata["memstore"] == "put=0000000000001234 state=live    version=0000000000000007 " + (
-        "batch=0000000000000008/00000002"
+    assert metadata["memstore"].startswith(
+        "put=0000000000001234 state=live    version=0000000000000007 batch=0000000000000008/00000002 check="
     )
 
 
@@ -76,7 +91,7 @@ def test_slots_stand_where_the_format_says(folder: Path) -> None:
     path = folder / "1.safetensors"
     filling = write(path, random_bytes(100))
     text = path.read_bytes()
-    assert text[37:128] == Slots(0x1234).encode()
+    assert text[37:151] == Slots(0x1234).encode()
     assert (text[41:57], text[64:71], text[80:96]) == (b"0000000000001234", b"filling", b"0" * 16)
     assert (text[103:119], text[120:128]) == (b"0" * 16, b"0" * 8)
     filling.go_live(2**63 + 1, 2**62, 1000, durable=False)
@@ -89,9 +104,10 @@ def test_slots_stand_where_the_format_says(folder: Path) -> None:
 @pytest.mark.parametrize("state", [FILLING, LIVE, RETIRED])
 def test_slots_keep_their_width(state: int) -> None:
     largest = Slots(2**64 - 1, state, 2**64 - 1, 2**64 - 1, 2**32 - 1).encode()
-    assert len(largest) == len(Slots(0).encode()) == segments.SLOTS_SIZE
+    assert len(largest) == len(Slots(0).encode()) == headers.SLOTS_SIZE
     assert re.fullmatch(
-        rb"put=[0-9a-f]{16} state=[a-z ]{7} version=[0-9a-f]{16} batch=[0-9a-f]{16}/[0-9a-f]{8}", largest
+        rb"put=[0-9a-f]{16} state=[a-z ]{7} version=[0-9a-f]{16} batch=[0-9a-f]{16}/[0-9a-f]{8} check=[0-9a-f]{16}",
+        largest,
     )
 
 
@@ -113,23 +129,23 @@ def test_data_starts_on_a_page_and_nothing_trails(folder: Path) -> None:
     text = path.read_bytes()
     start = 8 + int.from_bytes(text[:8], "little")
     assert start % syscalls.PAGE == 0
-    assert len(text) == start + 1000
+    assert len(text) == start + size_class(1000)
     assert text[start - 8 : start].strip() == b""
     json.loads(text[8:start])
 
 
 def test_headers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "HEADER_LIMIT", 10_000)
-    encode_header("key", "store", b"", b"o" * 7000, b"")
+    monkeypatch.setattr(headers, "HEADER_LIMIT", 10_000)
+    Header("key", "store", b"", b"o" * 7000, b"")
     with pytest.raises(UnsupportedValueError, match="10,000") as caught:
-        encode_header("key", "store", b"", b"o" * 9000, b"")
+        Header("key", "store", b"", b"o" * 9000, b"")
     assert caught.value.key == "key"
 
 
 def test_a_mapping_keeps_the_lock_and_no_file(folder: Path) -> None:
     path = folder / "1.safetensors"
     publish(path, random_bytes(5000))
-    found = map_segment(str(path), 0x1234, 5000)
+    found = find(path, 5000)
     assert found is not None
     array = np.frombuffer(found[0], np.uint8, 5000, found[2])[10:20]
     del found
@@ -153,13 +169,13 @@ def _target(fd: str) -> str:
 def test_a_mapping_is_private(folder: Path, size: int) -> None:
     path, data = folder / "1.safetensors", random_bytes(size)
     publish(path, data)
-    one, other = (map_segment(str(path), 0x1234, size) for _ in range(2))
+    one, other = (find(path, size) for _ in range(2))
     assert one is not None and other is not None
     mine, others = (np.frombuffer(mapping, np.uint8, size, start) for mapping, _, start in (one, other))
     mine[:] = 0
     assert not mine.any()
     assert (others == data).all()
-    assert path.read_bytes()[-size:] == data.tobytes()
+    assert path.read_bytes()[4096 : 4096 + size] == data.tobytes()
 
 
 def test_large_mappings_are_aligned_for_huge_pages(folder: Path) -> None:
@@ -168,7 +184,7 @@ def test_large_mappings_are_aligned_for_huge_pages(folder: Path) -> None:
     filling.go_live(1, 1, 1, durable=False)
     assert filling.__array_interface__["data"][0] % syscalls.HUGE_PAGE == filling.size - (5 << 20)
     filling.close()
-    found = map_segment(str(path), 0x1234, 5 << 20)
+    found = find(path, 5 << 20)
     assert found is not None
     assert (syscalls.buffer_address(found[0]) + found[1]) % syscalls.HUGE_PAGE == 0
 
@@ -181,9 +197,9 @@ def test_mappings_leave_no_address_space_behind(folder: Path) -> None:
         with open("/proc/self/maps") as file:
             return sum(1 for _ in file)
 
-    map_segment(str(path), 0x1234, 5 << 20)
+    find(path, 5 << 20)
     before = regions()
-    held = [map_segment(str(path), 0x1234, 5 << 20) for _ in range(20)]
+    held = [find(path, 5 << 20) for _ in range(20)]
     assert regions() <= before + 3 * len(held)  # the file, and what is left of the reservation around it
     held.clear()
     assert regions() <= before
@@ -192,18 +208,18 @@ def test_mappings_leave_no_address_space_behind(folder: Path) -> None:
 def test_another_put_is_told_apart(folder: Path) -> None:
     path = folder / "1.safetensors"
     publish(path, random_bytes(5000))
-    assert map_segment(str(path), 0x1235, 5000) is None
-    assert map_segment(str(folder / "2.safetensors"), 0x1234, 5000) is None
+    assert find(path, 5000, 0x1235) is None
+    assert find(folder / "2.safetensors", 5000) is None
     path.write_bytes(b"")
-    assert map_segment(str(path), 0x1234, 5000) is None
+    assert find(path, 5000) is None
 
 
 def test_a_locked_segment_is_left_alone(folder: Path) -> None:
     path = folder / "1.safetensors"
     filling = write(path, random_bytes(5000))
-    assert map_segment(str(path), 0x1234, 5000) is None
+    assert find(path, 5000) is None
     filling.go_live(1, 1, 1, durable=False)
-    assert map_segment(str(path), 0x1234, 5000) is not None
+    assert find(path, 5000) is not None
     filling.close()
 
 
@@ -212,8 +228,8 @@ def test_another_length_is_damage(folder: Path, change: int) -> None:
     path = folder / "1.safetensors"
     publish(path, random_bytes(5000))
     os.truncate(path, path.stat().st_size + change)
-    with pytest.raises(CorruptionError, match="5,000") as caught:
-        map_segment(str(path), 0x1234, 5000)
+    with pytest.raises(CorruptionError, match="12,288") as caught:
+        find(path, 5000)
     assert caught.value.path == str(path)
 
 
@@ -225,7 +241,7 @@ def test_another_header_length_is_damage(folder: Path, bit: int) -> None:
     text[bit // 8] ^= 1 << bit % 8
     path.write_bytes(text)
     with pytest.raises(CorruptionError):
-        map_segment(str(path), 0x1234, 5000)
+        find(path, 5000)
 
 
 def test_a_forked_child_inherits_no_filling(folder: Path) -> None:
@@ -236,18 +252,10 @@ def test_a_forked_child_inherits_no_filling(folder: Path) -> None:
     filling.close()
 
 
-def test_a_file_is_never_written_over(folder: Path) -> None:
-    path = folder / "1.safetensors"
-    path.write_bytes(b"somebody's")
-    with pytest.raises(FileExistsError):
-        Filling(str(path), 1, 1)
-    assert path.read_bytes() == b"somebody's"
-
-
 def test_blocks_are_reserved_before_they_are_written(folder: Path) -> None:
     """Else the page that the disk has no room for would be a SIGBUS in the middle of a copy."""
-    filling = Filling(str(folder / "1.safetensors"), 1, 1)
-    filling.allocate(encode_header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=True)
+    filling = create(folder / "1.safetensors", (9 << 20) + 4096)
+    filling.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=True)
     assert os.stat(filling.path).st_blocks * 512 >= filling.size
     filling.close()
 
@@ -257,8 +265,8 @@ def test_no_room_shows_before_anything_is_mapped(folder: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(syscalls, "allocate", full)
-    filling = Filling(str(folder / "1.safetensors"), 1, 1)
+    filling = create(folder / "1.safetensors", (9 << 20) + 4096)
     with pytest.raises(OSError, match="full"):
-        filling.allocate(encode_header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=False)
+        filling.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=False)
     filling.close()
     assert mapped_files(str(folder)) == []

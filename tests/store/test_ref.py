@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.recovery import boot_clock
+from memstore.engine.pool import boot_clock
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 

@@ -1,0 +1,284 @@
+"""Retired segments: which are used again, which are kept for it, and which are given back.
+
+A file is claimed by a put of nearly its size, oldest first, so that readers of the last versions have time to go. One
+that somebody locks or leases is *held*: set aside, and looked at again by later sweeps. A file is never cut nor
+extended: who has it mapped would meet SIGBUS. What lies idle is bound: by what is live, by twice the largest batch
+lately put, and by a tenth of the free space; but one file of the latest size may always stay.
+
+All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from memstore.engine import syscalls
+from memstore.engine.header import erase_put_id
+from memstore.engine.lockfile import LockFile
+from memstore.engine.record import FILLING, RETIRED
+from memstore.engine.segment import remove_file, segment_path
+from memstore.engine.tables import Counters, Transaction
+
+if TYPE_CHECKING:
+    from memstore.engine.root import Root
+
+log = logging.getLogger("memstore")
+
+_CLASSES_A_DOUBLING = 8
+_TRIES = 4  # files that a claim asks for
+_SWEPT_A_HOLD = 64  # files
+_HELD_A_SWEEP = 2  # files that a put looks at again
+_LOOK_FOR_DEAD = 1.0  # seconds between a process's looks at filling rows
+_FREE_SHARE = 0.1  # of the file system's free space
+
+
+class Row(NamedTuple):
+    """Of `retired`, or with size 0 of `held`."""
+
+    size: int
+    sequence: int
+    segment: int
+
+
+def size_class(nbytes: int) -> int:
+    """Room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % (or a page) are slack."""
+    step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
+    return -(-nbytes // step) * step
+
+
+class Reuse:
+    """A claim's look for a file. It may be asked twice, if its transaction has to be repeated."""
+
+    __slots__ = ("_asked", "_need", "file", "refused", "row")
+
+    def __init__(self, need: int) -> None:
+        self._need, self._asked = need, False
+        self.file: LockFile | None = None
+        self.row: Row | None = None
+        self.refused: list[Row] = []
+
+    def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
+        """Locks a file, erases its put id, and books it and those that were refused. Call it under the guard."""
+        if not self._asked and counters.retired:
+            self._ask(root, transaction)
+        self._asked = True
+        for row in self.refused:
+            _set_aside(transaction, counters, row)
+        if self.row is None:
+            return False
+        transaction.delete_retired(self.row.size, self.row.sequence)
+        counters.retired -= self.row.size
+        return True
+
+    def _ask(self, root: Root, transaction: Transaction) -> None:
+        most = self._need + self._need // _CLASSES_A_DOUBLING + syscalls.PAGE
+        now = boot_clock()
+        for found in transaction.retired(self._need, most, _TRIES):
+            row = Row(*found)
+            file = None if _is_leased(transaction, row.segment, now) else _lock_free(root, transaction, row.segment)
+            if file is None or syscalls.status(file.fd).st_size != row.size:  # cut by somebody: left to the sweep
+                self.refused.append(row)
+                continue
+            erase_put_id(file.fd)
+            self.file, self.row = file, row
+            return
+
+
+def _set_aside(transaction: Transaction, counters: Counters, row: Row) -> None:
+    """From `retired` to the end of `held`."""
+    counters.sequence += 1
+    transaction.delete_retired(row.size, row.sequence)
+    transaction.put_number("held", counters.sequence, row.segment)
+    counters.retired -= row.size
+    counters.held += row.size
+
+
+def retire(transaction: Transaction, counters: Counters, segment: int, size: int) -> None:
+    counters.sequence += 1
+    counters.retired += size
+    transaction.put_retired(size, counters.sequence, segment)
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------------
+
+
+def limit(root: Root, counters: Counters) -> int:
+    """How many bytes of retired files may stay."""
+    wanted = max(counters.live, 2 * counters.recent)
+    if counters.retired <= min(counters.recent, wanted):
+        return wanted
+    status = os.fstatvfs(root.segments_fd)
+    free = int(status.f_bavail * status.f_frsize * _FREE_SHARE)
+    return min(wanted, max(free, counters.recent))
+
+
+def needs_sweep(root: Root, counters: Counters) -> bool:
+    """After a commit that retired something."""
+    return bool(counters.held or counters.retired > limit(root, counters) or _may_look_for_dead(root, counters))
+
+
+def _may_look_for_dead(root: Root, counters: Counters) -> bool:
+    return counters.filling > 0 and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
+
+
+def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
+    """Looks at everything once, some files at a hold: others publish in between. Arguments and result as `sweep`."""
+    with root.guard:
+        tables = ("retired", "held", "filling")
+        rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
+    root.looked_for_dead, root.last_filling = 0.0, 0
+    freed = 0
+    for _ in range(rows // _SWEPT_A_HOLD + 1):
+        unlinked: list[LockFile] = []
+        action = functools.partial(sweep, root, unlinked, files=_SWEPT_A_HOLD, keep=keep)
+        freed += root.mutex.run(action, deadline)
+    return freed
+
+
+class _Sweep(NamedTuple):
+    """What one hold looks at."""
+
+    surplus: list[Row]
+    held: list[Row]
+    dead: list[int]
+
+
+def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None = None) -> int:
+    """Unlinks retired files beyond what may stay (`keep` bytes; None: `limit`), and what dead writers left.
+
+    It looks at up to `files` of each kind, and returns the bytes that it gave back. Files are unlinked before their
+    rows go: a kill in between leaves rows without files, which the next sweep takes as done. Their blocks are freed
+    when `unlinked` is dropped, which the caller does after the mutex: 512 MiB of small pages take 70 ms.
+    """
+    with root.guard:
+        chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
+        if not any(chosen):
+            return 0
+        action = functools.partial(_give_back, root, chosen=chosen, unlinked=unlinked, keep=keep)
+        return root.catalog.update(action, is_delete=True)
+
+
+def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) -> _Sweep:
+    counters = transaction.counters()
+    over = counters.retired - (limit(root, counters) if keep is None else keep)
+    surplus: list[Row] = []
+    if over > 0:
+        for row in transaction.oldest_retired(files):
+            if over <= 0:
+                break
+            surplus.append(Row(*row))
+            over -= row[0]
+    held = [Row(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
+    dead: list[int] = []
+    if _may_look_for_dead(root, counters):
+        dead = [segment for segment, _ in transaction.numbers("filling", files, root.last_filling)]
+        root.last_filling = dead[-1] if len(dead) == files else 0
+        root.looked_for_dead = time.monotonic() if root.last_filling == 0 else root.looked_for_dead
+    return _Sweep(surplus, held, dead)
+
+
+def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[LockFile], keep: int | None) -> int:
+    counters, freed, now = transaction.counters(), 0, boot_clock()
+    for row in chosen.surplus:
+        if not _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
+            _set_aside(transaction, counters, row)
+            continue
+        transaction.delete_retired(row.size, row.sequence)
+        counters.retired -= row.size
+        freed += row.size
+    for row in chosen.held:
+        freed += _look_again(root, transaction, counters, row, unlinked, now, keep)
+    for segment in chosen.dead:
+        found = transaction.segment(segment)
+        if _unlink(root, transaction, segment, FILLING, unlinked, now):
+            transaction.delete_number("filling", segment)
+            size = found.nbytes if found else 0
+            counters.filling -= size
+            freed += size
+    transaction.put_counters(counters)
+    return freed
+
+
+def _look_again(
+    root: Root,
+    transaction: Transaction,
+    counters: Counters,
+    row: Row,
+    unlinked: list[LockFile],
+    now: int,
+    keep: int | None,
+) -> int:
+    """A held file that nobody holds any more may be reused, or goes. Returns the bytes that went."""
+    transaction.delete_number("held", row.sequence)
+    found = transaction.segment(row.segment)
+    size = found.nbytes if found else 0
+    if keep == 0 or not size:
+        if _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
+            counters.held -= size
+            return size
+    elif not _is_leased(transaction, row.segment, now) and _lock_free(root, transaction, row.segment):
+        counters.held -= size
+        retire(transaction, counters, row.segment, size)
+        return 0
+    counters.sequence += 1
+    transaction.put_number("held", counters.sequence, row.segment)
+    return 0
+
+
+def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unlinked: list[LockFile], now: int) -> bool:
+    """Unlinks a file that nobody locks or leases, and drops its row. A missing file is done; so is a missing row."""
+    row = transaction.segment(segment)
+    if row is not None:
+        if row.state != state:  # a damaged table names it: never touch what is live
+            return True
+        if _is_leased(transaction, segment, now):
+            return False
+        try:
+            file = _lock(root, transaction, segment, state)
+        except FileNotFoundError:
+            file = None
+        else:
+            if file is None:
+                return False
+            unlinked.append(file)
+        remove_file(segment_path(root.segments, segment), root.segments_fd)
+        transaction.delete_segment(segment)
+    transaction.delete_number("leases", segment)
+    return True
+
+
+def _lock_free(root: Root, transaction: Transaction, segment: int) -> LockFile | None:
+    try:
+        return _lock(root, transaction, segment, RETIRED)
+    except FileNotFoundError:
+        return None
+
+
+def _lock(root: Root, transaction: Transaction, segment: int, state: int) -> LockFile | None:
+    """The file, locked for good, if its row is in that state and nobody else locks it."""
+    row = transaction.segment(segment)
+    if row is None or row.state != state:
+        return None
+    try:
+        file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+    except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
+            raise FileNotFoundError(errno.ENOENT, "no file of memstore's", error.filename) from None
+        raise
+    return file if syscalls.lock_exclusive(file.fd) else None
+
+
+def _is_leased(transaction: Transaction, segment: int, now: int) -> bool:
+    return (transaction.number("leases", segment) or 0) > now
+
+
+def boot_clock() -> int:
+    """Nanoseconds since boot, suspend included: leases are compared across processes."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
