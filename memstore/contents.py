@@ -98,11 +98,11 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
     return content
 
 
-def give_back(root: Root, fillings: Sequence[Filling]) -> None:
-    """After an error: the rows and files of a batch that was not published."""
+def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:
+    """After an error: the rows and files of a batch that was not published. `keep` as `publish.abandon` has it."""
     try:
         if fillings:
-            publish.abandon(root, fillings)
+            publish.abandon(root, fillings, keep=keep)
     except (OSError, MemstoreError) as error:
         log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, error)
     finally:

@@ -16,7 +16,7 @@ from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
 from memstore.engine.segment import segment_path
-from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
+from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError, VersionConflictError
 from memstore.info import EntryInfo, LeafInfo, StoreStats
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
@@ -206,8 +206,8 @@ class Store:
                 for name, flat, expected in batch
             ]
             versions = commit(root, changes, deadline)
-        except BaseException:
-            contents.give_back(root, fillings)
+        except BaseException as error:
+            contents.give_back(root, fillings, keep=isinstance(error, VersionConflictError))
             raise
         contents.close(fillings)
         return versions

@@ -140,11 +140,12 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
         transaction.put_counters(counters)
 
 
-def abandon(root: Root, fillings: Sequence[Filling]) -> None:
+def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> None:
     """Gives claimed files back after an error, if they are still filling under our put ids.
 
-    Those that are allocated wholly are kept for reuse, so that a lost race of compare-and-swaps costs no file.
+    With `keep`, those that are allocated wholly may be used again: a lost race of compare-and-swaps costs no file.
     """
+    kept = {filling.segment for filling in fillings if keep and filling.is_whole}
 
     def is_ours(transaction: Transaction, filling: Filling) -> bool:
         row = transaction.segment(filling.segment)
@@ -152,13 +153,13 @@ def abandon(root: Root, fillings: Sequence[Filling]) -> None:
 
     def forget(transaction: Transaction, ours: Sequence[Filling]) -> None:
         for filling in ours:
-            _drop(transaction, filling.segment, keep=filling.is_whole)
+            _drop(transaction, filling.segment, keep=filling.segment in kept)
 
     def action() -> None:
         with root.guard:
             ours = root.catalog.view(lambda transaction: [f for f in fillings if is_ours(transaction, f)])
             for filling in ours:  # before their rows: a row without a file is swept, a file without a row never
-                if filling.is_whole:
+                if filling.segment in kept:
                     filling.go_back()
                 else:
                     remove_file(filling.path, root.segments_fd)

@@ -18,7 +18,8 @@ MIB = 1 << 20
 
 
 def state(store: memstore.Store) -> object:
-    """All that a failed put must leave as it was."""
+    """All that a failed put must leave as it was, but for files that were kept for reuse."""
+    store.gc()
     files = {name: os.path.getsize(f"{store.root}/segments/{name}") for name in os.listdir(f"{store.root}/segments")}
     stats = store.stats()
     return [(key, store.version(key)) for key in store], files, stats.live_bytes, stats.filling_bytes, stats.puts
@@ -90,7 +91,7 @@ def _fill_and_drain(folder: str, size: int) -> None:
             store.delete("0")
             store.put("0", of_size(size, 5))
         assert store.delete_many(f"{number}" for number in range(count)) == count
-        assert list(store) == [] and os.listdir(f"{store.root}/segments") == []
+        assert list(store) == []
         for number in range(count):
             store.put(f"{number}", of_size(size, number))
 
@@ -350,7 +351,7 @@ def _two_writers(folder: str) -> None:
         store.gc()
         stats = store.stats()
         assert stats.filling_bytes == stats.reusable_bytes == 0
-        assert stats.live_bytes == sum(counts) * (4096 + 70_000)
+        assert stats.live_bytes == sum(counts) * (4096 + 73_728)  # data in its size class
 
 
 def _put_until_full(wire: Wire, number: int, root: str) -> int:

@@ -62,7 +62,7 @@ def test_an_out_is_not_written_before_all_is_checked(scratch: str) -> None:
     with memstore.open(scratch, checksum=True, verify=True) as store:
         store.put("key", {"a": torch.ones(1000), "b": torch.ones(1000)})
         (path,) = store.info("key").files
-        flip(path, os.path.getsize(path) - 1)
+        flip(path, max(stop for name, (_, stop) in places_of(path).items() if name in "ab") - 1)
         out = {"a": torch.zeros(1000), "b": torch.zeros(1000)}
         with pytest.raises(memstore.CorruptionError):
             store.get("key", out=out)
@@ -75,6 +75,7 @@ def test_pads_and_headers_are_not_data(root: str) -> None:
         store.put("key", value)
         (path,) = store.info("key").files
         flip(path, places_of(path)["__pad__"][0])
+        flip(path, os.path.getsize(path) - 1)  # slack
         flip(path, min(start for start, _ in places_of(path).values()) - 1)  # a space at the header's end
         assert_same(value, store.get("key"))
 

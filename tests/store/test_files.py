@@ -17,7 +17,9 @@ import memstore
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import values
 
-SLOTS = re.compile(r"put=([0-9a-f]{16}) state=live    version=([0-9a-f]{16}) batch=([0-9a-f]{16})/([0-9a-f]{8})")
+SLOTS = re.compile(
+    r"put=([0-9a-f]{16}) state=live    version=([0-9a-f]{16}) batch=([0-9a-f]{16})/([0-9a-f]{8}) check=.*"
+)
 
 
 def segments(store: memstore.Store) -> list[str]:
@@ -75,20 +77,22 @@ def test_their_slots_say_what_the_catalog_says(store: memstore.Store) -> None:
     assert len({slots[0] for slots in found.values()}) == 3
 
 
-def test_their_length_is_header_and_data(store: memstore.Store) -> None:
+def test_their_length_is_header_data_and_little_slack(store: memstore.Store) -> None:
     store.put_many(VARIED)
     for key in VARIED:
         (path,) = store.info(key).files
         with open(path, "rb") as file:
             header = 8 + int.from_bytes(file.read(8), "little")
         assert header % 4096 == 0
-        assert os.path.getsize(path) == header + store.info(key).nbytes
+        room = os.path.getsize(path) - header - store.info(key).nbytes
+        assert 0 <= room <= max(4096, store.info(key).nbytes // 8)
 
 
 @given(value=values())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_values_segment_is_a_safetensors_file(store: memstore.Store, value: object) -> None:
     store.delete("key", missing_ok=True)
+    store.gc()
     store.put("key", [value, torch.zeros(2000)])
     (path,) = segments(store)
     with safetensors.safe_open(path, "np") as file:
