@@ -176,7 +176,11 @@ def adopt(fd: int, settings: Settings) -> None:
 
 
 def check_filesystem(root: str, durability: Durability | None) -> int:
-    """Refuses network file systems, and "disk" on tmpfs. Returns the type, as statfs has it."""
+    """Refuses network file systems, "disk" on tmpfs, and what is no Linux. Returns the type, as statfs has it."""
+    if not os.path.exists(syscalls.BOOT_ID):
+        raise UnsupportedFilesystemError(
+            f"{root}: this machine has no {syscalls.BOOT_ID}: a memstore store needs Linux, with /proc mounted"
+        )
     kind = syscalls.filesystem_type(root)
     if kind in _NETWORK:
         raise UnsupportedFilesystemError(

@@ -186,7 +186,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
         ("inline_limit", creation.inline_limit, settings.inline_limit),
     ):
         if asked is not None and asked != found:
-            raise NotAStoreError(
+            raise ValueError(
                 f"{path} was created with {name}={found!r}, which can't be changed; {asked!r} was asked for: "
                 f"leave {name} out, or choose another folder"
             )

@@ -18,6 +18,7 @@ import torch
 import memstore
 from memstore.engine import folder, syscalls
 from tests.children import in_child
+from tests.namespaces import MOUNTS, in_namespaces, mount_tmpfs, unmount
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
 USER, OTHER, GROUP = 54321, 54322, 54323
@@ -413,6 +414,22 @@ def test_a_disk_store_that_was_copied_to_tmpfs(disk_root: str, monkeypatch: pyte
         with pytest.raises(memstore.UnsupportedFilesystemError, match="tmpfs"):
             memstore.open(disk_root)
     open_and_close(disk_root)
+
+
+def test_a_machine_without_proc_is_not_served(scratch: str) -> None:
+    """Not Linux, or a container that has it not mounted: nothing would tell a reboot, or a dead owner's name."""
+    make(f"{scratch}2")
+    in_namespaces(MOUNTS, _open_without_proc, scratch, f"{scratch}2")
+
+
+def _open_without_proc(new: str, existing: str) -> None:
+    mount_tmpfs("/proc")
+    for root in (new, existing):
+        with pytest.raises(memstore.UnsupportedFilesystemError, match="needs Linux, with /proc mounted"):
+            memstore.open(root)
+    assert not os.path.exists(new)
+    unmount("/proc")
+    open_and_close(new)
 
 
 def test_a_file_system_that_fails(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
