@@ -329,14 +329,14 @@ class Transaction:
     def delete_number(self, table: str, key: int) -> None:
         self._handle.delete(_U64.pack(key), db=self._tables[table])
 
-    def numbers(self, table: str, limit: int) -> list[tuple[int, int]]:
-        """The first rows of `filling`, `retired` or `leases`."""
+    def numbers(self, table: str, limit: int, start: int = 0) -> list[tuple[int, int]]:
+        """The first rows of `filling`, `retired` or `leases`, from the key `start` on."""
         found: list[tuple[int, int]] = []
         with self._handle.cursor(db=self._tables[table]) as cursor:
-            for key, value in cursor:
-                if len(found) == limit:
-                    break
-                found.append((_number(key), _number(value)))
+            more = cursor.set_range(_U64.pack(start))
+            while more and len(found) < limit:
+                found.append((_number(cursor.key()), _number(cursor.value())))
+                more = cursor.next()
         return found
 
     def counters(self) -> Counters:

@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.folder import adopt
-from memstore.engine.lockfile import LockFile
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import FILLING, LIVE, RETIRED, Record, SegmentRow
-from memstore.engine.recovery import boot_clock, sweep
+from memstore.engine.recovery import boot_clock, sweep_some
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, remove_file, segment_path
 from memstore.errors import CorruptionError, KeyNotFoundError, MemstoreError, VersionConflictError
@@ -125,14 +124,13 @@ def abandon(root: Root, fillings: Sequence[Filling]) -> None:
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0."""
-    unlinked: list[LockFile] = []
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
     versions, retired = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
     for bell in bells:
         root.doorbell.wake(bell)
     if retired:
         try:
-            root.mutex.run(lambda: sweep(root, unlinked, limit=max(SWEPT_A_PUT, retired)), deadline_after(SWEEP_WAIT))
+            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
         except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
             log.debug("%s: nothing swept: %s", root.path, error)
     return versions

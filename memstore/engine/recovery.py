@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memstore")
 
-_SWEPT_A_HOLD = 64  # files
+_SWEPT_A_HOLD = 16  # files retired, and as many filling: each is open until the hold is over
 _Row = tuple[int, int]  # of `retired`: sequence and segment; of `filling`: 0 and segment
 
 
@@ -65,18 +65,33 @@ def _mark_filling(root: Root, segment: int) -> None:
 
 
 def sweep_all(root: Root, deadline: float) -> int:
-    """Sweeps every retired and filling file once, some at a hold: others publish in between. Returns the bytes."""
+    """Sweeps every retired and filling file once. Returns the bytes."""
     with root.guard:
         rows = root.catalog.view(lambda transaction: sum(map(transaction.count, ("retired", "filling"))))
-    freed = 0
-    for _ in range(rows // _SWEPT_A_HOLD + 1):
+    return sweep_some(root, rows + 1, deadline)
+
+
+def sweep_some(root: Root, count: int, deadline: float) -> int:
+    """Sweeps `count` files, some at a hold: others publish in between. Returns the bytes."""
+    freed = after = 0
+    for left in range(count, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
-        freed += root.mutex.run(lambda unlinked=unlinked: sweep(root, unlinked, limit=_SWEPT_A_HOLD), deadline)
+
+        def action(
+            unlinked: list[LockFile] = unlinked, limit: int = min(left, _SWEPT_A_HOLD), after: int = after
+        ) -> tuple[int, int]:
+            return sweep(root, unlinked, limit=limit, after=after)
+
+        nbytes, after = root.mutex.run(action, deadline)
+        freed += nbytes
     return freed
 
 
-def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
-    """Unlinks up to `limit` retired, and as many filling, files that nobody locks or leases. Returns their bytes.
+def sweep(root: Root, unlinked: list[LockFile], *, limit: int, after: int = 0) -> tuple[int, int]:
+    """Unlinks up to `limit` retired files, and as many filling ones, that nobody locks or leases.
+
+    Filling ones are looked at beyond segment `after`. Returns the bytes, and the last of them that was looked at:
+    those in front may be live writers', or other users'.
 
     The files are unlinked before their rows go: a kill in between leaves rows without files, which the next sweep
     takes as done. Their blocks are freed when `unlinked` is dropped, which the caller does after the mutex: freeing
@@ -85,13 +100,14 @@ def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
 
     def candidates(transaction: Transaction) -> tuple[list[_Row], list[_Row]]:
         retired = transaction.numbers("retired", limit)
-        filling = [(0, segment) for segment, _ in transaction.numbers("filling", limit)]
+        filling = [(0, segment) for segment, _ in transaction.numbers("filling", limit, after + 1)]
         now = boot_clock()
         leased = [row for row in retired if (transaction.number("leases", row[1]) or 0) > now]
         return [row for row in (*retired, *filling) if row not in leased], leased
 
     with root.guard:
         rows, refused = root.catalog.view(candidates)
+    last = max((segment for sequence, segment in rows if not sequence), default=after)
     gone: list[_Row] = []
     for row in rows:
         if _take(root, row, unlinked):
@@ -100,9 +116,9 @@ def sweep(root: Root, unlinked: list[LockFile], *, limit: int) -> int:
         elif row[0]:
             refused.append(row)
     if not gone and len(refused) < limit:
-        return 0
+        return 0, last
     with root.guard:
-        return root.catalog.update(lambda transaction: _forget(transaction, gone, refused), is_delete=True)
+        return root.catalog.update(lambda transaction: _forget(transaction, gone, refused), is_delete=True), last
 
 
 def _take(root: Root, row: _Row, taken: list[LockFile]) -> bool:
