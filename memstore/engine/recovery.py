@@ -6,6 +6,7 @@ All of it runs under the store's mutex, on rows that the catalog names: no folde
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import time
@@ -76,12 +77,7 @@ def sweep_some(root: Root, count: int, deadline: float) -> int:
     freed = after = 0
     for left in range(count, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
-
-        def action(
-            unlinked: list[LockFile] = unlinked, limit: int = min(left, _SWEPT_A_HOLD), after: int = after
-        ) -> tuple[int, int]:
-            return sweep(root, unlinked, limit=limit, after=after)
-
+        action = functools.partial(sweep, root, unlinked, limit=min(left, _SWEPT_A_HOLD), after=after)
         nbytes, after = root.mutex.run(action, deadline)
         freed += nbytes
     return freed
