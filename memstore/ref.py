@@ -57,7 +57,7 @@ class Ref:
         if held is None and default is not ...:
             return default
         if held is None:
-            why = f"it was replaced, and this ref came after its lease of {self._lease:g} s: take refs with a longer lease"
+            why = f"it was replaced, and this ref came after its lease of {self._lease:g} s: take a longer lease"
             if not root.is_in_place():
                 why = "the store's folder was removed or replaced: open it again"
             raise VersionGoneError(
