@@ -156,6 +156,14 @@ def create_file(root: str, name: str, content: bytes, settings: Settings) -> Non
         syscalls.sync_folder(root)
 
 
+def sync_file(path: str) -> None:
+    fd = syscalls.open_file(path, os.O_RDONLY)
+    try:
+        syscalls.sync(fd)
+    finally:
+        syscalls.close(fd)
+
+
 def create_folder(path: str, settings: Settings) -> None:
     with contextlib.suppress(FileExistsError):
         syscalls.make_folder(path, 0o700)

@@ -208,6 +208,8 @@ def _create(path: str, creation: Creation, kind: int, deadline: float) -> Root:
     for name in (LOCK, DOORBELL):
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
+        elif settings.durable:  # its creator was killed, and may have asked for a store that needs no disk
+            folder.sync_file(f"{path}/{name}")
     root = _assemble(path, settings, kind, deadline, writable=True)
     with _closed_on_error(root):
         with root.guard:
