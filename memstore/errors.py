@@ -116,7 +116,7 @@ class PermissionDeniedError(MemstoreError, PermissionError):
 
 
 class UnsupportedFilesystemError(MemstoreError):
-    """The file system lacks what the store needs: a network one, or "disk" durability on tmpfs."""
+    """The file system lacks what the store needs: a network one, "disk" durability on tmpfs, or no /proc of Linux."""
 
 
 class ReadOnlyError(MemstoreError):

@@ -57,10 +57,11 @@ class Ref:
         if held is None and default is not ...:
             return default
         if held is None:
+            why = f"it was replaced, and this ref came after its lease of {self._lease:g} s: take a longer lease"
+            if not root.is_in_place():
+                why = "the store's folder was removed or replaced: open it again"
             raise VersionGoneError(
-                f"version {self.version} of {self.key!r} in {self.root} is gone: it was replaced, and this ref came "
-                f"after its lease of {self._lease:g} s: take refs with a longer lease, or get the key",
-                key=self.key,
+                f"version {self.version} of {self.key!r} in {self.root} is gone: {why}, or get the key", key=self.key
             )
         options.pop("timeout", None)  # of the store's locks, and none is waited for here
         chosen = contents.Options(**options) if options else contents.PLAIN

@@ -77,6 +77,7 @@ def open(
         NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
         AlreadyExistsError: mode "x", and there is a store.
         PermissionDeniedError: the folder or a file in it is somebody else's, open to others, or a link.
+        ValueError: an option makes no sense, or the store was created with another.
         FormatVersionError, UnsupportedFilesystemError, StoreTimeoutError, StoreFullError.
 
     Example:

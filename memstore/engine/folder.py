@@ -156,6 +156,14 @@ def create_file(root: str, name: str, content: bytes, settings: Settings) -> Non
         syscalls.sync_folder(root)
 
 
+def sync_file(path: str) -> None:
+    fd = syscalls.open_file(path, os.O_RDONLY)
+    try:
+        syscalls.sync(fd)
+    finally:
+        syscalls.close(fd)
+
+
 def create_folder(path: str, settings: Settings) -> None:
     with contextlib.suppress(FileExistsError):
         syscalls.make_folder(path, 0o700)
@@ -176,7 +184,11 @@ def adopt(fd: int, settings: Settings) -> None:
 
 
 def check_filesystem(root: str, durability: Durability | None) -> int:
-    """Refuses network file systems, and "disk" on tmpfs. Returns the type, as statfs has it."""
+    """Refuses network file systems, "disk" on tmpfs, and what is no Linux. Returns the type, as statfs has it."""
+    if not os.path.exists(syscalls.BOOT_ID):
+        raise UnsupportedFilesystemError(
+            f"{root}: this machine has no {syscalls.BOOT_ID}: a memstore store needs Linux, with /proc mounted"
+        )
     kind = syscalls.filesystem_type(root)
     if kind in _NETWORK:
         raise UnsupportedFilesystemError(

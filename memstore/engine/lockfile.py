@@ -55,6 +55,12 @@ def close_all() -> None:
 def lock_holders() -> dict[tuple[int, int], set[int]]:
     """(device, inode) -> pids that hold a flock on it, as /proc/locks tells: who took it, if in our pid namespace."""
     holders: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for _ in range(2):  # a lock that comes or goes meanwhile may hide others from one reading
+        _read_locks(holders)
+    return holders
+
+
+def _read_locks(holders: dict[tuple[int, int], set[int]]) -> None:
     try:
         with open("/proc/locks") as file:
             for line in file:
@@ -64,4 +70,3 @@ def lock_holders() -> dict[tuple[int, int], set[int]]:
                     holders[os.makedev(int(major, 16), int(minor, 16)), int(inode)].add(int(fields[4]))
     except OSError:
         pass
-    return holders

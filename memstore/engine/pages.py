@@ -206,7 +206,7 @@ class Doorbell(_Page):
 
 
 def _boot_id() -> tuple[int, int]:
-    with open("/proc/sys/kernel/random/boot_id") as file:
+    with open(syscalls.BOOT_ID) as file:
         number = int(file.read().strip().replace("-", ""), 16)
     return number >> 64, number & (2**64 - 1)
 
@@ -225,4 +225,7 @@ def deadline_after(seconds: float) -> float:
     """The monotonic time in `seconds` (may be infinite: a year serves)."""
     if seconds != seconds:
         raise ValueError("a timeout is a number of seconds, and not nan")
-    return time.monotonic() + min(seconds, 365 * 86400.0)
+    try:
+        return time.monotonic() + min(seconds, 365 * 86400.0)
+    except TypeError:
+        raise TypeError(f"a timeout is a number of seconds, and not {seconds!r}") from None

@@ -31,7 +31,7 @@ log = logging.getLogger("memstore")
 
 _CLASSES_A_DOUBLING = 8
 _TRIES = 4  # files that a claim asks for
-_SWEPT_A_HOLD = 64  # files
+_SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
 _HELD_A_SWEEP = 2  # files that a put looks at again
 _LOOK_FOR_DEAD = 1.0  # seconds between a process's looks at filling rows
 _FREE_SHARE = 0.1  # of the file system's free space
@@ -80,13 +80,20 @@ class Reuse:
         now = boot_clock()
         for found in transaction.retired(self._need, most, _TRIES):
             row = Row(*found)
-            file = None if _is_leased(transaction, row.segment, now) else _lock_free(root, transaction, row.segment)
-            if file is None or syscalls.status(file.fd).st_size != row.size:  # cut by somebody: left to the sweep
-                self.refused.append(row)
-                continue
-            erase_put_id(file.fd)
-            self.file, self.row = file, row
-            return
+            if not _is_leased(transaction, row.segment, now):
+                self.file = _lock_free(root, transaction, row.segment)
+            if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
+                self.row = row
+                erase_put_id(self.file.fd)
+                return
+            self.close()  # cut by somebody: left to the sweep
+            self.refused.append(row)
+
+    def close(self) -> None:
+        """Gives the file back."""
+        if self.file is not None:
+            self.file.close()
+        self.file = None
 
 
 def _set_aside(transaction: Transaction, counters: Counters, row: Row) -> None:
@@ -127,15 +134,20 @@ def _may_look_for_dead(root: Root, counters: Counters) -> bool:
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
-    """Looks at everything once, some files at a hold: others publish in between. Arguments and result as `sweep`."""
+    """Looks at everything once. Arguments and result as `sweep`."""
     with root.guard:
         tables = ("retired", "held", "filling")
         rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.looked_for_dead, root.last_filling = 0.0, 0
+    return sweep_some(root, rows + 1, deadline, keep=keep)
+
+
+def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:
+    """As `sweep`, in several holds: others publish in between, and few files are open at once."""
     freed = 0
-    for _ in range(rows // _SWEPT_A_HOLD + 1):
+    for left in range(files, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
-        action = functools.partial(sweep, root, unlinked, files=_SWEPT_A_HOLD, keep=keep)
+        action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         freed += root.mutex.run(action, deadline)
     return freed
 

@@ -32,7 +32,7 @@ from memstore.engine import syscalls
 from memstore.engine.folder import adopt
 from memstore.engine.lockfile import LockFile
 from memstore.engine.pages import deadline_after
-from memstore.engine.pool import Reuse, boot_clock, needs_sweep, retire, size_class, sweep
+from memstore.engine.pool import Reuse, boot_clock, needs_sweep, retire, size_class, sweep_some
 from memstore.engine.record import FILLING, LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.recovery import mark_retired
 from memstore.engine.root import Root
@@ -98,7 +98,11 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) 
         return segment, counters.number, size
 
     with root.guard:
-        segment, put_id, size = root.catalog.update(allot)
+        try:
+            segment, put_id, size = root.catalog.update(allot)
+        except BaseException:
+            reuse.close()
+            raise
         path = segment_path(root.segments, segment)
         is_new = reuse.file is None
         file = reuse.file or _create(root, path, segment)
@@ -176,10 +180,8 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     for bell in bells:
         root.doorbell.wake(bell)
     if retired and needs_sweep(root, counters):
-        unlinked: list[LockFile] = []
-        files = max(SWEPT_A_PUT, len(retired))
         try:
-            root.mutex.run(lambda: sweep(root, unlinked, files=files), deadline_after(SWEEP_WAIT))
+            sweep_some(root, max(SWEPT_A_PUT, len(retired)), deadline_after(SWEEP_WAIT))
         except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
             log.debug("%s: nothing swept: %s", root.path, error)
     return versions

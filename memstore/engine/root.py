@@ -216,7 +216,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
         ("inline_limit", creation.inline_limit, settings.inline_limit),
     ):
         if asked is not None and asked != found:
-            raise NotAStoreError(
+            raise ValueError(
                 f"{path} was created with {name}={found!r}, which can't be changed; {asked!r} was asked for: "
                 f"leave {name} out, or choose another folder"
             )
@@ -238,6 +238,8 @@ def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int,
     for name in (LOCK, DOORBELL):
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
+        elif settings.durable:  # its creator was killed, and may have asked for a store that needs no disk
+            folder.sync_file(f"{path}/{name}")
     root = _assemble(path, identity, settings, kind, deadline, writable=True)
     with _closed_on_error(root):
         with root.guard:

@@ -22,6 +22,7 @@ from typing import Any
 
 PAGE = 4096  # of our files, whatever the machine's
 HUGE_PAGE = 2 << 20
+BOOT_ID = "/proc/sys/kernel/random/boot_id"  # a file
 
 _PROT_READ, _PROT_WRITE = 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 1, 2, 0x10

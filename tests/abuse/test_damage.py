@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import memstore
+from memstore.testing.equality import assert_same
 from tests.children import in_child
 
 SIZES = [5000, 1 << 20]  # elements of 8 bytes: a small segment and a large one
@@ -197,3 +199,68 @@ def test_a_store_that_was_deleted_under_its_users(scratch: str) -> None:
         assert (held == 7).all()
     with memstore.open(scratch) as store:
         assert list(store) == []
+
+
+# --- objects that are too many for a record: they lie in the header ---------------------------------------------------
+
+OBJECTS = {"w": torch.arange(1000), "words": [f"word {number}" for number in range(400)], "deep": [{"a": (1, None)}]}
+
+
+def make_with_objects(root: str) -> tuple[str, int, bytes]:
+    """A store with such a value under "key"; returns its segment, and where in it the objects' base64 lies."""
+    with memstore.open(root) as store:
+        store.put("key", OBJECTS)
+        assert_same(OBJECTS, store.get("key"))
+        (path,) = store.info("key").files
+    with open(path, "rb") as file:
+        header = file.read()
+    start = header.index(b'"objects":"') + len(b'"objects":"')
+    text = header[start : header.index(b'"', start)]
+    assert len(text) > 2000
+    return path, start, text
+
+
+def objects_fail(store: memstore.Store, path: str) -> None:
+    out = {**OBJECTS, "w": torch.zeros(1000, dtype=torch.int64)}
+    for call in (
+        lambda: store.get("key"),
+        lambda: store.get_many(["key"]),
+        lambda: store.ref("key").get(),
+        lambda: store.get("key", out=out),
+    ):
+        with pytest.raises(memstore.CorruptionError, match="'key'") as caught:
+            call()
+        assert (caught.value.key, caught.value.path) == ("key", path)
+        assert path in str(caught.value) and "header" in caught.value.detail
+    assert not out["w"].any()
+
+
+def test_flipped_bits_of_objects_in_a_header(scratch: str) -> None:
+    path, start, text = make_with_objects(scratch)
+    with memstore.open(scratch) as store:
+        for place in [*range(0, len(text) - 4, 61), len(text) - 5]:  # the last ones may carry bits that mean nothing
+            for bit in (0, 1, 5, 7):
+                flip(path, 8 * (start + place) + bit)
+                objects_fail(store, path)
+                flip(path, 8 * (start + place) + bit)
+        flip(path, 8 * (start - 4))  # in the name
+        objects_fail(store, path)
+        flip(path, 8 * (start - 4))
+        assert_same(OBJECTS, store.get("key"))
+
+
+def test_other_objects_in_a_header(scratch: str) -> None:
+    """Well-formed, of the same length and structure, as a restored copy may have them."""
+    path, start, text = make_with_objects(scratch)
+    others = base64.b64encode(base64.b64decode(text).replace(b"word 7", b"word 8"))
+    assert others != text and len(others) == len(text)
+    with memstore.open(scratch) as store, open(path, "r+b") as file:
+        for written in (others, text[:4] * (len(text) // 4)):
+            file.seek(start)
+            file.write(written)
+            file.flush()
+            objects_fail(store, path)
+        file.seek(start)
+        file.write(text)
+        file.flush()
+        assert_same(OBJECTS, store.get("key"))

@@ -98,7 +98,11 @@ def test_a_timeout_is_a_number(store: memstore.Store, timeout: object) -> None:
     for call in (
         lambda: store.put("key", 2, timeout=timeout),  # type: ignore[arg-type]
         lambda: store.wait("key", timeout=timeout),  # type: ignore[arg-type]
+        lambda: store.get("key", timeout=timeout),  # type: ignore[arg-type]
         lambda: store.get_many(["key"], timeout=timeout),  # type: ignore[arg-type]
+        lambda: store.delete("key", timeout=timeout),  # type: ignore[arg-type]
+        lambda: store.gc(timeout=timeout),  # type: ignore[arg-type]
     ):
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises(ValueError if isinstance(timeout, float) else TypeError, match="number of seconds"):
             call()
+    assert list(store) == []

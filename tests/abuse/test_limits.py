@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import memstore
+from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.leaks import open_files
@@ -211,3 +212,55 @@ def _without_address_space(root: str) -> None:
         assert caught.value.errno == errno.ENOMEM
         resource.setrlimit(resource.RLIMIT_AS, limits)
         assert store.get("large").sum() == 16 << 20
+
+
+# --- batches of more files than a process may open --------------------------------------------------------------------
+
+MANY = 200
+
+
+def test_a_batch_of_more_files_than_may_be_open(root: str) -> None:
+    in_child(_batch_with_few_files, root)
+    with memstore.open(root) as store:
+        assert dict(store.items()).keys() == {"other"}
+
+
+def _batch_with_few_files(root: str) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    sizes = [1 << 18 if number % 50 == 0 else 1000 for number in range(MANY)]  # some are mapped, from 2 MiB on
+    with memstore.open(root, timeout=5.0) as store:
+        store.put("other", VALUE)
+        before = open_files(root)
+        for turn in range(3):
+            items = {f"{number:03}": torch.full((size,), turn) for number, size in enumerate(sizes)}
+            versions = store.put_many(items)
+            assert open_files(root) == before
+            assert {key: store.version(key) for key in items} == versions
+            got = store.get_many(items)
+            assert all(torch.equal(got[key], value) for key, value in items.items())
+            del got
+            assert len(os.listdir(f"{root}/segments")) == MANY + 1  # the turn before is swept: its files too are many
+        assert store.delete_many(items) == MANY
+        assert len(os.listdir(f"{root}/segments")) == 1
+        assert open_files(root) == before
+
+
+def test_a_failed_batch_of_more_files_than_may_be_open(root: str) -> None:
+    in_child(_failed_batch_with_few_files, root)
+
+
+def _failed_batch_with_few_files(root: str) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with memstore.open(root, timeout=5.0) as store:
+        before = open_files(root)
+        store.put("000", VALUE)
+        failure = faults.raising(OSError(errno.EIO, "injected"))
+        with (
+            pytest.raises(OSError, match="injected"),
+            faults.at_step(1000, failure, names=faults.STEPS - faults.CLEANUPS),
+        ):
+            store.put_many({f"{number:03}": VALUE + 1 for number in range(MANY)})
+        assert list(store) == ["000"] and torch.equal(store.get("000"), VALUE)
+        assert open_files(root) == before
+        assert len(os.listdir(f"{root}/segments")) == 1
+        assert store.stats().filling_bytes == 0

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,8 @@ import torch
 import memstore
 from memstore.engine import folder, syscalls
 from tests.children import in_child
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
-USER, OTHER, GROUP = 54321, 54322, 54323
-
-
-def as_user(user: int, groups: list[int], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function in a child process that belongs to `user`."""
-
-    def call() -> Any:
-        os.setgroups(groups)
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-        return function(*arguments)
-
-    return in_child(call)
+from tests.namespaces import MOUNTS, in_namespaces, mount_tmpfs, unmount
+from tests.users import OTHER, USER, as_user, needs_root
 
 
 def open_and_close(root: str, mode: str = "a", **options: Any) -> None:
@@ -95,14 +82,6 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
 # --- whose it is ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shared(scratch: str) -> Iterator[str]:
-    """A path for a store in a folder that every user may enter and write to."""
-    os.chmod(os.path.dirname(scratch), 0o1777)
-    yield scratch
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
 @needs_root
 @pytest.mark.parametrize("mode", ["r", "r+", "a"])
 def test_another_users_store(shared: str, mode: str) -> None:
@@ -148,35 +127,6 @@ def test_a_store_that_somebody_else_planted_for_a_group_of_theirs(shared: str) -
 
 
 @needs_root
-def test_a_group_shares_a_store(shared: str) -> None:
-    as_user(USER, [GROUP], make_for_group, shared)
-    assert os.stat(shared).st_gid == GROUP
-    as_user(OTHER, [GROUP], put_and_get, shared)
-    as_user(USER, [GROUP], put_and_get, shared)
-    as_user(OTHER, [GROUP], open_and_close, shared, "r")
-    for path in Path(shared).rglob("*"):
-        assert path.lstat().st_gid == GROUP, path
-    with pytest.raises(memstore.PermissionDeniedError):
-        as_user(54399, [], open_and_close, shared)
-
-
-def make_for_group(root: str) -> None:
-    make(root, unix_group=GROUP, file_mode=0o660)
-
-
-def put_and_get(root: str) -> None:
-    with memstore.open(root) as store:
-        assert store.get("key").sum() == 499_500
-        held = store.get("key")
-        store.put("key", torch.arange(1000))
-        store.put("other", 1)
-        store.delete("other")
-        ref = store.ref("key")
-        assert ref.get().sum() == held.sum()
-        store.gc()
-
-
-@needs_root
 def test_a_file_of_another_user_in_ones_own_store(scratch: str) -> None:
     make(scratch)
     for name in (
@@ -214,30 +164,6 @@ def test_a_folder_that_all_may_write_to_is_not_made_a_store(scratch: str) -> Non
     os.chmod(scratch, 0o755)
     make(scratch)
     assert stat.S_IMODE(os.stat(scratch).st_mode) == 0o700
-
-
-@needs_root
-def test_a_reader_who_may_not_write(shared: str) -> None:
-    """Readers need to write LMDB's table of readers, so a store for readers says so at once."""
-    as_user(USER, [GROUP], make_readable, shared)
-    with pytest.raises(memstore.PermissionDeniedError, match=r"lock\.mdb.*0o660"):
-        as_user(OTHER, [GROUP], open_and_close, shared, "r")
-
-
-def make_readable(root: str) -> None:
-    make(root, unix_group=GROUP, file_mode=0o640)
-
-
-@needs_root
-@pytest.mark.parametrize("group", ["no-such-group", GROUP])
-def test_a_group_that_cant_be_given_leaves_no_folder_behind(shared: str, group: int | str) -> None:
-    with pytest.raises(memstore.PermissionDeniedError):
-        as_user(USER, [], open_with_group, shared, group)
-    assert not os.path.exists(f"{shared}/memstore.json")
-
-
-def open_with_group(root: str, group: int | str) -> None:
-    open_and_close(root, unix_group=group)
 
 
 # --- what its files say -----------------------------------------------------------------------------------------------
@@ -413,6 +339,22 @@ def test_a_disk_store_that_was_copied_to_tmpfs(disk_root: str, monkeypatch: pyte
         with pytest.raises(memstore.UnsupportedFilesystemError, match="tmpfs"):
             memstore.open(disk_root)
     open_and_close(disk_root)
+
+
+def test_a_machine_without_proc_is_not_served(scratch: str) -> None:
+    """Not Linux, or a container that has it not mounted: nothing would tell a reboot, or a dead owner's name."""
+    make(f"{scratch}2")
+    in_namespaces(MOUNTS, _open_without_proc, scratch, f"{scratch}2")
+
+
+def _open_without_proc(new: str, existing: str) -> None:
+    mount_tmpfs("/proc")
+    for root in (new, existing):
+        with pytest.raises(memstore.UnsupportedFilesystemError, match="needs Linux, with /proc mounted"):
+            memstore.open(root)
+    assert not os.path.exists(new)
+    unmount("/proc")
+    open_and_close(new)
 
 
 def test_a_file_system_that_fails(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,17 @@ def test_readers_that_were_killed_leave_no_slots(root: str, monkeypatch: pytest.
         assert get(opened_root, b"key") == b"value"
 
 
+def test_a_forked_child_reads_in_its_own_name(root: str) -> None:
+    """With its parent's environment it would read in the parent's name: killed, it kept old pages for ever."""
+    with opened(root) as opened_root:
+        put(opened_root, b"key", VALUE)
+        with Child(_stay_in_a_read, 0, root) as child:
+            child.receive()  # and is killed
+        for number in range(2000):
+            put(opened_root, b"key", b"%08d" % number + VALUE)
+        assert opened_root.catalog.nbytes < 2 * STEP
+
+
 def test_too_many_readers_are_told_so(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_readers(monkeypatch, 3)
     with opened(root) as opened_root:

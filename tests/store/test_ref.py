@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import pickle
+import shutil
 import time
 
 import pytest
 import torch
 
 import memstore
+from memstore.engine import syscalls
 from memstore.engine.pool import boot_clock
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
@@ -180,6 +184,43 @@ def test_any_lease_will_do(store: memstore.Store, lease: float) -> None:
         _end_lease(store, segment)
 
 
+def test_a_lease_ends_with_the_machines_boot(scratch: str) -> None:
+    """Its time is counted from the boot: after another one it might never end."""
+    sent = in_child(_lend_and_overwrite, scratch)
+    with memstore.open(scratch) as store:  # the same boot: it holds
+        assert_same(VALUES["segment"], in_child(_get_pickled, sent))
+        assert len(_leases(store)) == 1
+        folder = f"{scratch}/segments"
+        assert len(os.listdir(folder)) == 2
+    del store
+    gc.collect()
+    _reboot(scratch)
+    with memstore.open(scratch) as store:
+        assert _leases(store) == {}
+        assert len(os.listdir(folder)) == 1
+        with pytest.raises(memstore.VersionGoneError, match="'key'"):
+            pickle.loads(sent).get()
+        assert not store.get("key").any()
+        again = pickle.dumps(store.ref("key"))
+        store.delete("key")
+        assert not pickle.loads(again).get().any()  # leases of this boot are kept
+
+
+def _lend_and_overwrite(root: str) -> bytes:
+    with memstore.open(root) as store:
+        store.put("key", VALUES["segment"])
+        sent = pickle.dumps(store.ref("key", lease=float("inf")))
+        store.put("key", torch.zeros(5000))
+        return sent
+
+
+def _reboot(root: str) -> None:
+    """Makes the lock page of a store that nobody uses one of another boot."""
+    with open(f"{root}/lock", "r+b") as file:
+        file.seek(syscalls.MUTEX_SIZE + 8)  # behind the mutex and the magic
+        file.write(b"another boot's id")
+
+
 @pytest.mark.parametrize("lease", [float("nan"), -1.0, "long", None])
 def test_a_lease_is_a_number(store: memstore.Store, lease: object) -> None:
     store.put("key", 1)
@@ -217,11 +258,47 @@ def test_a_read_only_store_lends_inline_refs_only(store: memstore.Store) -> None
 
 
 def test_a_ref_of_a_store_that_is_gone_says_so(scratch: str) -> None:
-    import shutil
-
     with memstore.open(scratch) as store:
         store.put("key", 1)
         sent = pickle.dumps(store.ref("key"))
     shutil.rmtree(scratch)
     with pytest.raises(memstore.NotAStoreError):
         pickle.loads(sent)
+
+
+@pytest.mark.parametrize("name", ["inline", "segment"])
+def test_a_ref_of_another_store_at_the_same_path_is_refused(scratch: str, name: str) -> None:
+    """The other store may have the same key, version and file name: what it holds there is not what was meant."""
+    sent = in_child(_lend, scratch, VALUES[name])
+    shutil.rmtree(scratch)
+    with memstore.open(scratch) as other:
+        other.put("key", torch.zeros_like(VALUES[name]))
+        for receive in (pickle.loads, lambda sent: in_child(_get_pickled, sent)):
+            with pytest.raises(memstore.VersionGoneError, match=rf"version 1 of 'key'.*{scratch} is another store"):
+                receive(sent)
+        assert pickle.loads(pickle.dumps(other.ref("key"))).version == 1
+        for segment in _leases(other):
+            _end_lease(other, segment)
+
+
+def _lend(root: str, value: object) -> bytes:
+    with memstore.open(root) as store:
+        store.put("key", value)
+        return pickle.dumps(store.ref("key"))
+
+
+def test_a_ref_whose_store_was_replaced_while_it_was_open_is_told(scratch: str) -> None:
+    with memstore.open(scratch) as store:
+        store.put("key", VALUES["segment"])
+        ref, sent = store.ref("key"), pickle.dumps(store.ref("key"))
+        shutil.rmtree(scratch)
+        with memstore.open(scratch) as other:
+            other.put("key", torch.zeros(5000))
+            for call, why in (
+                (ref.get, "folder was removed or replaced"),
+                (lambda: pickle.loads(sent), "another store"),
+            ):
+                with pytest.raises(memstore.VersionGoneError, match=f"'key'.* {scratch} .*{why}") as caught:
+                    call()
+                assert caught.value.key == "key"
+            assert not other.get("key").any()

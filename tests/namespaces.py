@@ -1,0 +1,78 @@
+"""Namespaces of the kernel, for tests: mounts that one process alone sees, processes that are numbered anew."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.children import in_child
+
+MOUNTS, PIDS = 0x20000, 0x20000000  # CLONE_NEWNS, CLONE_NEWPID
+_CLONE_NEWUSER, _MS_REC, _MS_PRIVATE = 0x10000000, 0x4000, 1 << 18
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):
+    """This process may not have what the test needs."""
+
+
+def in_namespaces(kinds: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `function(*arguments)` in a child process in namespaces of its own; skips the test if it may not."""
+    try:
+        return in_child(_enter_and_call, kinds, function, arguments)
+    except Refused as refused:
+        pytest.skip(f"this process may not {refused}")
+
+
+def _enter_and_call(kinds: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    _enter(kinds)
+    if kinds & MOUNTS:
+        _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    if not kinds & PIDS:
+        return function(*arguments)
+    return in_child(_mount_proc_and_call, function, arguments)  # who enters is numbered as before, its children anew
+
+
+def _mount_proc_and_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    assert os.getpid() == 1
+    _mount("proc", "/proc", "proc")
+    return function(*arguments)
+
+
+def _enter(kinds: int) -> None:
+    """Root may; others need a user namespace around it, which some systems refuse too."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        _check(_libc.unshare(kinds), "enter a namespace")
+        return
+    _check(_libc.unshare(kinds | _CLONE_NEWUSER), "enter a user namespace")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def mount_tmpfs(folder: str, options: str = "") -> None:
+    """In a mount namespace of one's own."""
+    _mount("tmpfs", folder, "tmpfs", 0, options)
+
+
+def unmount(folder: str) -> None:
+    _libc.umount2(folder.encode(), 2)  # detach: what is mapped stays until it is not
+
+
+def _mount(source: str, folder: str, kind: str | None, flags: int = 0, options: str = "") -> None:
+    result = _libc.mount(source.encode(), folder.encode(), kind.encode() if kind else None, flags, options.encode())
+    _check(result, f"mount {kind}")
+
+
+def _check(result: int, what: str) -> None:
+    code = ctypes.get_errno()
+    if result and code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+        raise Refused(f"{what}: {os.strerror(code)}")
+    if result:
+        raise OSError(code, os.strerror(code))
