@@ -75,7 +75,8 @@ class Change:
 def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> Filling:
     """Step 2: a file for a header and data of these sizes. `batch` 0 starts a batch, named by the put id."""
     found = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
-    adopt(found.fd, root.settings)
+    if not found.is_whole:  # new; others are of the store already, and maybe another user's
+        adopt(found.fd, root.settings)
     return found
 
 

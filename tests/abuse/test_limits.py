@@ -239,8 +239,9 @@ def _batch_with_few_files(root: str) -> None:
             got = store.get_many(items)
             assert all(torch.equal(got[key], value) for key, value in items.items())
             del got
-            assert len(os.listdir(f"{root}/segments")) == MANY + 1  # the turn before is swept: its files too are many
+            assert len(os.listdir(f"{root}/segments")) <= 2 * MANY + 1
         assert store.delete_many(items) == MANY
+        store.gc()
         assert len(os.listdir(f"{root}/segments")) == 1
         assert open_files(root) == before
 

@@ -197,6 +197,7 @@ def test_a_lease_ends_with_the_machines_boot(scratch: str) -> None:
     _reboot(scratch)
     with memstore.open(scratch) as store:
         assert _leases(store) == {}
+        store.gc()
         assert len(os.listdir(folder)) == 1
         with pytest.raises(memstore.VersionGoneError, match="'key'"):
             pickle.loads(sent).get()
