@@ -68,10 +68,8 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
     limit = root.settings.inline_limit
     if plan.inline and plan.nbytes + len(objects) <= limit and limit:
         check_header(key.decode(), len(plan.description))
-        memory = np.frombuffer(bytearray(plan.nbytes), np.uint8)
-        structure.fill(flat, memory)
-        content.inline = memory.tobytes()
-        content.checksums = _checksums(root, plan, memory)
+        content.inline = structure.contents(flat)
+        content.checksums = _checksums(root, plan, memoryview(content.inline))
         return content
     if len(objects) > _OBJECTS_IN_RECORD:
         content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
@@ -89,7 +87,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
     filling.allocate(header, plan.nbytes, root.guard, huge_pages=root.on_tmpfs)
     memory = np.asarray(filling)
     structure.fill(flat, memory)
-    content.checksums = _checksums(root, plan, memory)
+    content.checksums = _checksums(root, plan, memory.data)
     del memory
     filling.seal(content.checksums, durable=root.settings.durable)
     if len(fillings) > _OPEN_FILES:
@@ -174,15 +172,14 @@ def _objects(record: Record, header: bytes) -> bytes:
     return objects
 
 
-def _checksums(root: Root, plan: structure.Plan, memory: np.ndarray) -> bytes | None:
+def _checksums(root: Root, plan: structure.Plan, data: memoryview) -> bytes | None:
     if not root.settings.checksum:
         return None
-    data = memory.data
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
 def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: np.ndarray) -> None:
-    found = _checksums(root, plan, memory)
+    found = _checksums(root, plan, memory.data)
     if found == record.checksums or found is None or record.checksums is None:
         return
     for i, leaf in enumerate(plan.leaves):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
 import memstore.structure.containers.builtin  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.structure.flatten import Flat, fill, flatten
+from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.info import iter_tensors, leaf_table, structure_text
 from memstore.structure.plan import Plan, plan_of
 from memstore.structure.rebuild import rebuild
@@ -25,6 +25,7 @@ _register_transport()
 __all__ = [
     "Flat",
     "Plan",
+    "contents",
     "fill",
     "flatten",
     "get_into",

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from memstore.structure.storage import Memory
@@ -45,7 +46,7 @@ class Gather(NamedTuple):
 class Copies:
     """What to copy where, for one plan and one kind of tensors."""
 
-    __slots__ = ("gathered", "large", "small", "small_leaves", "small_offsets", "small_sizes", "small_whole")
+    __slots__ = ("alone", "gathered", "large", "small", "small_leaves", "small_offsets", "small_sizes", "small_whole")
 
     def __init__(self, raw: Iterable[Raw], gathered: Iterable[Gather], count: int, on_cpu: Sequence[bool]) -> None:
         raw = list(raw)
@@ -56,6 +57,16 @@ class Copies:
         self.small_offsets = [copy.offset for copy in small]
         self.small_sizes = [copy.nbytes for copy in small]
         self.small_whole = self.small_leaves == list(range(count))  # all tensors, in order
+        self.alone = raw[0].nbytes if count == len(small) == 1 and not raw[0].offset else 0  # one tensor is all
+
+
+def contents(copies: Copies, tensors: Sequence[torch.Tensor], nbytes: int) -> bytes:
+    """As `run`, for values of a few bytes: what the memory would hold."""
+    if copies.alone == nbytes > 0:
+        return ctypes.string_at(tensors[0].data_ptr(), nbytes)
+    memory = np.zeros(nbytes, np.uint8)
+    run(copies, tensors, memory)
+    return memory.tobytes()
 
 
 def run(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:

@@ -24,6 +24,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.structure import objects, ties, traits
 from memstore.structure.extents import Extents
 from memstore.structure.fill import Copies, Gather, Raw, run
+from memstore.structure.fill import contents as contents_of
 from memstore.structure.node import MalformedError, Node, Reader, TensorNode, Tree, walk_names
 from memstore.structure.plan import Plan, check_extent, describe, encode_tree, plan_of, spans_of, storage_range
 from memstore.structure.storage import Memory
@@ -93,6 +94,10 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
     Raises:
         UnsupportedValueError: something in it can't be stored; the message names the leaf.
     """
+    if type(value) is torch.Tensor:
+        known = _flatten_bare(value, inline_limit)
+        if known is not None:
+            return known
     try:
         tree, walk, facts, addresses = take_apart(value, lambda careful: Walk(allow_pickle, careful))
     except RefusedError as error:
@@ -114,7 +119,42 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
         planned = _make_plan(tree, facts, found, inline_limit)
         _remember(key, structure, found, planned)
     plan, copies = planned
-    return Flat(plan, tensors, objects.encode(walk.objects), copies)
+    flat = Flat(plan, tensors, objects.encode(walk.objects), copies)
+    if type(value) is torch.Tensor and len(tensors) == 1 and tensors[0] is value:
+        _remember_bare(flat, facts, extents, inline_limit)
+    return flat
+
+
+_bare: dict[Any, tuple[Plan, Copies, int]] = {}  # of bare, plain tensors: plan, copies, bytes of the storage
+
+
+def _flatten_bare(tensor: torch.Tensor, inline_limit: int) -> Flat | None:
+    """A tensor just like one that was seen before, in 2 us instead of 5. None where there is more to look at."""
+    try:
+        found = _bare.get((tensor.dtype, tensor.shape, tensor.stride(), inline_limit))
+        if (
+            found is None
+            or not tensor.is_cpu
+            or tensor.requires_grad
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or tensor.storage_offset()
+            or tensor.untyped_storage().nbytes() != found[2]
+            or not tensor.data_ptr()
+            or hasattr(tensor, "_is_buffer")
+        ):
+            return None
+    except (RuntimeError, NotImplementedError):  # no plain memory
+        return None
+    return Flat(found[0], [tensor], b"", found[1])
+
+
+def _remember_bare(flat: Flat, facts: Facts, extents: Extents, inline_limit: int) -> None:
+    nbytes = int(extents.spans[0])
+    if facts.traits is None and facts.resolve is None and flat.tensors[0].untyped_storage().nbytes() == nbytes > 0:
+        if len(_bare) >= _CACHED_PLANS:
+            _bare.clear()
+        _bare[facts.dtypes[0], facts.shapes[0], facts.strides[0], inline_limit] = (flat.plan, flat.copies, nbytes)
 
 
 def fill(flat: Flat, memory: Memory) -> None:
@@ -122,6 +162,11 @@ def fill(flat: Flat, memory: Memory) -> None:
     if memory.nbytes < flat.plan.nbytes:
         raise ValueError(f"{flat.plan.nbytes} bytes don't fit into {memory.nbytes}")
     run(flat.copies, flat.tensors, memory)
+
+
+def contents(flat: Flat) -> bytes:
+    """As `fill`, for values of a few bytes: what the memory would hold."""
+    return contents_of(flat.copies, flat.tensors, flat.plan.nbytes)
 
 
 def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _WalkT, Facts, list[int]]:
