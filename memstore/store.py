@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.engine.limits import parse_size, resource_errors
+from memstore.engine.limits import is_full, parse_size, resource_errors
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.pool import sweep_all
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from memstore import structure
     from memstore.engine.record import Record
     from memstore.engine.segment import Filling
+
+    Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
 
 Mode = Literal["r", "r+", "a", "x"]
 _REQUIRED: Any = ...  # a get's default that means: raise
@@ -186,18 +187,29 @@ class Store:
             self._check_early(root, expected)
         batch = list(zip(names, flats, [expected.get(key) for key in items], strict=True))
         with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None):
-            try:
-                versions = self._publish(root, batch, deadline)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not sweep_all(root, deadline):
-                    raise
-                versions = self._publish(root, batch, deadline)  # files kept for reuse made room
+            versions = self._publish_where_room_is(root, batch, deadline)
         self._puts += len(names)
         return versions
 
-    def _publish(
-        self, root: Root, batch: Sequence[tuple[bytes, structure.Flat, int | None]], deadline: float
-    ) -> list[int]:
+    def _publish_where_room_is(self, root: Root, batch: Batch, deadline: float) -> list[int]:
+        try:
+            return self._publish(root, batch, deadline)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            reason = error
+        try:
+            if sweep_all(root, deadline):  # the files that were kept for reuse
+                return self._publish(root, batch, deadline)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            reason = error
+        from memstore.engine.usage import explain_full
+
+        raise explain_full(root, reason, batch[0][0].decode() if len(batch) == 1 else None) from reason
+
+    def _publish(self, root: Root, batch: Batch, deadline: float) -> list[int]:
         from memstore import contents
 
         fillings: list[Filling] = []

@@ -8,6 +8,10 @@ import re
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
 
 
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key."""
 
@@ -26,7 +30,7 @@ class resource_errors:
             raise self._exhausted(errno.ENOMEM, "not enough memory") from error
         if not isinstance(error, OSError) or isinstance(error, MemstoreError):
             return
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             what = f" for {self._key!r}" if self._key is not None else ""
             raise StoreFullError(
                 f"{self._root} has no room{what}: delete keys, drop held values, or enlarge the file system; "

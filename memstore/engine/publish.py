@@ -126,8 +126,8 @@ def _create(root: Root, path: str, segment: int) -> LockFile:
 def _check_capacity(root: Root, counters: Counters, size: int) -> None:
     if counters.capacity and counters.allocated + root.catalog.growth + size > counters.capacity:
         raise StoreFullError(
-            f"{root.path} may take {counters.capacity:,} bytes, and {size:,} more don't fit beside "
-            f"{counters.live:,} live, {counters.held:,} held and {counters.filling:,} being filled"
+            f"{size:,} bytes more would be {counters.allocated + root.catalog.growth + size:,}, "
+            f"and its capacity is {counters.capacity:,}"
         )
 
 

@@ -11,6 +11,7 @@ from memstore.engine.pool import boot_clock
 from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
+from memstore.errors import StoreFullError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,23 @@ def measure(root: Root) -> Usage:
         catalog_bytes=root.catalog.nbytes,
         huge_page_bytes=_huge_page_bytes(root.segments),
         pinned_by=tuple(sorted(pinned_by)),
+    )
+
+
+def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
+    """What has no room, for what, and who could make some."""
+    usage = measure(root)
+    what = f" for {key!r}" if key is not None else ""
+    limit = f"capacity {usage.capacity:,}" if usage.capacity else "no capacity set"
+    pinned = f"{usage.pinned_bytes:,} replaced but held"
+    if usage.pinned_by:
+        pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
+    detail = reason if isinstance(reason, StoreFullError) else reason.strerror
+    return StoreFullError(
+        f"{root.path} has no room{what} ({detail}): {limit}, {usage.live_bytes:,} bytes live, {pinned}, "
+        f"{usage.filling_bytes:,} being written, {usage.catalog_bytes:,} of catalog: delete keys, drop held values, or "
+        "enlarge the file system or the capacity; nothing was changed",
+        key=key,
     )
 
 

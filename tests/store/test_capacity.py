@@ -1,0 +1,160 @@
+"""A store with a capacity: what does not fit is refused, for all processes together, and nothing changes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import memstore
+from tests.children import Child, Wire, children, in_child
+
+MIB = 1 << 20
+
+
+def of_size(size: int, number: int = 7) -> torch.Tensor:
+    return torch.full((size,), number % 251, dtype=torch.uint8)
+
+
+def used(store: memstore.Store) -> int:
+    return sum(os.stat(entry.path).st_blocks * 512 for entry in os.scandir(f"{store.root}/segments"))
+
+
+def fill(store: memstore.Store, size: int) -> int:
+    for number in range(10_000):
+        try:
+            store.put(f"{number}", of_size(size, number))
+        except memstore.StoreFullError:
+            return number
+    raise AssertionError("it never got full")
+
+
+@pytest.mark.parametrize("size", [2000, 50_000, 3 * MIB])
+def test_puts_stop_at_it_and_go_on_after_a_delete(root: str, size: int) -> None:
+    with memstore.open(root, capacity=16 * MIB) as store:
+        assert store.stats().capacity == 16 * MIB
+        count = fill(store, size)
+        assert 0.7 * 16 * MIB < used(store) <= 16 * MIB
+        with pytest.raises(memstore.StoreFullError, match="16,777,216") as caught:
+            store.put("new", of_size(size))
+        assert caught.value.key == "new" and "new" not in store
+        assert [int(store.get(f"{number}")[0]) for number in range(count)] == [n % 251 for n in range(count)]
+        for number in range(3):
+            store.delete(f"{number}")
+            store.put(f"{number}", of_size(size, 9))
+        assert used(store) <= 16 * MIB
+
+
+def test_files_kept_for_reuse_make_room_for_others(root: str) -> None:
+    with memstore.open(root, capacity=16 * MIB) as store:
+        for _ in range(3):
+            store.put("large", of_size(5 * MIB))
+        store.delete("large")
+        assert store.stats().reusable_bytes > 5 * MIB
+        store.put("larger", of_size(14 * MIB))
+        assert used(store) <= 16 * MIB
+
+
+def test_the_error_names_who_holds_what_was_replaced(root: str) -> None:
+    with memstore.open(root, capacity=16 * MIB) as store:
+        store.put("key", of_size(6 * MIB))
+        with Child(_hold, root) as holder:
+            holder.receive()
+            store.put("key", of_size(6 * MIB))
+            with pytest.raises(memstore.StoreFullError, match=f"held by pid {holder.pid}") as caught:
+                store.put("key", of_size(6 * MIB))
+            assert "live" in str(caught.value) and "16,777,216" in str(caught.value)
+        store.put("key", of_size(6 * MIB, 8))
+        assert (store.get("key") == 8).all()
+
+
+def _hold(wire: Wire, root: str) -> None:
+    with memstore.open(root, "r") as store:
+        value = store.get("key")
+        wire.send()
+        wire.receive()
+        del value
+
+
+def test_it_counts_for_all_processes_together(root: str) -> None:
+    with memstore.open(root, capacity=32 * MIB) as store:
+        with children(3, _fill, root) as writers:
+            counts = [writer.receive(60) for writer in writers]
+        assert min(counts) >= 0 and len(store) == sum(counts)
+        assert 0.7 * 32 * MIB < used(store) <= 32 * MIB
+        store.gc()
+        assert store.stats().filling_bytes == 0
+
+
+def _fill(_: Wire, number: int, root: str) -> int:
+    with memstore.open(root) as store:
+        for count in range(10_000):
+            try:
+                store.put(f"{number}/{count}", of_size(2 * MIB + 1))
+            except memstore.StoreFullError:
+                return count
+    raise AssertionError
+
+
+def test_a_dead_writers_reservation_comes_back(root: str) -> None:
+    with memstore.open(root, capacity=16 * MIB) as store:
+        with pytest.raises(RuntimeError, match="exit code -9"):
+            in_child(_die_while_filling, root)
+        store.put("key", of_size(12 * MIB))
+        assert (store.get("key") == 7).all()
+
+
+def _die_while_filling(root: str) -> None:
+    from memstore.testing import faults
+
+    with memstore.open(root) as store, faults.at_step(2, faults.die, names=frozenset({"write_at"})):
+        store.put("dead", of_size(12 * MIB))
+
+
+def test_inline_values_count_by_what_the_catalog_grows(root: str) -> None:
+    with memstore.open(root, capacity=10 * MIB) as store:
+        with pytest.raises(memstore.StoreFullError, match="capacity"):
+            for number in range(100_000):
+                store.put(f"{number}", b"v" * 1400)
+        count = len(store)
+        assert store.get(f"{count - 1}") == b"v" * 1400
+        assert store.stats().catalog_bytes < 18 * MIB
+        for number in range(count // 2):
+            store.delete(f"{number}")
+        store.put("again", b"v" * 1400)
+
+
+def test_another_one_changes_it_for_all(root: str) -> None:
+    with memstore.open(root, capacity="20MiB") as store, memstore.open(root) as same:
+        assert same.stats().capacity == 20 * MIB
+        with memstore.open(root, "r+", capacity=5_000_000):
+            assert store.stats().capacity == 5_000_000
+        with pytest.raises(memstore.StoreFullError):
+            store.put("key", of_size(6 * MIB))
+        in_child(memstore.open, root)
+    with memstore.open(root, "r") as store:
+        assert store.stats().capacity == 5_000_000
+    with pytest.raises(memstore.ReadOnlyError):
+        memstore.open(root, "r", capacity=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("8GiB", 8 << 30), ("500MB", 500_000_000), ("1.5 KiB", 1536), ("2G", 2 << 30), ("77", 77), (123, 123)],
+)
+def test_sizes(text: int | str, expected: int) -> None:
+    from memstore.engine.limits import parse_size
+
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("wrong", ["", "GiB", "-1", "1e9", "8 gigs", 0, -5, True, 1.5, None, b"8GiB", 1 << 63, "8EiB"])
+def test_what_is_no_size(root: str, wrong: object) -> None:
+    from memstore.engine.limits import parse_size
+
+    with pytest.raises(ValueError, match="8GiB"):
+        parse_size(wrong)  # type: ignore[arg-type]
+    if wrong is not None:
+        with pytest.raises(ValueError, match="8GiB"):
+            memstore.open(root, capacity=wrong)  # type: ignore[arg-type]
