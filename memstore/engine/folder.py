@@ -81,7 +81,6 @@ class Settings(msgspec.Struct, frozen=True):
     inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
     file_mode: Annotated[int, Meta(ge=0, le=0o777)]
     unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
-    capacity: Annotated[int, Meta(gt=0)] | None = None
 
     @property
     def durable(self) -> bool:

@@ -81,7 +81,6 @@ def test_a_field_of_another_kind_is_refused(place: Path, name: str, value: objec
     assert settings is not None  # what was not refused makes sense
     assert 0 <= settings.inline_limit <= 1 << 16
     assert 0 <= settings.file_mode <= 0o777
-    assert settings.capacity is None or settings.capacity > 0
     assert settings.unix_group is None or settings.unix_group >= 0
 
 
