@@ -26,7 +26,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.lockfile import LockFile, OwnedFile
-from memstore.engine.mapping import map_file
+from memstore.engine.mapping import Mapping, map_file
 from memstore.engine.record import FILLING, LIVE, STATE_NAMES
 from memstore.engine.syscalls import Reservation
 from memstore.errors import CorruptionError, UnsupportedValueError
@@ -218,8 +218,8 @@ class Filling:
 
 def map_segment(
     path: str, put_id: int, nbytes: int, *, store: str = "", dir_fd: int | None = None
-) -> tuple[Reservation, int, int] | None:
-    """Locks, checks and maps the segment of put `put_id`. Returns the mapping and where header and data start.
+) -> tuple[Mapping, int] | None:
+    """Locks, checks and maps the segment of put `put_id`. Returns the mapping and where in it the data starts.
 
     None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
     if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
@@ -233,21 +233,25 @@ def map_segment(
         head = syscalls.read_at(fd, _HEAD_SIZE, 0)  # after the lock: before it, it may be a writer's
         if not head.startswith(b"%sput=%016x" % (_SLOTS_START, put_id), 8):
             return None
-        if store and not head.startswith(store_mark(store).encode(), SLOTS_OFFSET + SLOTS_SIZE):
+        if store and not head.startswith(_encoded_mark(store), SLOTS_OFFSET + SLOTS_SIZE):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
-        size = syscalls.status(fd).st_size
+        size = syscalls.size_of(fd)
         if start % syscalls.PAGE or start + nbytes != size:
             detail = f"the file has {size:,} bytes, its header takes {start:,} and its data {nbytes:,}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-        mapping, begin = map_file(fd, size)
-        return mapping, begin, begin + start
+        return map_file(fd, size), start
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _no_file(path, error) from None
     finally:
         syscalls.close_all(fds)
+
+
+@functools.lru_cache(maxsize=64)
+def _encoded_mark(store: str) -> bytes:
+    return store_mark(store).encode()
 
 
 def _no_file(path: str, error: OSError) -> Exception:
