@@ -10,7 +10,7 @@ unmaps it is ready before it is made, and both are single calls in C: see `sysca
 
 from __future__ import annotations
 
-import functools
+import itertools
 import weakref
 from collections.abc import Sized
 from typing import Any
@@ -42,12 +42,11 @@ class Mapping(msgspec.Struct, gc=False):
 
 def map_file(fd: int, size: int) -> Mapping:
     """Maps `size` bytes of a file copy-on-write."""
-    addresses: list[int] = []
-    cleanup = Cleanup()
-    sizes = map(_live.pop, addresses, (size,))  # taken out first: once it is unmapped, another may lie there
-    cleanup.__del__ = functools.partial(syscalls.drain, map(syscalls.unmap, addresses, sizes))
-    syscalls.map_into(addresses, fd, size)
-    address = addresses[0]
+    place = [syscalls.NOT_MAPPED]
+    sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
+    cleanup = Cleanup(syscalls.unmap, place, sizes)
+    syscalls.map_into(place, fd, size)
+    address = place[0]
     _live[address] = size
     return Mapping(address, size, cleanup)
 

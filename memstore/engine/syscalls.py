@@ -26,7 +26,8 @@ HUGE_PAGE = 2 << 20
 _PROT_READ, _PROT_WRITE = 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 1, 2, 0x10
 _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
-_MAP_FAILED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+_MAP_FIXED_NOREPLACE = 0x100000
+NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
 _WISHES = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
 _MADV_DONTFORK, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 10, 23, 25
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -95,16 +96,12 @@ def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd
     `dir_fd`, the last part of `path` is looked up in that folder, wherever it may be by now.
     """
     name = path if dir_fd is None else path.rpartition("/")[2]
+    opener = functools.partial(os.open, mode=mode, dir_fd=dir_fd)
     try:
-        owner.extend(map(_opener(mode, dir_fd), (name,), (flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,)))
+        owner.extend(map(opener, (name,), (flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,)))
     except OSError as error:
         error.filename = path
         raise
-
-
-@functools.lru_cache(maxsize=64)
-def _opener(mode: int, dir_fd: int | None) -> Callable[[str, int], int]:
-    return functools.partial(os.open, mode=mode, dir_fd=dir_fd)
 
 
 def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
@@ -220,45 +217,45 @@ def unlock(fd: int) -> None:
 # --- mappings ---------------------------------------------------------------------------------------------------------
 
 
-class Cleanup:
-    """Calls what its `__del__` was set to when nothing refers to it any more.
+class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can't have one
+    """A `map` that takes one step when nothing refers to it any more.
 
-    Python finds it in the slot: where that is a function in C, no frame is entered, and no signal handler runs before
-    it or within. A method may be left by one before its first line, and then never undoes anything.
+    Made of functions in C, it runs in C alone: no signal handler comes before it or within. A method is a frame of
+    Python, which a handler may leave before its first line, and then nothing is ever undone.
     """
 
-    __slots__ = ("__del__",)
+    __slots__ = ()
+    __del__ = map.__next__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def map_into(owner: list[int], fd: int, size: int) -> None:
-    """Maps the file copy-on-write: whoever writes gets pages of their own. Appends the address to `owner`.
+def map_into(place: list[int], fd: int, size: int) -> None:
+    """Maps the file copy-on-write: whoever writes gets pages of their own. Sets `place[0]`, NOT_MAPPED before.
 
     Both in one C call, as in `open_into`. The mapping keeps a lock of `fd` after that is closed. The kernel maps huge
-    pages only where address and offset in the file agree modulo 2 MiB, and aligns files by itself on few file systems.
-    A wish for a free address takes 3 us, MAP_FIXED over a reservation 9, with what is left of that to be unmapped.
+    pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
+    2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
     """
     if size < HUGE_PAGE:
-        _map_into(owner, 0, fd, size)
-        return
-    _map_into(owner, _wish(size), fd, size)
-    if owner[0] % HUGE_PAGE:  # somebody lies there
-        drain(map(unmap, map(owner.pop, (0,)), (size,)))
-        _map_into(owner, _free_address(size), fd, size)
-
-
-def _map_into(owner: list[int], wish: int, fd: int, size: int) -> None:
-    protection, flags = _PROT_READ | _PROT_WRITE, _MAP_PRIVATE | _MAP_NORESERVE
-    owner.extend(map(_mmap, (wish,), (size,), (protection,), (flags,), (fd,), (0,)))
-    if owner[0] == _MAP_FAILED:
-        owner.clear()
+        _map_into(place, 0, fd, size)
+    else:
+        _map_into(place, _wish(size), fd, size, _MAP_FIXED_NOREPLACE)
+        if place[0] == NOT_MAPPED:  # as a rule, since something lies there
+            _map_into(place, _free_address(size), fd, size)
+    if place[0] == NOT_MAPPED:
         raise _last_error()
 
 
-_wishes = [0, 0]  # down from the first, to the second
+def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int = 0) -> None:
+    flags |= _MAP_PRIVATE | _MAP_NORESERVE
+    mapped = map(_mmap, (wish,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
+    drain(map(place.__setitem__, (0,), mapped))
+
+
+_wishes = [0, 0]  # the last one, and the lowest
 
 
 def _wish(size: int) -> int:
-    """An address that may well be free, each below the one before: below what the kernel chose once, most is."""
+    """An address that may well be free: below the one before. Below what the kernel chooses, little else lies."""
     wish = (_wishes[0] - size) // HUGE_PAGE * HUGE_PAGE
     if wish < _wishes[1]:
         return _free_address(size)
@@ -270,8 +267,8 @@ def _free_address(size: int) -> int:
     hole = mmap.mmap(-1, size + HUGE_PAGE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, _PROT_READ | _PROT_WRITE)
     address = buffer_address(hole)
     address += -address % HUGE_PAGE
-    _wishes[:] = address, max(address - _WISHES, 0)
-    return address  # the hole is given back, and as a rule the next mapping gets it
+    _wishes[:] = address, max(address - _WISHES, address // 2)
+    return address  # the hole is given back: unless another thread is faster, the next mapping gets it
 
 
 class Reservation(mmap.mmap):
