@@ -28,7 +28,7 @@ from memstore.engine import syscalls
 from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.mapping import Mapping, map_file
 from memstore.engine.record import FILLING, LIVE, STATE_NAMES
-from memstore.engine.syscalls import Reservation
+from memstore.engine.syscalls import Cleanup, Reservation
 from memstore.errors import CorruptionError, UnsupportedValueError
 
 Guard = AbstractContextManager[Any]  # of the process: held by whoever forks
@@ -225,6 +225,7 @@ def map_segment(
     if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
     """
     fds: list[int] = []
+    closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # with a lock on it, a file that stays open bars the sweep
     try:
         syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
         fd = fds[0]
@@ -246,7 +247,7 @@ def map_segment(
     except OSError as error:
         raise _no_file(path, error) from None
     finally:
-        syscalls.close_all(fds)
+        del closing  # not what an error's traceback holds on to
 
 
 @functools.lru_cache(maxsize=64)

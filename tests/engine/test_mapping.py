@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.mapping import Mapping, lies_in_mapping, map_file
+from tests.engine.interrupts import interrupted
 from tests.leaks import mapped_files
 
 SIZE = 5 << 20
@@ -70,27 +68,6 @@ def test_an_interrupt_at_any_point_loses_none(path: str, taken: bool, monkeypatc
             monkeypatch.setattr(syscalls, "_wishes", [mapping.address + SIZE, 0])
         points += 1
     assert points > 100, "few points: this tests nothing"
-
-
-def interrupted(action: Callable[[], None], point: int) -> bool:
-    """Calls `action`, and raises KeyboardInterrupt before its instruction number `point`. False if it has fewer."""
-    numbers = itertools.count()
-
-    def tracer(frame: FrameType, event: str, argument: object) -> Any:
-        frame.f_trace_opcodes = True
-        if event == "opcode" and next(numbers) == point:
-            raise KeyboardInterrupt
-        return tracer
-
-    before = sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        action()
-        return False
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
 
 
 class Revived:

@@ -23,7 +23,8 @@ from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.segment import Filling, Slots, encode_header, map_segment, write_state
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
-from tests.leaks import mapped_files
+from tests.engine.interrupts import interrupted
+from tests.leaks import mapped_files, open_files
 
 SIZES = [1, 4096, 10_000, syscalls.HUGE_PAGE - 4097, syscalls.HUGE_PAGE - 4096, syscalls.HUGE_PAGE, (5 << 20) + 3]
 
@@ -187,6 +188,22 @@ def test_mappings_leave_no_address_space_behind(folder: Path) -> None:
     assert regions() <= before + len(held)
     held.clear()
     assert regions() <= before
+
+
+def test_an_interrupt_at_any_point_leaves_no_file_open(folder: Path) -> None:
+    """Nor mapped: the lock of either would keep the segment from being swept as long as the process lives."""
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5000))
+
+    def use() -> None:
+        map_segment(str(path), 0x1234, 5000)
+
+    use()
+    points = 0
+    while interrupted(use, points):
+        assert open_files(str(folder)) == mapped_files(str(folder)) == [], f"at point {points}"
+        points += 1
+    assert points > 100, "few points: this tests nothing"
 
 
 def test_another_put_is_told_apart(folder: Path) -> None:
