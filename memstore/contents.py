@@ -124,16 +124,17 @@ def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, al
 
 
 def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
-    record, mapping, begin, start = held
+    record, mapping, start = held
     objects = record.objects
     if mapping is None:
         memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
         if record.inline:
             watch(memory.__array_interface__["data"][0], memory)
     else:
-        memory = np.frombuffer(mapping, np.uint8, record.nbytes, start)
+        file = np.asarray(mapping)
+        memory = file[start : start + record.nbytes]
         if record.objects_checksum is not None:
-            objects = _objects(record, mapping[begin + 8 : start])
+            objects = _objects(record, file[8:start].tobytes())
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")

@@ -6,11 +6,11 @@ from typing import Any
 
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, map_record
+from memstore.engine.mapping import Mapping
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import lease
 from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root, retain_root
-from memstore.engine.syscalls import Reservation
 from memstore.errors import MemstoreError, ReadOnlyError, VersionGoneError
 
 
@@ -28,7 +28,7 @@ class Ref:
     __slots__ = ("__weakref__", "_lease", "_options", "_pin", "_record", "_root", "key", "root", "version")
 
     def __init__(
-        self, root: Root, key: str, record: Record, pin: Reservation | None, lease: float, options: dict[str, Any]
+        self, root: Root, key: str, record: Record, pin: Mapping | None, lease: float, options: dict[str, Any]
     ) -> None:
         retain_root(root)
         self._root = root
@@ -47,7 +47,7 @@ class Ref:
         if root.catalog.is_released:
             reopen_root(root, deadline_after(self._options["timeout"]))
         record = self._record
-        held: Held | None = (record, None, 0, 0)
+        held: Held | None = (record, None, 0)
         with resource_errors(self.root, self.key):
             if record.segment:
                 with root.guard:

@@ -163,17 +163,32 @@ class Catalog:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes) -> Record | None:
-        return self.view(lambda transaction: transaction.record(key))
+        handle = self._begin()
+        try:
+            return Transaction(handle, self._tables).record(key)
+        except lmdb.Error as error:
+            raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
+        finally:
+            handle.abort()
 
     def view(self, action: Callable[[Transaction], Result]) -> Result:
         """Calls `action` with one moment of the catalog."""
+        handle = self._begin()
+        try:
+            return action(Transaction(handle, self._tables))
+        except lmdb.Error as error:
+            raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
+        finally:
+            handle.abort()
+
+    def _begin(self) -> Any:
+        """A read transaction."""
         for _ in range(8):
-            env = self._environment()
+            env = self._env or self._environment()
             try:
-                handle = env.begin(None, None, False, True)
+                return env.begin(None, None, False, True)
             except lmdb.MapResizedError:
                 env.set_mapsize(0)
-                continue
             except lmdb.ReadersFullError:
                 if env.reader_check():
                     continue
@@ -181,12 +196,6 @@ class Catalog:
                     f"{self._folder}: {MAX_READERS} processes read this store, and it has room for no more",
                     code=errno.EAGAIN,
                 ) from None
-            try:
-                return action(Transaction(handle, self._tables))
-            except lmdb.Error as error:
-                raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
-            finally:
-                handle.abort()
         raise _damaged(f"{self._folder}/data.mdb", "its size keeps changing")
 
     # --- writing ------------------------------------------------------------------------------------------------------

@@ -85,9 +85,12 @@ def store_mark(store: str) -> str:
 
 def belongs(head: bytes, put_id: int, store: str) -> bool:
     """Whether a file that starts with `head` (HEAD_SIZE bytes) holds that put of that store."""
-    return head.startswith(b"%sput=%016x" % (_START, put_id), 8) and head.startswith(
-        store_mark(store).encode(), _STORE_AT
-    )
+    return head.startswith(b"%sput=%016x" % (_START, put_id), 8) and head.startswith(_encoded_mark(store), _STORE_AT)
+
+
+@functools.lru_cache(maxsize=64)
+def _encoded_mark(store: str) -> bytes:
+    return store_mark(store).encode()
 
 
 class Header:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from memstore.engine.mapping import Mapping
 from memstore.engine.record import Record
 from memstore.engine.root import Root, reopen_root
 from memstore.engine.segment import map_segment, segment_path
-from memstore.engine.syscalls import Reservation
 from memstore.errors import ContentionError, CorruptionError
 
-Held = tuple[Record, Reservation | None, int, int]  # the mapping; where header and data start. None for inline values
+Held = tuple[Record, Mapping | None, int]  # the mapping, and where the data starts. None for inline values
 _RETRY_EVERY = 0.0005  # seconds, in mode "r"
 
 
@@ -64,7 +64,7 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
             if record is None:
                 held.append(None)
             elif not record.segment:
-                held.append((record, None, 0, 0))
+                held.append((record, None, 0))
             else:
                 mapped = map_record(root, key, record)
                 if mapped is None:
@@ -73,7 +73,7 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
     return held, None
 
 
-def map_record(root: Root, key: bytes, record: Record) -> tuple[Reservation, int, int] | None:
+def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | None:
     """Maps the segment that a record names; None if it holds another put by now. Call it under the guard."""
     try:
         path = segment_path(root.segments, record.segment)

@@ -1,34 +1,62 @@
 """Private views of files, mapped as long as anything refers to them.
 
-A mapping is a `Reservation`: arrays made of its buffer keep it alive, and so do slices of them and tensors made of
-slices. With it lives the file's shared lock. It is unmapped when the last of them goes; never by a finalizer at exit,
-when tensors may still be read by others' finalizers.
+Arrays made of a `Mapping` keep it alive, and so do slices of them and tensors made of slices. With it lives the file's
+shared lock. It is unmapped when the last of them goes; never by a finalizer at exit, when tensors may still be read by
+others' finalizers.
+
+A signal handler that raises, at whatever point, must not lose a mapping, for the lock would be lost with it. So what
+unmaps it is ready before it is made, and both are single calls in C: see `syscalls.map_into` and `syscalls.Cleanup`.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sized
+from typing import Any
+
+import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.syscalls import Reservation
+from memstore.engine.syscalls import Cleanup
 
-_live: weakref.WeakValueDictionary[int, Sized] = weakref.WeakValueDictionary()  # bytes by address, of this process
+_live: dict[int, int] = {}  # size by address, of this process's mappings
+_watched: weakref.WeakValueDictionary[int, Sized] = weakref.WeakValueDictionary()  # other bytes, by address
 
 
-def map_file(fd: int, size: int) -> tuple[Reservation, int]:
-    """Maps `size` bytes of a file copy-on-write. Returns the mapping, and where in it the file starts."""
-    mapping, address, start = syscalls.reserve(size)
-    syscalls.map_private(address + start, fd, size)
-    _live[address] = mapping
-    return mapping, start
+class Mapping(msgspec.Struct, gc=False):
+    """The bytes of a file, for numpy: `np.asarray(mapping)`.
+
+    The garbage collector doesn't see it, nor what it refers to. So it never unmaps what another object of the same
+    dead cycle brings back to life: the mapping goes with the last reference, and not before.
+    """
+
+    address: int
+    size: int
+    _cleanup: Cleanup
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
+
+
+def map_file(fd: int, size: int) -> Mapping:
+    """Maps `size` bytes of a file copy-on-write."""
+    place = [syscalls.NOT_MAPPED]
+    sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
+    cleanup = Cleanup(syscalls.unmap, place, sizes)
+    syscalls.map_into(place, fd, size)
+    address = place[0]
+    _live[address] = size
+    return Mapping(address, size, cleanup)
 
 
 def watch(address: int, memory: Sized) -> None:
     """Counts other bytes of a value, those of an inline one, among the mappings, as long as `memory` lives."""
-    _live[address] = memory
+    _watched[address] = memory
 
 
 def lies_in_mapping(address: int) -> bool:
     """Whether `address` is in a live mapping of this process."""
-    return any(start <= address < start + len(mapping) for start, mapping in list(_live.items()))
+    sizes = [*list(_live.items()), *((start, len(memory)) for start, memory in list(_watched.items()))]
+    return any(start <= address < start + size for start, size in sizes)

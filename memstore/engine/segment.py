@@ -16,9 +16,9 @@ from typing import Any
 from memstore.engine import syscalls
 from memstore.engine.header import HEAD_SIZE, Header, Slots, belongs, erase_put_id, write_slots, write_state
 from memstore.engine.lockfile import LockFile, OwnedFile
-from memstore.engine.mapping import map_file
+from memstore.engine.mapping import Mapping, map_file
 from memstore.engine.record import LIVE, RETIRED, Record
-from memstore.engine.syscalls import Reservation
+from memstore.engine.syscalls import Cleanup, Reservation
 from memstore.errors import CorruptionError
 
 Guard = AbstractContextManager[Any]  # of the process: held by whoever forks
@@ -166,15 +166,14 @@ class Filling:
         self._file.close()
 
 
-def map_segment(
-    path: str, record: Record, *, store: str, dir_fd: int | None = None
-) -> tuple[Reservation, int, int] | None:
-    """Locks, checks and maps the segment that a record names. Returns the mapping and where header and data start.
+def map_segment(path: str, record: Record, *, store: str, dir_fd: int | None = None) -> tuple[Mapping, int] | None:
+    """Locks, checks and maps the segment that a record names. Returns the mapping and where in it the data starts.
 
     None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
     if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
     """
     fds: list[int] = []
+    closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # with a lock on it, a file that stays open bars the sweep
     try:
         syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
         fd = fds[0]
@@ -184,19 +183,18 @@ def map_segment(
         if not belongs(head, record.put_id, store):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
-        size = syscalls.status(fd).st_size
+        size = syscalls.size_of(fd)
         if (start, size) != (record.start, record.size):
             expected = f"{record.size:,} and {record.start:,}"
             detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-        mapping, begin = map_file(fd, size)
-        return mapping, begin, begin + start
+        return map_file(fd, size), start
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _no_file(path, error) from None
     finally:
-        syscalls.close_all(fds)
+        del closing  # not what an error's traceback holds on to
 
 
 def _no_file(path: str, error: OSError) -> Exception:

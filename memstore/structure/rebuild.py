@@ -40,16 +40,24 @@ def rebuild(
     wanted = None if device is None else torch.device(device)
     _check_dtype(dtype)
     leaves = objects.decode(encoded, plan.object_count, allow_pickle)
-    with _Damage():
+    try:
         tensors = tensors_of(plan, memory, mapping)
+    except MemstoreError:
+        raise
+    except _REFUSALS as error:
+        raise _damage(error) from error
     if wanted is not None or dtype is not None or plan.marked:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
         else:
             finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
-    with _Damage():
+    try:
         return plan.root.build(Parts(tensors, leaves, wanted))
+    except MemstoreError:
+        raise
+    except _REFUSALS as error:
+        raise _damage(error) from error
 
 
 def _check_dtype(dtype: Any) -> None:
@@ -61,16 +69,9 @@ def _check_dtype(dtype: Any) -> None:
     )
 
 
-class _Damage:  # a contextmanager would cost a microsecond
-    """Around what torch and tensordict are called for with stored numbers: what they refuse was never put."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, MemstoreError) or not isinstance(error, _REFUSALS):
-            return
-        raise CorruptionError(f"the value can't be built from its description: {error}") from error
-
-
+# What torch and tensordict raise when they are called with numbers that were never put.
 _REFUSALS = (MalformedError, RuntimeError, ValueError, TypeError, AssertionError, LookupError, OverflowError)
+
+
+def _damage(error: Exception) -> CorruptionError:
+    return CorruptionError(f"the value can't be built from its description: {error}")

@@ -67,10 +67,10 @@ def get(root: Root, key: bytes) -> bytes | None:
     (found,) = hold(root, [key], deadline_after(10), may_lock=True)
     if found is None:
         return None
-    record, mapping, _, start = found
+    record, mapping, start = found
     if mapping is None:
         return record.inline
-    return bytes(mapping[start : start + record.nbytes])
+    return np.asarray(mapping)[start : start + record.nbytes].tobytes()
 
 
 def delete(root: Root, key: bytes) -> None:

@@ -33,11 +33,10 @@ def mapped(value: Any) -> Any:
         content = np.zeros(flat.plan.nbytes, np.uint8)
         structure.fill(flat, content)
         os.pwrite(fd, content.tobytes(), 0)
-        mapping, start = map_file(fd, max(flat.plan.nbytes, 1))
+        mapping = map_file(fd, max(flat.plan.nbytes, 1))
     finally:
         os.close(fd)
-    memory = np.frombuffer(mapping, np.uint8, flat.plan.nbytes, start)
-    return structure.rebuild(flat.plan, flat.objects, memory, mapping)
+    return structure.rebuild(flat.plan, flat.objects, np.asarray(mapping)[: flat.plan.nbytes], mapping)
 
 
 def contents() -> Any:
