@@ -112,6 +112,15 @@ def close(fillings: Sequence[Filling]) -> None:
         filling.close()
 
 
+def keep_mapped(root: Root, fillings: Sequence[Filling]) -> None:
+    """Closes what was published, but for the mappings that the next puts can use."""
+    for filling in fillings:
+        spare = filling.spare()
+        if spare is not None:
+            root.spares.keep(filling.segment, spare)
+        filling.close()
+
+
 def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
     """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
     try:

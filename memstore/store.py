@@ -222,7 +222,7 @@ class Store:
         except BaseException as error:
             contents.give_back(root, fillings, keep=isinstance(error, VersionConflictError))
             raise
-        contents.close(fillings)
+        contents.keep_mapped(root, fillings)
         return versions
 
     def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:

@@ -107,7 +107,8 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) 
         path = segment_path(root.segments, segment)
         is_new = reuse.file is None
         file = reuse.file or _create(root, path, segment)
-        return Filling(path, segment, put_id, size, file, is_new=is_new, dir_fd=root.segments_fd)
+        spare = None if is_new else root.spares.take(segment, size)
+        return Filling(path, segment, put_id, size, file, is_new=is_new, dir_fd=root.segments_fd, spare=spare)
 
 
 def _create(root: Root, path: str, segment: int) -> LockFile:

@@ -20,6 +20,7 @@ from memstore.engine.catalog import Catalog
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile, close_all
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
+from memstore.engine.spares import Spares
 from memstore.engine.tables import Transaction
 from memstore.errors import (
     AlreadyExistsError,
@@ -57,6 +58,7 @@ class Root:
     segments_folder: OwnedFile  # whatever its path names by now
     guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0
+    spares: Spares = field(default_factory=Spares)
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
 
@@ -205,6 +207,7 @@ def _close_abandoned() -> None:
             with root.guard:
                 root.catalog.close()
                 root.segments_folder.close()
+                root.spares.clear()
             if root.lock is not None:
                 root.lock.recover = None  # it refers to the root
 
@@ -348,6 +351,7 @@ def _after_fork_in_child() -> None:
     for root in _registry.values():
         root.guard = threading.RLock()
         root.catalog.release()
+        root.spares.clear()
         if root.lock is not None:
             root.lock.forget_threads()
 

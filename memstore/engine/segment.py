@@ -18,7 +18,8 @@ from memstore.engine.header import HEAD_SIZE, Header, Slots, belongs, erase_put_
 from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.mapping import Mapping, map_file
 from memstore.engine.record import LIVE, RETIRED, Record
-from memstore.engine.syscalls import Cleanup, Reservation
+from memstore.engine.spares import Spare
+from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError
 
 Guard = AbstractContextManager[Any]  # of the process: held by whoever forks
@@ -52,6 +53,7 @@ class Filling:
         *,
         is_new: bool,
         dir_fd: int | None = None,
+        spare: Spare | None = None,
     ) -> None:
         self.path, self.segment, self.put_id, self.size = path, segment, put_id, size
         self.is_whole = not is_new
@@ -59,8 +61,8 @@ class Filling:
         self._header: Header | None = None
         self._end = 0  # of the data
         self._scratch = bytearray()
-        self._mapping: Reservation | None = None
-        self._address = 0
+        self._mapping, self._address = (spare.mapping, spare.address) if spare else (None, 0)
+        self._is_live = False
 
     @property
     def fd(self) -> int:
@@ -88,9 +90,10 @@ class Filling:
                     syscalls.write_at(self.fd, b"\0", offset)
             else:
                 syscalls.allocate(self.fd, self.size)
-        self._map(self.size, guard)
-        if huge_pages:
-            self._collapse()
+        if self._mapping is None:
+            self._map(self.size, guard)
+            if huge_pages:
+                self._collapse()
         self.is_whole = True
 
     def _collapse(self) -> None:
@@ -152,6 +155,7 @@ class Filling:
             syscalls.sync_data(file.fd)
         if file is self._file:
             syscalls.unlock(file.fd)
+            self._is_live = True
         else:
             self._mapping = None
 
@@ -160,6 +164,10 @@ class Filling:
         file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
         erase_put_id(file.fd)
         write_state(file.fd, RETIRED)
+
+    def spare(self) -> Spare | None:
+        """The mapping of the published file, which no lock is left on."""
+        return Spare(self._mapping, self._address, self.size) if self._is_live and self._mapping is not None else None
 
     def close(self) -> None:
         self._address, self._mapping = 0, None

@@ -31,6 +31,7 @@ _MAP_FIXED_NOREPLACE = 0x100000
 NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
 _WISHES = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
 _MADV_DONTFORK, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 10, 23, 25
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
 MUTEX_OWNER = 0x3FFFFFFF  # mask of the owner's thread id in a mutex's first word
@@ -68,6 +69,7 @@ _madvise = _bind(_releasing_gil, "madvise", _int, _pointer, _size, _int)
 _syscall = _bind(
     _releasing_gil, "syscall", _long, _long, _pointer, _int, ctypes.c_uint32, ctypes.POINTER(_Timespec), _pointer, _int
 )
+_fallocate = _bind(_releasing_gil, "fallocate", _int, _int, _int, _long, _long)
 _statfs = _bind(_releasing_gil, "statfs", _int, ctypes.c_char_p, _pointer)
 _mutexattr_init = _bind(_holding_gil, "pthread_mutexattr_init", _int, _pointer)
 _mutexattr_setpshared = _bind(_holding_gil, "pthread_mutexattr_setpshared", _int, _pointer, _int)
@@ -149,6 +151,12 @@ def truncate(fd: int, size: int) -> None:
 def allocate(fd: int, size: int) -> None:
     """Reserves blocks for all of the file, so that no later write to it can find the disk full."""
     os.posix_fallocate(fd, 0, size)
+
+
+def free_blocks(fd: int, size: int) -> None:
+    """Makes the first `size` bytes a hole. The file keeps its length, so that no mapping of it can fault."""
+    if size and _fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, size):
+        raise _last_error()
 
 
 def sync(fd: int) -> None:

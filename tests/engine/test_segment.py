@@ -173,7 +173,7 @@ def test_a_mapping_is_private(folder: Path, size: int) -> None:
     publish(path, data)
     one, other = (find(path, size) for _ in range(2))
     assert one is not None and other is not None
-    mine, others = (np.asarray(mapping)[start:] for mapping, start in (one, other))
+    mine, others = (np.asarray(mapping)[start : start + size] for mapping, start in (one, other))
     mine[:] = 0
     assert not mine.any()
     assert (others == data).all()

@@ -1,0 +1,168 @@
+"""Files that are used again, and mappings that are kept for it: the same values, no more memory, no faults."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import memstore
+from tests.children import Child, Wire, in_child
+from tests.small_tmpfs import free_bytes, on_small_tmpfs
+
+MIB = 1 << 20
+
+
+def of_size(size: int, number: int = 7) -> torch.Tensor:
+    return torch.full((size,), number % 251, dtype=torch.uint8)
+
+
+def files(store: memstore.Store) -> list[str]:
+    return sorted(os.listdir(f"{store.root}/segments"))
+
+
+def shared_mappings(root: str) -> int:
+    with open("/proc/self/maps") as file:
+        return sum(f"{root}/segments/" in line and line.split()[1].startswith("rw-s") for line in file)
+
+
+@pytest.mark.parametrize("size", [5000, 300_000, 3 * MIB])
+def test_overwrites_take_two_files(store: memstore.Store, size: int) -> None:
+    for number in range(20):
+        store.put("key", of_size(size, number))
+        assert (store.get("key") == number).all()
+    assert len(files(store)) == 2
+
+
+def test_values_of_nearly_one_size_share_files(store: memstore.Store) -> None:
+    for number in range(40):
+        size = 3 * MIB - 1000 * (number % 8)
+        store.put("key", {"a": of_size(size, number), "b": "x" * (number * 40)})
+        value = store.get("key")
+        assert (value["a"] == number).all() and value["a"].numel() == size
+        del value
+    assert len(files(store)) <= 4
+
+
+def test_a_much_smaller_value_takes_no_large_file(store: memstore.Store) -> None:
+    store.put("key", of_size(8 * MIB))
+    store.delete("key")
+    store.put("key", of_size(6 * MIB))
+    assert store.stats().live_bytes < 7 * MIB
+
+
+def test_what_is_held_is_not_used_again(store: memstore.Store) -> None:
+    held = []
+    for number in range(30):
+        store.put("key", of_size(2 * MIB, number))
+        held.append(store.get("key"))
+    for number, value in enumerate(held):
+        assert (value == number).all()
+    del held[:15], value
+    for number in range(30):
+        store.put("key", of_size(2 * MIB, 100 + number))
+    for number, value in enumerate(held, 15):
+        assert (value == number).all()
+    assert len(files(store)) <= 15 + 1 + 4
+
+
+def test_two_writers_take_turns_with_the_same_files(root: str) -> None:
+    """Each keeps mappings of files that the other fills in between."""
+    with memstore.open(root) as store, Child(_overwrite, root) as other:
+        other.receive()
+        for number in range(0, 60, 2):
+            store.put("key", of_size(3 * MIB, number))
+            other.send(number + 1)
+            other.receive()
+            assert (store.get("key") == number + 1).all()
+            store.put("mine", of_size(3 * MIB, number))
+            assert (store.get("mine") == number).all() and (store.get("key") == number + 1).all()
+        other.send(None)
+        assert len(files(store)) <= 5
+
+
+def _overwrite(wire: Wire, root: str) -> None:
+    with memstore.open(root) as store:
+        wire.send()
+        while (number := wire.receive()) is not None:
+            store.put("key", of_size(3 * MIB, number))
+            assert (store.get("key") == number).all()
+            wire.send()
+
+
+def test_a_writer_keeps_few_mappings_and_none_when_it_closes(root: str) -> None:
+    store = memstore.open(root)
+    for number in range(10):
+        store.put(f"{number}", of_size(3 * MIB))
+        assert shared_mappings(store.root) <= 3
+    assert shared_mappings(store.root) > 0
+    assert in_child(shared_mappings, store.root) == 0
+    assert in_child(_put_and_count, store) <= 3
+    store.close()
+    assert shared_mappings(root) == 0
+
+
+def _put_and_count(store: memstore.Store) -> int:
+    for number in range(5):
+        store.put(f"{number}", of_size(3 * MIB, 9))
+        assert (store.get(f"{number}") == 9).all()
+    return shared_mappings(store.root)
+
+
+def test_memory_comes_back_from_files_that_a_writer_keeps_mapped() -> None:
+    on_small_tmpfs(40, _comes_back)
+
+
+def _comes_back(folder: str) -> None:
+    root = f"{folder}/store"
+    with memstore.open(root) as store:
+        store.put("inline", 1)
+        before = free_bytes(folder)
+        for number in range(4):
+            store.put("key", of_size(6 * MIB, number))
+        store.delete("key")
+        assert shared_mappings(root) > 0
+        assert in_child(_collect, root) > 6 * MIB
+        assert files(store) == []
+        assert abs(free_bytes(folder) - before) < MIB  # unlinked by another, mapped by this one
+        for number in range(4):
+            store.put("key", of_size(6 * MIB, number))
+            assert (store.get("key") == number).all()
+
+
+def _collect(root: str) -> int:
+    with memstore.open(root) as store:
+        return store.gc()
+
+
+def test_a_lost_race_costs_no_file(store: memstore.Store) -> None:
+    version = store.put("key", of_size(3 * MIB, 1))
+    for _ in range(5):
+        with pytest.raises(memstore.VersionConflictError):
+            _put_after_another(store, version)
+        assert store.version("key") > version
+        version = store.version("key")
+    assert len(files(store)) <= 3
+    assert store.stats().filling_bytes == 0
+
+
+def _put_after_another(store: memstore.Store, version: int) -> None:
+    """A compare-and-swap that passes the early look, and is too late at the commit."""
+    from memstore.testing import faults
+
+    locks = 0
+
+    def race(number: int, name: str) -> None:
+        nonlocal locks
+        locks += name == "mutex_lock"
+        if locks == 2 and name == "mutex_lock":  # the claim's is the first
+            in_child(_put_once, store.root)
+
+    with faults.watching(race, lambda number, name: None):
+        store.put("key", of_size(3 * MIB, 2), expect_version=version)
+
+
+def _put_once(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", of_size(3 * MIB, 3))
