@@ -184,7 +184,10 @@ def map_segment(
         if not belongs(head, record.put_id, store):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
-        size = syscalls.status(fd).st_size
+        status = syscalls.status(fd)
+        if not status.st_nlink:  # swept between opening and lock: a ref to it could not be opened again, nor leased
+            return None
+        size = status.st_size
         if (start, size) != (record.start, record.size):
             expected = f"{record.size:,} and {record.start:,}"
             detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
