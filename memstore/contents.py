@@ -104,7 +104,7 @@ def give_back(root: Root, fillings: Sequence[Filling]) -> None:
         if fillings:
             publish.abandon(root, fillings)
     except (OSError, MemstoreError) as error:
-        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, error)
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(error))
     finally:
         close(fillings)
 
