@@ -6,9 +6,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import memstore
+from memstore.engine.pages import deadline_after
 from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
+from memstore.engine.tables import Transaction
 
 
 def opened(store: memstore.Store) -> Root:
@@ -56,6 +58,21 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     booked = {LIVE: counters.live, RETIRED: counters.retired + counters.held, FILLING: counters.filling}
     found += [f"the counters say {booked}, the rows {totals}"] if booked != totals else []
     return found
+
+
+def end_leases(store: memstore.Store) -> None:
+    """As if their time were over."""
+    root = opened(store)
+
+    def end(transaction: Transaction) -> None:
+        for segment, _ in transaction.numbers("leases", 1 << 20):
+            transaction.put_number("leases", segment, 0)
+
+    def action() -> None:
+        with root.guard:
+            root.catalog.update(end)
+
+    root.mutex.run(action, deadline_after(10.0))
 
 
 def headers_not_live(store: memstore.Store) -> list[str]:
