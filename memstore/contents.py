@@ -102,7 +102,7 @@ def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:
         if fillings:
             publish.abandon(root, fillings, keep=keep)
     except (OSError, MemstoreError) as error:
-        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, error)
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(error))
     finally:
         close(fillings)
 

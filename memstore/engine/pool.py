@@ -240,7 +240,7 @@ def _look_again(
     transaction.delete_number("held", row.sequence)
     found = transaction.segment(row.segment)
     size = found.nbytes if found else 0
-    if keep == 0 or not size:
+    if keep == 0 or not _is_usable(root, row.segment, size):
         if _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
             counters.held -= size
             return size
@@ -251,6 +251,16 @@ def _look_again(
     counters.sequence += 1
     transaction.put_number("held", counters.sequence, row.segment)
     return 0
+
+
+def _is_usable(root: Root, segment: int, size: int) -> bool:
+    """Not so: unlinked by a sweep that died before its commit, or cut by somebody. No claim would ever take it."""
+    try:
+        name = os.path.basename(segment_path(root.segments, segment))
+        found = os.stat(name, dir_fd=root.segments_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return size > 0 and found.st_size == size
 
 
 def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unlinked: list[LockFile], now: int) -> bool:
@@ -269,6 +279,8 @@ def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unli
             if file is None:
                 return False
             unlinked.append(file)
+            if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
+                erase_put_id(file.fd)
         remove_file(segment_path(root.segments, segment), root.segments_fd)
         transaction.delete_segment(segment)
     transaction.delete_number("leases", segment)

@@ -185,7 +185,7 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
         try:
             sweep_some(root, max(SWEPT_A_PUT, len(retired)), deadline_after(SWEEP_WAIT))
         except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
-            log.debug("%s: nothing swept: %s", root.path, error)
+            log.debug("%s: nothing swept: %s", root.path, str(error))
     return versions
 
 

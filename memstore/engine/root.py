@@ -163,7 +163,7 @@ def _sweep(root: Root, deadline: float) -> None:
     try:
         pool.sweep_all(root, deadline, keep=None)
     except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
-        log.warning("%s: nothing swept: %s", root.path, error)
+        log.warning("%s: nothing swept: %s", root.path, str(error))
 
 
 def reopen_root(root: Root, deadline: float) -> None:

@@ -13,7 +13,7 @@ from memstore.testing.fork_server import ForkServer
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
-    with ForkServer(preload=["tests.crash.workers", "tests.crash.blockers", "tests.crash.forks"]) as started:
+    with ForkServer(preload=[f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal")]) as started:
         yield started
 
 

@@ -129,33 +129,52 @@ def kill_children_while_busy(channel: Connection, path: str, steps: int) -> None
 
 
 def fork_at_steps(channel: Connection, path: str, nbytes: int) -> None:
-    """Forks at each step of a put that another thread makes, and uses the store in the child. Sends the steps."""
+    """Forks at each step of a put that another thread makes, and uses the store in the child. Sends the steps.
+
+    The first time round in a new file, the second time in a retired one.
+    """
     store = memstore.open(path, timeout=20.0)
-    store.put("k", stamped(1, nbytes))
     gc.disable()
-    names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
-    for number in range(1, len(names) + 1):
-        reached, forked = threading.Event(), threading.Event()
 
-        def pause(reached: threading.Event = reached, forked: threading.Event = forked) -> None:
-            reached.set()
-            forked.wait(0.1)  # a fork waits for who opens a file or reads the catalog: it comes after that
+    def prepare(reuse: bool) -> None:
+        store.put("k", stamped(1, nbytes))
+        store.gc()
+        if reuse:
+            store.put("spare", stamped(1, nbytes))
+            store.delete("spare")
 
-        def put(number: int = number, pause: Callable[[], None] = pause) -> None:
+    for reuse in (False, True):
+        prepare(reuse)
+        names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
+        for number in range(1, len(names) + 1):
+            prepare(reuse)
+            _fork_at(store, number, nbytes)
+        channel.send(names)
+    _check_clean(store)
+
+
+def _fork_at(store: memstore.Store, number: int, nbytes: int) -> None:
+    reached, forked = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        reached.set()
+        forked.wait(0.1)  # a fork waits for who opens a file or reads the catalog: it comes after that
+
+    def put() -> None:
+        try:
             with faults.at_step(number, pause):
                 store.put("k", stamped(2, nbytes))
+        finally:
+            reached.set()
 
-        store.put("k", stamped(1, nbytes))
-        thread = threading.Thread(target=put)
-        thread.start()
-        reached.wait()
-        pid = in_fork(lambda: _meet(store, nbytes))
-        forked.set()
-        thread.join()
-        reap(pid)
-        assert stamp_at(store, "k") in (2, 3)
-    _check_clean(store)
-    channel.send(names)
+    thread = threading.Thread(target=put)
+    thread.start()
+    reached.wait()
+    pid = in_fork(lambda: _meet(store, nbytes))
+    forked.set()
+    thread.join()
+    reap(pid)
+    assert stamp_at(store, "k") in (2, 3)
 
 
 def _meet(store: memstore.Store, nbytes: int) -> None:
@@ -165,12 +184,23 @@ def _meet(store: memstore.Store, nbytes: int) -> None:
     assert stamp_at(store, "k") in (2, 3)
 
 
-def die_and_leave_a_child(channel: Connection, path: str, nbytes: int, step: str) -> None:
-    """Dies in the middle of a put, before a step, and leaves a child that was forked then. It ends with the channel."""
+def die_and_leave_a_child(channel: Connection, path: str, nbytes: int, step: str, reuse: bool) -> None:
+    """Dies while it fills, before a step, and leaves a child that was forked then. It ends with the channel."""
     store = memstore.open(path, timeout=20.0)
     gc.disable()
-    store.put("k", stamped(0, nbytes))  # the first one of a new store recovers
+
+    def prepare() -> None:
+        store.put("k", stamped(1, nbytes))
+        if not reuse:
+            store.gc()
+
+    for _ in range(3):  # the first put of a new store recovers
+        prepare()
     names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
+    claimed = names.index("mutex_unlock")
+    assert (names.index("write_at") < claimed) is reuse, "a claim of a retired file erases its put id"
+    number = names.index(step, claimed) + 1
+    prepare()
     reached = threading.Event()
 
     def pause() -> None:
@@ -178,7 +208,7 @@ def die_and_leave_a_child(channel: Connection, path: str, nbytes: int, step: str
         threading.Event().wait()
 
     def put() -> None:
-        with faults.at_step(names.index(step) + 1, pause):
+        with faults.at_step(number, pause):
             store.put("k", stamped(2, nbytes))
 
     threading.Thread(target=put, daemon=True).start()

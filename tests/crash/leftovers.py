@@ -6,9 +6,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import memstore
+from memstore.engine.pages import deadline_after
 from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
+from memstore.engine.tables import Transaction
 
 
 def opened(store: memstore.Store) -> Root:
@@ -20,7 +22,7 @@ def opened(store: memstore.Store) -> Root:
 def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     """Files without an entry, entries without a file, rows of what is not live. Hold no value.
 
-    Call `gc` first, or allow for `spares`: retired files, kept for reuse.
+    Call `gc` first, or allow for `spares`: retired files, kept for reuse, or held when they were last looked at.
     """
     root = opened(store)
     with root.guard:
@@ -38,7 +40,8 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     totals = dict.fromkeys((LIVE, RETIRED, FILLING), 0)
     for row in rows.values():
         totals[row.state] += row.nbytes
-    kept = {segment for segment in retired if rows[segment].state == RETIRED} if spares else set[int]()
+    idle = [*retired, *(segment for _, segment in held)]
+    kept = {segment for segment in idle if rows[segment].state == RETIRED} if spares else set[int]()
     live = {record.segment for record in records if record is not None and record.segment}
     expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live | kept}
     present = set(os.listdir(root.segments))
@@ -46,7 +49,7 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     found += [f"a missing file: {name}" for name in sorted(expected - present)]
     found += [f"a filling row: {row}" for row in filling]
     found += [f"a retired row: {row}" for row in {*retired} - kept]
-    found += [f"a held row: {row}" for row in held]
+    found += [f"a held row: {row}" for row in held if row[1] not in kept]
     found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live - kept)]
     found += [f"an entry without a row: {segment}" for segment in sorted(live - set(rows))]
     found += [
@@ -55,6 +58,21 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     booked = {LIVE: counters.live, RETIRED: counters.retired + counters.held, FILLING: counters.filling}
     found += [f"the counters say {booked}, the rows {totals}"] if booked != totals else []
     return found
+
+
+def end_leases(store: memstore.Store) -> None:
+    """As if their time were over."""
+    root = opened(store)
+
+    def end(transaction: Transaction) -> None:
+        for segment, _ in transaction.numbers("leases", 1 << 20):
+            transaction.put_number("leases", segment, 0)
+
+    def action() -> None:
+        with root.guard:
+            root.catalog.update(end)
+
+    root.mutex.run(action, deadline_after(10.0))
 
 
 def headers_not_live(store: memstore.Store) -> list[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 
 import memstore
+from memstore import contents
+from memstore.engine.limits import resource_errors
+from memstore.engine.pages import deadline_after
+from tests.crash.leftovers import opened
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamped
 
 OLD, NEW = 1, 2
@@ -75,7 +80,34 @@ def _retire(store: memstore.Store) -> None:
     del held
 
 
+def _pin_a_retired_file(store: memstore.Store) -> object:
+    store.put("pinned", stamped(OLD, SMALL))
+    pinned = store.get("pinned")
+    store.delete("pinned")
+    return pinned
+
+
+def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
+    """A put whose key is replaced while it fills, so that only the commit finds the wrong version."""
+
+    def put(store: memstore.Store, _: object) -> None:
+        root, deadline = opened(store), deadline_after(5.0)
+        flat = contents.flatten("a", stamped(NEW, nbytes), root, allow_pickle=False)
+        with resource_errors(store.root, "a"), contextlib.suppress(memstore.VersionConflictError):
+            store._publish(root, [(b"a", flat, 1 << 60)], deadline)
+
+    return put
+
+
+def _fill_up(store: memstore.Store) -> None:
+    """To the brim, with a retired file that is too large for the next put."""
+    memstore.open(store.root, capacity=4 * LARGE).close()
+    store.put("b", stamped(OLD, 2 * LARGE))
+    store.delete("b")
+
+
 _MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
+_CROWD = {f"a{number}": SMALL for number in range(8)}
 
 OPERATIONS = {
     "put-inline": Operation(_put("a", INLINE), {}, {"a": INLINE}),
@@ -87,6 +119,11 @@ OPERATIONS = {
     "reuse-small": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, spares=True),
     "reuse-large": Operation(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, spares=True),
     "reuse-many": Operation(_put_many, {"b": SMALL}, _MANY, spares=True),
+    "claim-held": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_pin_a_retired_file),
+    "abandon-small": Operation(_lose_a_race(SMALL), {"a": SMALL}, {"a": SMALL}, new=OLD),
+    "abandon-large": Operation(_lose_a_race(LARGE), {"a": LARGE}, {"a": LARGE}, new=OLD, spares=True),
+    "delete-and-sweep": Operation(lambda store, _: store.delete_many(list(_CROWD)), _CROWD, {}),
+    "put-at-capacity": Operation(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up),
     "put-many": Operation(_put_many, {"b": SMALL}, _MANY),
     "delete": Operation(lambda store, _: store.delete("a"), {"a": SMALL}, {}),
     "delete-many": Operation(lambda store, _: store.delete_many(list(_MANY)), _MANY, {}),
@@ -98,3 +135,6 @@ OPERATIONS = {
     ),
     "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
 }
+
+# Those that differ from others only in what they meet: on a disk, and at each signal, in the full run.
+RARE = {"claim-held", "abandon-small", "abandon-large", "delete-and-sweep", "put-at-capacity"}

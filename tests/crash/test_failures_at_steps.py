@@ -19,7 +19,7 @@ from tests.crash.test_kill_at_steps import check_goes_on
 CAN_FAIL = faults.STEPS - faults.CLEANUPS
 # A segment whose claim fails at these, and what is not swept after a change, is left to the next sweep; all else is
 # given back at once.
-CLAIMS = {faults.COMMIT, "open_into", "lock_exclusive"}
+CLAIMS = {faults.COMMIT, "open_into", "lock_exclusive", "unlink"}
 ERRORS = {"EIO": OSError, "ENOSPC": memstore.StoreFullError, "EMFILE": memstore.ResourceLimitError}
 
 

@@ -32,16 +32,26 @@ def test_killed_children_of_a_busy_process(store: memstore.Store, server: ForkSe
 @pytest.mark.parametrize("nbytes", [INLINE, SMALL, LARGE])
 def test_fork_at_each_step_of_another_threads_put(nbytes: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_at_steps, store.root, nbytes) as worker:
-        assert "mutex_lock" in worker.recv(100)
+        first, second = worker.recv(100), worker.recv(100)
+        assert "mutex_lock" in first and "mutex_lock" in second
         worker.join(100)
 
 
-@pytest.mark.parametrize(("nbytes", "step"), [(SMALL, "write_at"), (LARGE, "truncate"), (LARGE, "collapse")])
+@pytest.mark.parametrize(
+    ("nbytes", "step", "reuse"),
+    [
+        (SMALL, "write_at", False),
+        (SMALL, "write_at", True),
+        (LARGE, "truncate", False),
+        (LARGE, "collapse", False),
+        (LARGE, "write_at", True),
+    ],
+)
 def test_child_keeps_no_lock_of_its_parents_put(
-    nbytes: int, step: str, store: memstore.Store, server: ForkServer
+    nbytes: int, step: str, reuse: bool, store: memstore.Store, server: ForkServer
 ) -> None:
     """The parent dies in the middle of the put, and the child lives on: what was to be filled is nobody's."""
-    with server.start(forks.die_and_leave_a_child, store.root, nbytes, step) as worker:
+    with server.start(forks.die_and_leave_a_child, store.root, nbytes, step, reuse) as worker:
         assert worker.recv() == "forked"
         worker.kill()
         assert worker.wait() == -9

@@ -12,7 +12,7 @@ from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.leftovers import headers_not_live, leftovers, opened
-from tests.crash.operations import OPERATIONS
+from tests.crash.operations import OPERATIONS, RARE
 from tests.crash.values import LARGE, SMALL, stamp_at, stamped
 
 KILLED = -9
@@ -58,13 +58,37 @@ def test_disk_is_written_before_the_catalog_says_so(disk_store: memstore.Store) 
         assert written[:7] == [faults.COMMIT, "write_at", "sync", "sync_folder", "write_at", "sync_data", faults.COMMIT]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize(
-    ("durability", "stride"),
+    ("name", "meets"),
     [
-        ("process", 1),
-        pytest.param("disk", 2, id="disk"),
-        pytest.param("disk", 1, id="disk-whole", marks=pytest.mark.full),
+        ("reuse-small", lambda names: "unlink" not in names and _claimed(names) == ["lock_exclusive"]),
+        ("claim-held", lambda names: _claimed(names) == ["lock_exclusive"] * 2),
+        ("abandon-small", lambda names: "unlink" not in names and "futex_wake" not in names),
+        ("delete-and-sweep", lambda names: names.count("unlink") > 4),
+        ("put-at-capacity", lambda names: names.index("unlink") < names.index("futex_wake")),
+    ],
+)
+def test_operations_meet_what_they_are_for(
+    name: str, meets: Callable[[list[str]], bool], store: memstore.Store, server: ForkServer
+) -> None:
+    OPERATIONS[name].reset(store)
+    with server.start(workers.steps_of, store.root, name) as worker:
+        names = worker.recv()
+        worker.join()
+    assert meets(names), names
+
+
+def _claimed(names: list[str]) -> list[str]:
+    """The locks that the first hold of the mutex asks for."""
+    return [name for name in names[: names.index("mutex_unlock")] if name == "lock_exclusive"]
+
+
+@pytest.mark.parametrize(
+    ("name", "durability", "stride"),
+    [
+        *(pytest.param(name, "process", 1, id=name) for name in OPERATIONS),
+        *(pytest.param(name, "disk", 2, id=f"{name}-disk") for name in OPERATIONS if name not in RARE),
+        *(pytest.param(name, "disk", 1, id=f"{name}-disk-whole", marks=pytest.mark.full) for name in OPERATIONS),
     ],
 )
 def test_kill_at_each_step(

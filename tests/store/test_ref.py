@@ -14,6 +14,7 @@ import torch
 import memstore
 from memstore.engine import syscalls
 from memstore.engine.pool import boot_clock
+from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 
@@ -303,3 +304,18 @@ def test_a_ref_whose_store_was_replaced_while_it_was_open_is_told(scratch: str) 
                     call()
                 assert caught.value.key == "key"
             assert not other.get("key").any()
+
+
+def test_it_never_pins_a_file_that_was_swept_while_it_was_made(store: memstore.Store) -> None:
+    """Between opening a file and locking it, it was replaced and unlinked: what then is held nobody can open again."""
+    store.put("key", torch.zeros(5000))
+    number = faults.record(lambda: store.ref("key")).index("lock_shared") + 1
+    with faults.at_step(number, lambda: in_child(_replace_and_sweep, store.root)):
+        ref = store.ref("key")
+    assert torch.equal(ref.get(), pickle.loads(pickle.dumps(ref)).get())
+
+
+def _replace_and_sweep(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", torch.ones(5000))
+        store.gc()

@@ -1,0 +1,102 @@
+"""Explores all states of a model, breadth first, so that the way to the first fault found is the shortest.
+
+A model is a state (hashable) and a function that gives its successors, each with the name of the step that leads there.
+It raises `Fault` where a step does what must never happen; so does the check of a state.
+
+    found = explore(0, lambda n: [("add", n + 1), ("double", 2 * n)] if n < 9 else [], check, is_end=lambda n: n >= 9)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+State = TypeVar("State", bound=Hashable)
+
+
+class Fault(Exception):
+    """What must never happen, did. `steps` lead there."""
+
+    def __init__(self, what: str, steps: tuple[str, ...] = ()) -> None:
+        super().__init__(what)
+        self.what, self.steps = what, steps
+
+    def __str__(self) -> str:
+        return "\n  ".join([self.what, *self.steps])
+
+
+@dataclass(frozen=True)
+class Explored:
+    states: int
+    steps: int  # between them
+    names: frozenset[str]  # of the steps that were taken
+
+
+def explore(
+    start: State,
+    successors: Callable[[State], Iterable[tuple[str, State]]],
+    check: Callable[[State], None],
+    *,
+    is_end: Callable[[State], bool],
+    is_bad_luck: Callable[[str], bool] = lambda name: False,
+    limit: int = 10_000_000,
+) -> Explored:
+    """Visits every state that can be reached from `start`.
+
+    Steps whose name `is_bad_luck` may be taken, and nobody may count on them to reach an end.
+
+    Raises:
+        Fault: a check or a step raised it; or from a state no end can be reached any more.
+        MemoryError: there are more than `limit` states.
+    """
+    numbers: dict[State, int] = {start: 0}
+    states = [start]
+    came: list[tuple[int, str]] = [(0, "")]
+    before: list[list[int]] = [[]]  # the states from which each is reached
+    ends: list[int] = []
+    names: set[str] = set()
+    steps = 0
+    for number, state in enumerate(states):  # it grows meanwhile
+        try:
+            check(state)
+            following = list(successors(state))
+        except Fault as fault:
+            raise Fault(fault.what, (*_way(came, number), *fault.steps)) from None
+        if is_end(state):
+            ends.append(number)
+        for name, following_state in following:
+            steps += 1
+            names.add(name)
+            found = numbers.get(following_state)
+            if found is None:
+                found = numbers[following_state] = len(states)
+                if found >= limit:
+                    raise MemoryError(f"more than {limit:,} states")
+                states.append(following_state)
+                came.append((number, name))
+                before.append([])
+            if not is_bad_luck(name):
+                before[found].append(number)
+    _check_progress(came, before, ends)
+    return Explored(len(states), steps, frozenset(names))
+
+
+def _check_progress(came: list[tuple[int, str]], before: list[list[int]], ends: list[int]) -> None:
+    reaching, waiting = set(ends), list(ends)
+    while waiting:
+        for number in before[waiting.pop()]:
+            if number not in reaching:
+                reaching.add(number)
+                waiting.append(number)
+    for number in range(len(came)):
+        if number not in reaching:
+            raise Fault("no way on: from here no end can be reached", _way(came, number))
+
+
+def _way(came: list[tuple[int, str]], number: int) -> tuple[str, ...]:
+    names: list[str] = []
+    while number:
+        number, name = came[number]
+        names.append(name)
+    return tuple(reversed(names))

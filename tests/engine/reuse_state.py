@@ -1,0 +1,168 @@
+"""The states of the model of reuse: files, rows, processes; how a process changes them; what must hold in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memstore.testing.explore import Fault
+
+FILLING, LIVE, RETIRED = "filling", "live", "retired"
+
+
+class File(NamedTuple):
+    exists: bool = False
+    put: int = 0  # the id in its header
+    state: str = FILLING  # in its header
+    first: int = 0  # whose bytes its halves are
+    second: int = 0
+
+
+class Row(NamedTuple):
+    put: int
+    state: str
+    batch: int = 0  # of `filling`
+    held: bool = False  # in `held`, and not in `retired`
+
+
+class Process(NamedTuple):
+    """A process, by what it does, where it stands, and what the kernel would take from it. Dead ones are as done."""
+
+    role: str
+    at: str = "start"
+    owner: bool = False  # of the mutex
+    recovering: int = 0  # the step of `after_death`
+    file: int = -1  # that it has open or mapped
+    lock: str = ""  # "shared" or "exclusive"
+    put: int = 0  # that it makes, or that its record names
+    tries: int = 0
+    before: int = 0  # what the record named that didn't fit, in mode "r"
+    refused: tuple[int, ...] = ()
+
+
+DONE = Process("", "done")
+GONE = File(put=-1)  # unlinked, and nobody has it open
+
+
+class State(NamedTuple):
+    processes: tuple[Process, ...]
+    files: tuple[File, ...]
+    rows: tuple[Row | None, ...]
+    record: tuple[int, int]  # put id and file; (0, -1) if there is no such key
+    leases: tuple[int, ...]  # the put that each file is leased for; 0: no lease that counts
+    number: int  # the last put id
+    publications: int = 1
+    ring: int = 1
+    note: int = 0  # the batch in the lock page
+    dirty: bool = False
+    acknowledged: int = 0  # the last publication that its caller knows of
+    kills: int = 0  # that may still come
+    failures: int = 0  # of commits, that may still come
+
+
+def start(roles: list[str], *, files: int, kills: int, failures: int = 0, retired: int = 0) -> State:
+    """A store with one value, `retired` files to reuse, and room for others up to `files`."""
+    used = 1 + retired
+    present = [File(True, put, LIVE if put == used else RETIRED, put, put) for put in range(1, used + 1)]
+    rows = [Row(put, LIVE if put == used else RETIRED) for put in range(1, used + 1)]
+    return State(
+        processes=tuple(sorted(map(Process, roles))),
+        files=(*present, *[File()] * (files - used)),
+        rows=(*rows, *[None] * (files - used)),
+        record=(used, used - 1),
+        leases=(0,) * files,
+        number=used,
+        kills=kills,
+        failures=failures,
+    )
+
+
+def is_end(state: State) -> bool:
+    return all(process == DONE for process in state.processes)
+
+
+def is_bad_luck(name: str) -> bool:
+    return name.startswith("(")
+
+
+Steps = Iterator[tuple[str, State]]
+
+
+class Scene:
+    """One process and the state that it finds."""
+
+    def __init__(self, state: State, index: int) -> None:
+        self.state, self.process = state, state.processes[index]
+        self._others = (*state.processes[:index], *state.processes[index + 1 :])
+
+    def step(self, name: str, **changes: object) -> tuple[str, State]:
+        own = {name: changes.pop(name) for name in Process._fields if name in changes}
+        process = self.process._replace(**own)  # type: ignore[arg-type]
+        state = self.state._replace(processes=tuple(sorted((*self._others, process))), **changes)  # type: ignore[arg-type]
+        open_files = {process.file for process in state.processes}
+        for file, found in enumerate(state.files):
+            if not found.exists and found != File() and found != GONE and file not in open_files:
+                state = state._replace(files=with_(state.files, file, GONE))
+        return name, state
+
+    def killed(self) -> Steps:
+        if self.process.at != "start":
+            kills, dirty = self.state.kills - 1, self.state.dirty or self.process.owner
+            yield self.step(f"(killed: {self.process.role})", **DONE._asdict(), kills=kills, dirty=dirty)
+
+    def with_file(self, **changes: object) -> dict[str, tuple[File, ...]]:
+        found = self.state.files[self.process.file]._replace(**changes)  # type: ignore[arg-type]
+        return {"files": with_(self.state.files, self.process.file, found)}
+
+    def is_locked(self, file: int) -> bool:
+        return any(other.file == file and other.lock for other in self._others)
+
+    def is_written(self, file: int) -> bool:
+        return any(other.file == file and other.lock == "exclusive" for other in self._others)
+
+    def may_write(self) -> None:
+        if self.is_locked(self.process.file):
+            raise Fault("a file is written that somebody else locks")
+
+    def retired(self, rows: tuple[Row | None, ...]) -> tuple[Row | None, ...]:
+        put, file = self.state.record
+        return with_(rows, file, Row(put, RETIRED)) if put else rows
+
+    def marked(self) -> tuple[File, ...]:
+        files = self.state.files
+        for file, row in enumerate(self.state.rows):
+            if row and row.state == RETIRED and not row.held and files[file].state == LIVE:
+                files = with_(files, file, files[file]._replace(state=RETIRED))
+        return files
+
+
+def with_(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def check(state: State) -> None:
+    """What must hold in every state."""
+    put, live = state.record
+    if put:
+        whole = state.files[live] == File(True, put, state.files[live].state, put, put)
+        if not whole or state.rows[live] != Row(put, LIVE):
+            raise Fault("the file of a live record was taken, or never filled")
+    for process in state.processes:
+        holds = process.at in ("hold", "lock: lease", "lease", "sent")
+        file = state.files[process.file]
+        if holds and (file.first, file.second) != (process.put, process.put):
+            raise Fault("a value that is held has other bytes than its record said")
+    for file, leased in zip(state.files, state.leases, strict=True):
+        if leased and (not file.exists or (file.first, file.second) != (leased, leased)):
+            raise Fault("a version is gone before its lease")
+    for file, row in zip(state.files, state.rows, strict=True):
+        if file.exists and row is None:
+            raise Fault("a file of nobody, which no sweep will find")
+    if state.acknowledged > state.publications:
+        raise Fault("a put was acknowledged, and is not there")
+    if not state.dirty and not any(process.owner for process in state.processes):
+        for number, file in enumerate(state.files):
+            if file.exists and (file.state == LIVE) is not (number == live):
+                raise Fault("a header says live that isn't, or doesn't that is: a repair would go wrong")
+        if state.ring != state.publications:
+            raise Fault("the doorbell was not rung, and nobody will")

@@ -1,0 +1,106 @@
+"""All interleavings of a few processes that share a few files, with kills at every step: nothing forbidden is reached.
+
+And the model is worth something: each fault that one could make in the code is found by it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from memstore.engine import header, lookup, mapping, pool, publish, recovery, segment, syscalls
+from memstore.testing.explore import Explored, Fault, explore
+from tests.engine import reuse_model
+from tests.engine.reuse_model import MUTATIONS, Model
+from tests.engine.reuse_state import check, is_bad_luck, is_end, start
+
+FULL = pytest.mark.full
+CODE: list[ModuleType] = [header, lookup, mapping, pool, publish, recovery, segment, syscalls]
+
+SCENES: dict[str, dict[str, Any]] = {
+    "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},
+    "a reader always too late": {"roles": "writer writer writer reader", "files": 2, "kills": 1},
+    "a reader without the mutex": {"roles": "writer writer writer watcher", "files": 2, "kills": 1},
+    "overwrite and delete": {"roles": "writer reader deleter", "files": 2, "kills": 2},
+    "two readers": {"roles": "writer reader reader", "files": 2, "kills": 1},
+    "a sweep meanwhile": {"roles": "writer writer sweeper reader", "files": 2, "kills": 1},
+    "a conflict, a failed commit": {"roles": "writer swapper", "files": 3, "retired": 1, "kills": 2, "failures": 1},
+    "a lease": {"roles": "writer sender sweeper", "files": 3, "kills": 1},
+}
+LARGE_SCENES: dict[str, dict[str, Any]] = {
+    "two of each": {"roles": "writer writer reader reader deleter", "files": 2, "kills": 1},
+    "a sweep and a watcher": {"roles": "writer writer sweeper watcher deleter", "files": 2, "kills": 1},
+    "a conflict under a reader": {"roles": "writer swapper sweeper reader", "files": 3, "retired": 1, "kills": 1},
+    "a lease and two writers": {"roles": "writer writer sender sweeper", "files": 3, "kills": 1},
+}
+
+FOUND_IN = {
+    "claim without the lock": "overwrites under a reader",
+    "keep the put id": "overwrites under a reader",
+    "compare before the lock": "overwrites under a reader",
+    "no compare": "overwrites under a reader",
+    "map without the lock": "overwrites under a reader",
+    "hold what is unlinked": "a lease",
+    "unlock after the commit": "a reader without the mutex",
+    "unlock after the mutex": "a reader always too late",
+    "go live after the commit": "a sweep meanwhile",
+    "no note": "overwrite and delete",
+    "no ring": "overwrite and delete",
+    "row before the unlink": "a sweep meanwhile",
+    "sweep without the lock": "a sweep meanwhile",
+    "sweep what is leased": "a lease",
+    "claim what is leased": "a lease and two writers",
+    "no lock on a new file": "a sweep meanwhile",
+    "sweep by the wrong table": "a sweep meanwhile",
+    "acknowledge before the commit": "overwrite and delete",
+}
+
+
+def look(scene: str, *mutations: str) -> Explored:
+    options = {**SCENES, **LARGE_SCENES}[scene]
+    model, first = Model(*mutations), start(**{**options, "roles": options["roles"].split()})
+    return explore(first, model.successors, check, is_end=is_end, is_bad_luck=is_bad_luck)
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [*SCENES, *(pytest.param(scene, marks=[FULL, pytest.mark.timeout(900)]) for scene in LARGE_SCENES)],
+)
+def test_nothing_forbidden_is_reached(scene: str) -> None:
+    found = look(scene)
+    print(f"{found.states:,} states, {found.steps:,} steps")
+    assert found.states > 1000, "this tests nothing"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_fault_in_the_code_would_be_found(mutation: str) -> None:
+    with pytest.raises(Fault) as found:
+        look(FOUND_IN[mutation], mutation)
+    print(MUTATIONS[mutation], found.value, sep=": ")
+    assert found.value.steps
+
+
+def test_a_state_without_a_way_on_is_found() -> None:
+    with pytest.raises(Fault, match="no way on") as found:
+        explore(0, lambda n: [("on", n + 1), ("(end)", 9)] if n < 3 else [], lambda n: None, is_end=lambda n: n == 9)
+    assert found.value.steps == ("on", "on", "on")
+    with pytest.raises(Fault, match="no way on"):  # bad luck is no way
+        explore(0, lambda n: [("(end)", 9)], lambda n: None, is_end=lambda n: n == 9, is_bad_luck=is_bad_luck)
+
+
+def test_the_model_speaks_of_what_the_code_has() -> None:
+    """A reader of either finds the other: what is renamed there is renamed here."""
+    assert reuse_model.__doc__ is not None
+    texts = [
+        *MUTATIONS.values(),
+        *re.findall(r'"((?:claim|commit|get|sweep|abandon|after_death): [^"]*|Reuse[^"]*)"', inspect.getsource(Model)),
+        reuse_model.__doc__,
+    ]
+    named = {word for text in texts for word in re.findall(r"\b[a-z]*_[a-z_]+\b", text)}
+    source = "".join(map(inspect.getsource, CODE))
+    assert len(named) > 12
+    assert [word for word in sorted(named) if not re.search(rf"\bdef {word}\b", source)] == []
