@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,7 +139,7 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-    if verify and record.checksums is not None:
+    if verify:
         _verify(root, key, record, plan, memory)
     target = options.like if options.out is None else options.out
     if target is not None:
@@ -181,14 +181,51 @@ def _checksums(root: Root, plan: structure.Plan, memory: np.ndarray) -> bytes | 
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
-def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: np.ndarray) -> None:
-    found = _checksums(root, plan, memory)
-    if found == record.checksums or found is None or record.checksums is None:
+def _verify(
+    root: Root,
+    key: str,
+    record: Record,
+    plan: structure.Plan,
+    memory: np.ndarray,
+    done: Callable[[int], None] | None = None,
+) -> None:
+    """Compares the leaves with their checksums, if they have any; `done` is told how many bytes more were seen."""
+    stored = record.checksums
+    if stored is None:
         return
+    if len(stored) != _CHECKSUM * len(plan.leaves):
+        raise _damaged(root, key, record, f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves")
+    data, reached = memory.data, 0
     for i, leaf in enumerate(plan.leaves):
-        part = slice(i * _CHECKSUM, (i + 1) * _CHECKSUM)
-        if found[part] != record.checksums[part]:
+        end = leaf.offset + leaf.nbytes
+        if xxhash.xxh3_64_digest(data[leaf.offset : end]) != stored[i * _CHECKSUM : (i + 1) * _CHECKSUM]:
             raise _damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
+        if done is not None:
+            done(max(end - reached, 0))
+        reached = max(end, reached)
+
+
+def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> bool:
+    """Compares the bytes of a value with their checksums; `done` is told how many there were.
+
+    Returns whether it has any; an inline value has its record's. Raises CorruptionError.
+    """
+    record, mapping, begin, start = held
+    memory = np.frombuffer(record.inline or b"", np.uint8)
+    if mapping is not None:
+        memory = np.frombuffer(mapping, np.uint8, record.nbytes, start)
+    try:
+        if mapping is not None and record.objects_checksum is not None:
+            _objects(record, mapping[begin + 8 : start])
+        plan = structure.plan_of(record.description)
+    except CorruptionError as error:
+        raise _damaged(root, key, record, error.detail) from error
+    if plan.nbytes != memory.nbytes:
+        raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+    _verify(root, key, record, plan, memory, done)
+    if record.checksums is None:
+        done(record.nbytes)
+    return mapping is None or record.checksums is not None or not record.nbytes
 
 
 def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:

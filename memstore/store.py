@@ -17,7 +17,7 @@ from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
 from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
-from memstore.info import EntryInfo, LeafInfo, StoreStats
+from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
 
@@ -442,6 +442,32 @@ class Store:
         deadline = self._deadline(timeout)
         with resource_errors(self.root):
             return sweep_all(root, deadline)
+
+    def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
+        """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
+
+        Others may go on reading and writing; a key that they replace meanwhile is looked at anew.
+
+        Args:
+            keys: which; one that doesn't exist is reported among the damaged ones. None: all.
+            progress: called with the bytes done, and the bytes in all.
+
+        Returns:
+            A report. Damage is told by it, and raises nothing.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
+            ...     version = store.put("policy", torch.ones(1000))
+            ...     store.verify()
+            VerifyReport(checked=1, unchecked=0, damaged=())
+        """
+        from memstore import contents
+        from memstore.engine.verify import verify
+
+        root = self._opened()
+        names = None if keys is None else [encode_key(key) for key in several(keys)]
+        return verify(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

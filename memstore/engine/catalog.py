@@ -44,8 +44,9 @@ class Catalog:
     naming the tables takes a write transaction, for which LMDB would wait without end.
     """
 
-    def __init__(self, folder: str, *, durable: bool, writable: bool) -> None:
-        self._folder, self._durable, self._writable = folder, durable, writable
+    def __init__(self, folder: str, *, durable: bool, writable: bool, locked: bool = True) -> None:
+        """`locked` False doesn't touch lock.mdb: for who reads while nobody else uses the store."""
+        self._folder, self._durable, self._writable, self._locked = folder, durable, writable, locked
         self._env: Any = None
         self._tables: dict[str, Any] = {}
         self._closed = False
@@ -105,6 +106,7 @@ class Catalog:
                 sync=self._durable,
                 metasync=self._durable,
                 readonly=not self._writable,
+                lock=self._locked,
                 readahead=False,
                 max_readers=MAX_READERS,
                 max_dbs=len(NAMES) + 2,
