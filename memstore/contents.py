@@ -12,18 +12,17 @@ import xxhash
 
 from memstore import structure
 from memstore.engine import publish
-from memstore.engine.header import Header, check_header, read_objects
+from memstore.engine.header import HEAD_SIZE, Header, belongs, check_header, names_put, read_objects
 from memstore.engine.lookup import Held
 from memstore.engine.mapping import watch
 from memstore.engine.publish import Content
-from memstore.engine.record import Record
+from memstore.engine.record import OBJECTS_IN_RECORD, Record
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, segment_path
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
 
-_OBJECTS_IN_RECORD = 1536  # bytes; a larger record takes pages of its own in the catalog
 _OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings
 _CHECKSUM = 8  # bytes of xxh3-64 a leaf
 
@@ -73,7 +72,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
         content.inline = memory.tobytes()
         content.checksums = _checksums(root, plan, memory)
         return content
-    if len(objects) > _OBJECTS_IN_RECORD:
+    if len(objects) > OBJECTS_IN_RECORD:
         content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
     header = Header(
         key.decode(),
@@ -140,7 +139,7 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
     if plan.nbytes != memory.nbytes:
         raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
     if verify:
-        _verify(root, key, record, plan, memory)
+        _compare(record, plan, memory)
     target = options.like if options.out is None else options.out
     if target is not None:
         copy = structure.get_like if options.out is None else structure.get_into
@@ -181,25 +180,22 @@ def _checksums(root: Root, plan: structure.Plan, memory: np.ndarray) -> bytes | 
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
-def _verify(
-    root: Root,
-    key: str,
-    record: Record,
-    plan: structure.Plan,
-    memory: np.ndarray,
-    done: Callable[[int], None] | None = None,
+def _compare(
+    record: Record, plan: structure.Plan, memory: np.ndarray, done: Callable[[int], None] | None = None
 ) -> None:
     """Compares the leaves with their checksums, if they have any; `done` is told how many bytes more were seen."""
     stored = record.checksums
     if stored is None:
         return
     if len(stored) != _CHECKSUM * len(plan.leaves):
-        raise _damaged(root, key, record, f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves")
+        detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
+        raise CorruptionError(detail, detail=detail)
     data, reached = memory.data, 0
     for i, leaf in enumerate(plan.leaves):
         end = leaf.offset + leaf.nbytes
         if xxhash.xxh3_64_digest(data[leaf.offset : end]) != stored[i * _CHECKSUM : (i + 1) * _CHECKSUM]:
-            raise _damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
+            detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
+            raise CorruptionError(detail, detail=detail)
         if done is not None:
             done(max(end - reached, 0))
         reached = max(end, reached)
@@ -218,14 +214,37 @@ def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> boo
         if mapping is not None and record.objects_checksum is not None:
             _objects(record, mapping[begin + 8 : start])
         plan = structure.plan_of(record.description)
+        if plan.nbytes != memory.nbytes:
+            raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+        _compare(record, plan, memory, done)
     except CorruptionError as error:
         raise _damaged(root, key, record, error.detail) from error
-    if plan.nbytes != memory.nbytes:
-        raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-    _verify(root, key, record, plan, memory, done)
     if record.checksums is None:
         done(record.nbytes)
     return mapping is None or record.checksums is not None or not record.nbytes
+
+
+def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
+    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
+
+    None if the content can't be told to be that put's. Raises CorruptionError if it isn't.
+    """
+    plan = structure.plan_of(record.description)
+    memory = np.frombuffer(content, np.uint8, record.nbytes, record.start)
+    head = bytes(content[:HEAD_SIZE])
+    if plan.nbytes != record.nbytes:
+        return None
+    if record.checksums is None and not (
+        belongs(head, record.put_id, store) or names_put(head, record.put_id, record.version)
+    ):
+        return None
+    _compare(record, plan, memory)
+    objects = record.objects if record.objects_checksum is None else _objects(record, bytes(content[8 : record.start]))
+    header = Header(key, store, plan.description, objects, plan.header, checksums=len(record.checksums or b""))
+    slack = record.size - record.start - record.nbytes
+    if header.nbytes != record.start or slack < 0:
+        return None
+    return bytes(header.finish(record.put_id, record.nbytes, slack, record.checksums))
 
 
 def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:

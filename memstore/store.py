@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.engine.folder import absolute_path
 from memstore.engine.limits import parse_size, resource_errors
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
@@ -97,18 +98,12 @@ def open(
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None and mode == "r":
         raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
-    path = _absolute(os.fspath(root))
+    path = absolute_path(os.fspath(root))
     limit = None if capacity is None else parse_size(capacity)
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
     return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
-
-
-def _absolute(path: object) -> str:
-    if not isinstance(path, str) or not path:  # "" would be the working directory
-        raise TypeError(f"root is the path of a folder, and not {path!r}")
-    return os.path.abspath(path)
 
 
 def _reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:

@@ -249,11 +249,8 @@ def _read_checked(header: memoryview, size: int) -> Found:
     metadata = _read_json(header[8:]).metadata
     mark = f'{store_mark(metadata.store)},"digest":"'.encode()
     at = _STORE_AT + len(mark)
-    if (
-        header[8:SLOTS_OFFSET] != _START
-        or header[_STORE_AT:at] != mark
-        or header[at : at + _DIGEST_SIZE] != _digest(header, at)
-    ):
+    expected = b"".join((_START, header[SLOTS_OFFSET:_STORE_AT], mark, _digest(header, at)))
+    if bytes(header[8 : at + _DIGEST_SIZE]) != expected:
         raise ValueError("it doesn't agree with its digest")
     slots = _read_slots(bytes(header[SLOTS_OFFSET:_STORE_AT]))
     encode_key(metadata.key)
@@ -287,6 +284,15 @@ def _read_slots(text: bytes) -> Slots:
     if slots.encode() != text:
         raise ValueError("its slots don't agree with their check")
     return slots
+
+
+def names_put(head: bytes, put_id: int, version: int) -> bool:
+    """Whether the slots of a damaged header (HEAD_SIZE bytes of it) are whole, and those of a published put."""
+    try:
+        slots = _read_slots(head[SLOTS_OFFSET:_STORE_AT])
+    except (ValueError, UnicodeError):
+        return False
+    return (slots.put_id, slots.version) == (put_id, version)
 
 
 def _data_size(entries: dict[str, _Entry], room: int) -> int:

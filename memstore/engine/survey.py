@@ -71,7 +71,7 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
     `on_row` gets each row that fits its checksum. Raises nothing.
     """
     found = Survey()
-    path = json.dumps([name for name in sys.path if isinstance(name, str)])
+    path = json.dumps(list(map(str, sys.path)))
     command = [sys.executable, "-c", _PROGRAM, path, json.dumps([folder, locked, on_row is not None])]
     quiet = subprocess.DEVNULL
     try:
@@ -83,7 +83,7 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
     ended = True
     with child, child.stdout as pipe:
         try:
-            ended = _listen(pipe, found, on_row)
+            ended = _listen(pipe.fileno(), found, on_row)
             child.wait(_LAST_WORDS)
         except TimeoutError:
             found.broken = f"a process that read it said nothing for {SILENCE:.0f} seconds"
@@ -100,9 +100,9 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
     return found
 
 
-def _listen(pipe: BinaryIO, found: Survey, on_row: Row | None) -> bool:
+def _listen(fd: int, found: Survey, on_row: Row | None) -> bool:
     """Whether the child came to its end."""
-    for kind, *words in _frames(pipe.fileno()):
+    for kind, *words in _frames(fd):
         if kind == "row" and on_row is not None:
             on_row(*words)
         elif kind == "damage":

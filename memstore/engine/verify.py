@@ -47,7 +47,7 @@ def verify(
         try:
             outcome = _look_at(root, key, check, step, timeout, may_lock=may_lock, asked=chosen is not None)
         except CorruptionError as error:
-            damaged.append(error)
+            damaged.append(_told(error))
         except (MemstoreError, OSError) as error:  # a stopped writer, or no file descriptor left: nobody knows
             damaged.append(_unreadable(root, key, error))
         else:
@@ -184,6 +184,12 @@ def _unreadable(root: Root, key: bytes, error: Exception) -> CorruptionError:
     name = _name(key)
     detail = f"it can't be looked at: {error}"
     return CorruptionError(f"{name!r}: {root.path}: {detail}", key=name, path=root.path, detail=detail)
+
+
+def _told(error: CorruptionError) -> CorruptionError:
+    """Without its traceback, which would keep the store open as long as the report."""
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error
 
 
 def _name(key: bytes) -> str:
