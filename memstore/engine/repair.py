@@ -116,7 +116,7 @@ def _apply(path: str, settings: Settings, choice: Choice) -> None:
     if not choice.old.is_sound and os.path.lexists(f"{present}/data.mdb"):
         with contextlib.suppress(FileNotFoundError):
             syscalls.unlink(f"{present}/data.mdb{DAMAGED}")
-        os.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
+        syscalls.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
     with contextlib.suppress(FileNotFoundError):
         syscalls.unlink(f"{present}/lock.mdb")  # of the old one; missing, it is made again
     syscalls.rename(f"{fresh}/data.mdb", f"{present}/data.mdb")
@@ -185,8 +185,13 @@ def _check_doorbell(path: str, settings: Settings) -> None:
     name = f"{path}/{DOORBELL}"
     if not os.path.lexists(name):
         folder.create_file(path, DOORBELL, bytes(syscalls.PAGE), settings)
-    elif os.lstat(name).st_size != syscalls.PAGE:
-        os.truncate(name, syscalls.PAGE)
+        return
+    fd = syscalls.open_file(name, os.O_RDWR)
+    try:
+        if syscalls.status(fd).st_size != syscalls.PAGE:
+            syscalls.truncate(fd, syscalls.PAGE)
+    finally:
+        syscalls.close(fd)
 
 
 def _names(keys: Iterable[bytes]) -> tuple[str, ...]:
