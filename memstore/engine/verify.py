@@ -45,7 +45,7 @@ def verify(
     checked = unchecked = 0
     for key in _all_keys(root) if chosen is None else chosen:
         try:
-            outcome = _look_at(root, key, check, step, timeout, may_lock=may_lock, asked=chosen is not None)
+            outcome = look_at(root, key, check, step, timeout, may_lock=may_lock)
         except CorruptionError as error:
             damaged.append(_told(error))
         except (MemstoreError, OSError) as error:  # a stopped writer, or no file descriptor left: nobody knows
@@ -53,6 +53,9 @@ def verify(
         else:
             checked += outcome is True
             unchecked += outcome is False
+            if outcome is None and chosen is not None:
+                detail = "there is no such key"
+                damaged.append(CorruptionError(f"{_name(key)!r}: {detail}", key=_name(key), detail=detail))
     step.finish()
     return VerifyReport(checked, unchecked, tuple(damaged))
 
@@ -99,20 +102,18 @@ def _record(root: Root, key: bytes) -> Record | None:
         return root.catalog.read(key)
 
 
-def _look_at(
-    root: Root, key: bytes, check: Check, step: _Steps, timeout: float, *, may_lock: bool, asked: bool
+def look_at(
+    root: Root, key: bytes, check: Check, done: Callable[[int], None], timeout: float, *, may_lock: bool
 ) -> bool | None:
-    """Whether its bytes were compared with checksums; None if the key was deleted meanwhile."""
+    """Whether its bytes were compared with checksums; None if there is no such key. Raises CorruptionError."""
     name = _name(key)
-    for attempt in range(_TRIES):
+    for _ in range(_TRIES):
         (held,) = hold(root, (key,), deadline_after(timeout), may_lock=may_lock)
         if held is None:
-            if asked and not attempt:
-                raise CorruptionError(f"{name!r}: there is no such key", key=name, detail="there is no such key")
             return None
         try:
             _check_header(root, name, held)
-            return check(root, name, held, step)
+            return check(root, name, held, done)
         except CorruptionError:
             # The header of what was replaced meanwhile says so, for one.
             record = _record(root, key)
@@ -142,7 +143,7 @@ def _compare(found: Found, record: Record, name: str, store: str) -> None:
         ("key", found.key, name),
         ("size of data", found.nbytes, record.nbytes),
         ("description", found.description, record.description),
-        ("checksums", found.checksums, record.checksums),
+        ("checksums", found.checksums, record.checksums or None),
     )
     for what, there, expected in pairs:
         if there != expected:

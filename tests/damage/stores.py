@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -70,6 +69,11 @@ def overwrite(path: str, offset: int, content: bytes) -> None:
         file.write(content)
 
 
+def content_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def header_size(path: str) -> int:
     with open(path, "rb") as file:
         return 8 + int.from_bytes(file.read(8), "little")
@@ -119,9 +123,3 @@ def check_repaired(root: str, lost: set[str] | None = None) -> None:
         assert version > 1 << 32
         assert store.put("new", 2, expect_version=version) > version
         store.delete("new")
-
-
-@contextmanager
-def every_key(root: str) -> Iterator[tuple[memstore.Store, dict[str, Any]]]:
-    with memstore.open(root, verify=True) as store:
-        yield store, values()

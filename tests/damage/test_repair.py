@@ -1,4 +1,4 @@
-"""A repair brings back all that is whole, loses nothing without saying so, and deletes no bytes that may be somebody's."""
+"""A repair brings back all that is whole, says what is lost, and deletes no bytes that may be somebody's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.damage.stores import (
     CATALOG,
     INLINE,
     check_repaired,
+    content_of,
     copy,
     engine_of,
     files_of,
-    flip,
     header_size,
     make,
     overwrite,
@@ -39,7 +39,7 @@ def test_a_store_that_is_whole_stays_as_it_is(scratch: str, checksum: bool) -> N
     before = make(scratch, checksum=checksum)
     with memstore.open(scratch, capacity="1GiB"):
         pass
-    segments = {key: open(path, "rb").read() for key, path in paths(scratch).items()}
+    segments = {key: content_of(path) for key, path in paths(scratch).items()}
     for _ in range(2):
         report = memstore.repair(scratch)
         assert report.recovered == tuple(sorted(values())) and report.lost == ()
@@ -47,7 +47,7 @@ def test_a_store_that_is_whole_stays_as_it_is(scratch: str, checksum: bool) -> N
             assert versions(store) == before
             assert store.stats().capacity == 1 << 30
             assert store.stats().reusable_bytes == 0
-        assert {key: open(path, "rb").read() for key, path in paths(scratch).items()} == segments
+        assert {key: content_of(path) for key, path in paths(scratch).items()} == segments
         check_repaired(scratch)
 
 
@@ -150,14 +150,14 @@ def test_a_damaged_record_is_made_of_its_header(scratch: str) -> None:
 def test_a_damaged_header_is_made_of_its_record(scratch: str, key: str, spoiled: int) -> None:
     make(scratch)
     path = paths(scratch)[key]
-    before = open(path, "rb").read()
+    before = content_of(path)
     overwrite(path, spoiled, b"?")
     if key == "objects" and spoiled in (600, 4000):  # in the objects, which no record has
         assert memstore.repair(scratch).lost == ("objects",)
         check_repaired(scratch, lost={"objects"})
         return
     assert memstore.repair(scratch).lost == ()
-    after = open(path, "rb").read()
+    after = content_of(path)
     batch = slice(103, 128 + 25)  # of one, whatever it was, and its check
     assert before[:103] == after[:103] and before[batch.stop :] == after[batch.stop :]
     check_repaired(scratch)
@@ -170,10 +170,10 @@ def test_a_damaged_header_without_checksums(scratch: str) -> None:
     overwrite(files["segment/0"], 1000, b"?")
     overwrite(files["segment/1"], 1, b"?")
     overwrite(files["segment/2"], 0, bytes(4096))
-    content = open(files["segment/2"], "rb").read()
+    content = content_of(files["segment/2"])
     assert memstore.repair(scratch).lost == ("segment/2",)
     check_repaired(scratch, lost={"segment/2"})
-    assert open(files["segment/2"] + DAMAGED, "rb").read() == content
+    assert content_of(files["segment/2"] + DAMAGED) == content
 
 
 def test_damaged_bytes_are_not_taken_for_the_records(scratch: str) -> None:
@@ -457,7 +457,7 @@ def test_a_made_header_is_what_the_put_wrote(scratch: str) -> None:
             with opened.guard:
                 record = opened.catalog.read(key.encode())
             assert record is not None
-            content = open(path, "rb").read()
+            content = content_of(path)
             made = contents.header_of(opened.settings.store, key, record, memoryview(content))
             assert made is not None
             after = header.SLOTS_OFFSET + header.SLOTS_SIZE
