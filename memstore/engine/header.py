@@ -247,10 +247,10 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
 
 def _read_checked(header: memoryview, size: int) -> Found:
     metadata = _read_json(header[8:]).metadata
-    mark = f'{store_mark(metadata.store)},"digest":"'.encode()
+    mark = f'{store_mark(metadata.store)},"digest":"'
     at = _STORE_AT + len(mark)
-    expected = b"".join((_START, header[SLOTS_OFFSET:_STORE_AT], mark, _digest(header, at)))
-    if bytes(header[8 : at + _DIGEST_SIZE]) != expected:
+    said = f"{metadata.memstore}{mark}{metadata.digest}".encode()
+    if bytes(header[8 : at + _DIGEST_SIZE]) != _START + said or metadata.digest.encode() != _digest(header, at):
         raise ValueError("it doesn't agree with its digest")
     slots = _read_slots(bytes(header[SLOTS_OFFSET:_STORE_AT]))
     encode_key(metadata.key)
