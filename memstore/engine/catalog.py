@@ -187,6 +187,8 @@ class Catalog:
                 return action(Transaction(handle, self._tables))
             except lmdb.Error as error:
                 raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
+            except CorruptionError as error:
+                raise self._located(error) from None
             finally:
                 handle.abort()
         raise _damaged(f"{self._folder}/data.mdb", "its size keeps changing")
@@ -205,9 +207,11 @@ class Catalog:
                     result = action(Transaction(handle, self._tables))
                     handle.commit()
                     return result
-                except BaseException:
+                except BaseException as error:
                     with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
                         handle.abort()
+                    if isinstance(error, CorruptionError):
+                        raise self._located(error) from None
                     raise
             except lmdb.MapResizedError:  # another process has grown it
                 env.set_mapsize(0)
@@ -249,6 +253,13 @@ class Catalog:
                 raise
             raise StoreFullError(f"{self._folder}: no room to grow the catalog to {size:,} bytes") from None
         env.set_mapsize(size)
+
+    def _located(self, error: CorruptionError) -> CorruptionError:
+        """A damaged row knows its key, and not where it lies."""
+        if error.path is not None:
+            return error
+        path = f"{self._folder}/data.mdb"
+        return CorruptionError(f"{path}: {error}", key=error.key, path=path, detail=error.detail)
 
     def _translate(self, error: lmdb.Error) -> Exception:
         path = f"{self._folder}/data.mdb"

@@ -18,7 +18,7 @@ from memstore import contents
 from memstore.engine.root import Root
 from memstore.engine.verify import look_at
 from memstore.testing.equality import is_same
-from tests.damage.stores import engine_of, flip, header_size
+from tests.damage.stores import CATALOG, engine_of, flip, header_size
 
 KEY = "the key"
 HEADER_STRIDE, DATA_STRIDE = 7, 13  # bits; none is a multiple of 8, so that all bits of a byte have their turn
@@ -116,7 +116,7 @@ def test_in_a_record(scratch: str, value: Any) -> None:
             for call in (lambda: store.get(KEY), lambda: store.version(KEY), lambda: store.put(KEY, 1)):
                 with pytest.raises(memstore.CorruptionError) as caught:
                     call()
-                assert caught.value.key == KEY, bit
+                assert (caught.value.key, caught.value.path) == (KEY, f"{scratch}/{CATALOG}"), bit
         assert is_same(value, store.get(KEY))
 
 
