@@ -30,6 +30,7 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
     Raises:
         NotAStoreError: `memstore.json` is missing or damaged: nothing else knows what it says.
         StoreTimeoutError: a process still has the store open; the message names it.
+        ResourceLimitError: no process could be started to look at the catalog. Nothing was changed.
         PermissionDeniedError, FormatVersionError, UnsupportedFilesystemError, StoreFullError: as `open`.
 
     Example:

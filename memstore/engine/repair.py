@@ -46,9 +46,8 @@ def repair(path: str, mend: Mend, timeout: float, progress: Progress | None) -> 
     `progress` is told of segments whose headers were read.
     """
     deadline = deadline_after(timeout)
+    folder.ensure_folder(path, None, create=False)
     path = os.path.realpath(path)
-    if not os.path.isdir(path):
-        raise NotAStoreError(f"{path} is not a folder")
     close_abandoned()
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
         settings = folder.read_settings(path)
@@ -102,29 +101,30 @@ def _apply(path: str, settings: Settings, choice: Choice) -> None:
             _mark_live(choice, record, settings)
     for file in choice.aside():
         syscalls.rename(file.path, file.path + DAMAGED)
-    fresh, present = f"{path}/{CATALOG}.new", f"{path}/{CATALOG}"
+    fresh = f"{path}/{CATALOG}.new"
     shutil.rmtree(fresh, ignore_errors=True)  # of a repair that was killed
-    folder.create_folder(fresh, settings)
-    _build(fresh, settings, choice)
-    for name in ("data.mdb", "lock.mdb"):
-        fd = syscalls.open_file(f"{fresh}/{name}", os.O_RDWR)
-        try:
-            folder.adopt(fd, settings)
-            syscalls.sync(fd)
-        finally:
-            syscalls.close(fd)
-    if not choice.old.is_sound and os.path.lexists(f"{present}/data.mdb"):
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(f"{present}/data.mdb{DAMAGED}")
-        syscalls.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
-    with contextlib.suppress(FileNotFoundError):
-        syscalls.unlink(f"{present}/lock.mdb")  # of the old one; missing, it is made again
-    syscalls.rename(f"{fresh}/data.mdb", f"{present}/data.mdb")
-    syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
-    shutil.rmtree(fresh)
+    try:
+        folder.create_folder(fresh, settings)
+        _build(fresh, settings, choice)
+        _replace(f"{path}/{CATALOG}", fresh, keep=not choice.old.is_sound)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     if settings.durable:
-        for name in (present, f"{path}/catalog", f"{path}/{SEGMENTS}"):
-            syscalls.sync_folder(name)
+        for name in (CATALOG, "catalog", SEGMENTS):
+            syscalls.sync_folder(f"{path}/{name}")
+
+
+def _replace(present: str, fresh: str, *, keep: bool) -> None:
+    """The new catalog takes the old one's place. With `keep` that isn't thrown away: inline values may be in it."""
+    old = f"{present}/data.mdb"
+    if keep and os.path.lexists(old):
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(old + DAMAGED)
+        syscalls.link(old, old + DAMAGED)
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
+    syscalls.rename(f"{fresh}/data.mdb", old)
+    syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
 
 
 def _mark_live(choice: Choice, record: Record, settings: Settings) -> None:
@@ -164,6 +164,13 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
         catalog.update(lambda transaction: transaction.put_store_id(settings.store))
     finally:
         catalog.close()
+    for name in ("data.mdb", "lock.mdb"):
+        fd = syscalls.open_file(f"{where}/{name}", os.O_RDWR)
+        try:
+            folder.adopt(fd, settings)
+            syscalls.sync(fd)
+        finally:
+            syscalls.close(fd)
 
 
 def _sweep(choice: Choice) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import operator
 import os
 import re
@@ -15,10 +17,10 @@ import xxhash
 from memstore.engine import syscalls
 from memstore.engine.header import HEAD_SIZE, Found, header_size, read_header
 from memstore.engine.lockfile import OwnedFile
-from memstore.engine.record import LIVE, OBJECTS_IN_RECORD, Record, SegmentRow, decode_record
+from memstore.engine.record import OBJECTS_IN_RECORD, Record, SegmentRow, decode_record
 from memstore.engine.survey import survey
 from memstore.engine.tables import Counters, read_counters, read_segment
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, ResourceLimitError
 from memstore.info import Progress
 from memstore.keys import KEY_LIMIT
 
@@ -43,7 +45,7 @@ class OldCatalog:
 
 
 def read_catalog(folder: str, store: str) -> OldCatalog:
-    """By a child. The catalog of another store counts for nothing."""
+    """By a child; raises ResourceLimitError if none could look. The catalog of another store counts for nothing."""
     old = OldCatalog()
     owners: list[bytes] = []
 
@@ -59,6 +61,8 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
             owners.append(value)
 
     found = survey(folder, locked=False, on_row=keep)
+    if found.refused:  # to go on would throw away what nobody has looked at
+        raise ResourceLimitError(f"{folder}: nothing was changed: {found.refused}", code=errno.EAGAIN)
     old.damaged = {one.key for one in found.damage if one.is_record and one.key is not None}
     old.is_sound = found.is_sound and owners == [store.encode()]
     return OldCatalog() if owners and not _is_nearly(owners[0], store.encode()) else old
@@ -71,37 +75,36 @@ def _is_nearly(found: bytes, expected: bytes) -> bool:
 
 @dataclass(slots=True)
 class SegmentFile:
-    """A file by a segment's name. `found` is None where its header can't be read; `key` then is a guess, or None."""
+    """A file by a segment's name. `found` is None where its header can't be read; `key` then is a guess, or None.
+
+    Attributes:
+        found: without what `record` has, and its objects: all files of a store are in memory at once.
+        record: what the catalog would say of it.
+    """
 
     path: str
     segment: int
     size: int
-    changed: float  # Unix seconds
     found: Found | None = None
+    record: Record | None = None
     key: bytes | None = None
 
-    @property
-    def is_live(self) -> bool:
-        return self.found is not None and self.found.state == LIVE and self.found.put_id != 0
 
-    def record(self) -> Record:
-        """What the catalog would say of it."""
-        found = self.found
-        assert found is not None
-        large = len(found.objects) > OBJECTS_IN_RECORD
-        return Record(
-            version=found.version,
-            put_id=found.put_id,
-            segment=self.segment,
-            size=self.size,
-            start=found.start,
-            nbytes=found.nbytes,
-            created=self.changed,
-            description=found.description,
-            objects=b"" if large else found.objects,
-            checksums=found.checksums,
-            objects_checksum=xxhash.xxh3_64_digest(found.objects) if large else None,
-        )
+def _record(found: Found, segment: int, size: int, changed: float) -> Record:
+    large = len(found.objects) > OBJECTS_IN_RECORD
+    return Record(
+        version=found.version,
+        put_id=found.put_id,
+        segment=segment,
+        size=size,
+        start=found.start,
+        nbytes=found.nbytes,
+        created=changed,
+        description=found.description,
+        objects=b"" if large else found.objects,
+        checksums=found.checksums,
+        objects_checksum=xxhash.xxh3_64_digest(found.objects) if large else None,
+    )
 
 
 def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFile]:
@@ -127,12 +130,14 @@ def _read_segment(path: str, segment: int) -> SegmentFile | None:
         status = syscalls.status(opened.fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        file = SegmentFile(path, segment, status.st_size, status.st_mtime)
+        file = SegmentFile(path, segment, status.st_size)
         head = syscalls.read_at(opened.fd, HEAD_SIZE, 0)
         try:
             header = syscalls.read_at(opened.fd, header_size(head, status.st_size), 0)
-            file.found = read_header(header, status.st_size)
-            file.key = file.found.key.encode()
+            found = read_header(header, status.st_size)
+            file.key = found.key.encode()
+            file.record = _record(found, segment, status.st_size, status.st_mtime)
+            file.found = dataclasses.replace(found, description=b"", objects=b"", checksums=None)
         except CorruptionError:
             file.key = _guess_key(syscalls.read_at(opened.fd, HEAD_SIZE + 6 * KEY_LIMIT, 0))
         return file

@@ -1,8 +1,9 @@
 """A look at the whole catalog, in a child process: a damaged LMDB file can end whoever reads it.
 
 The child is a fresh interpreter that imports only the engine, and opens the catalog read-only. In one transaction it
-walks all tables, checks each row, and then the rows against each other. It tells what it finds on a pipe, in frames of
-a length and msgpack. A child that dies, says something else, or says nothing for long is damage too.
+walks all tables (`inspection.py`), checks each row by itself and with those that it names, and tells on a pipe. A child
+that dies by what LMDB does on damaged pages, or hangs in it, is damage too. One that could not be started, or that
+somebody else ended (SIGKILL: no memory), says nothing of the catalog.
 """
 
 from __future__ import annotations
@@ -15,22 +16,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from memstore.engine.record import FILLING, LIVE, RETIRED, STATE_NAMES, Record, SegmentRow, decode_record
-from memstore.engine.tables import NAMES, Transaction, check_row, read_segment
-from memstore.errors import CorruptionError
-from memstore.keys import encode_key
-
 SILENCE = 60.0  # seconds without a word from the child: it hangs
 _LAST_WORDS = 5.0  # seconds for it to end
-_WORD_EVERY = 2048  # rows
-_LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has at most 100 MB
+_BY_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from memstore.engine.survey import report; report(*json.loads(sys.argv[2]))"
+    "from memstore.engine.inspection import report; report(*json.loads(sys.argv[2]))"
 )
 
 Row = Callable[[str, bytes, bytes], None]  # called with table, key, value
@@ -52,17 +47,19 @@ class Survey:
     Attributes:
         damage: rows that don't fit their checksums, or one another.
         broken: why the tables could not be read to their end; empty if they could.
+        refused: why nobody could look, through no fault of the tables; empty if somebody could.
         keys, nbytes: of the entries and their values.
     """
 
     damage: list[Damage] = field(default_factory=list[Damage])
     broken: str = ""
+    refused: str = ""
     keys: int = 0
     nbytes: int = 0
 
     @property
     def is_sound(self) -> bool:
-        return not self.broken and not self.damage
+        return not self.broken and not self.refused and not self.damage
 
 
 def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
@@ -77,43 +74,60 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
     try:
         child = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
     except (OSError, ValueError) as error:
-        found.broken = f"no process could be started to look at it: {error}"
+        found.refused = f"no process could be started to look at it: {error}"
         return found
     assert child.stdout is not None
-    ended = True
+    hears = _Ear(found, on_row)
     with child, child.stdout as pipe:
         try:
-            ended = _listen(pipe.fileno(), found, on_row)
+            hears.listen(pipe.fileno())
             child.wait(_LAST_WORDS)
         except TimeoutError:
-            found.broken = f"a process that read it said nothing for {SILENCE:.0f} seconds"
+            hears.blame(f"a process that read it said nothing for {SILENCE:.0f} seconds")
         except subprocess.TimeoutExpired:
             pass
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            found.broken = f"a process that read it talked nonsense: {error}"
+            found.refused = f"a process that read it talked nonsense: {error}"
         finally:
             child.kill()
         code = child.wait()
-    if not ended:
+    if not hears.everything and not found.broken and not found.refused:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        found.broken = f"a process that read it was ended by {how}"
+        hears.blame(f"a process that read it was ended by {how}", innocent=-code not in _BY_DAMAGE)
     return found
 
 
-def _listen(fd: int, found: Survey, on_row: Row | None) -> bool:
-    """Whether the child came to its end."""
-    for kind, *words in _frames(fd):
-        if kind == "row" and on_row is not None:
-            on_row(*words)
-        elif kind == "damage":
-            found.damage.append(Damage(*words))
-        elif kind == "broken":
-            found.broken = str(words[0])
-            return True
-        elif kind == "end":
-            found.keys, found.nbytes = map(int, words)
-            return True
-    return False
+class _Ear:
+    """What the child says, as it comes."""
+
+    def __init__(self, found: Survey, on_row: Row | None) -> None:
+        self._found, self._on_row = found, on_row
+        self._greeted = self.everything = False
+
+    def listen(self, fd: int) -> None:
+        for kind, *words in _frames(fd):
+            if kind == "row" and self._on_row is not None:
+                self._on_row(*words)
+            elif kind == "damage":
+                self._found.damage.append(Damage(*words))
+            elif kind == "hello":
+                self._greeted = True
+            elif kind in ("broken", "refused", "end"):
+                self.everything = True
+                if kind == "broken":
+                    self._found.broken = str(words[0])
+                elif kind == "refused":
+                    self._found.refused = str(words[0])
+                else:
+                    self._found.keys, self._found.nbytes = map(int, words)
+                return
+
+    def blame(self, what: str, *, innocent: bool = False) -> None:
+        """The catalog, if the child had come to it, and unless it is `innocent`."""
+        if self._greeted and not innocent:
+            self._found.broken = what
+        else:
+            self._found.refused = what
 
 
 def _frames(fd: int) -> Iterator[list[Any]]:
@@ -135,143 +149,3 @@ def _frames(fd: int) -> Iterator[list[Any]]:
             yield msgspec.msgpack.decode(memoryview(received)[start + 4 : end], type=list[Any])
             start = end
         del received[:start]
-
-
-# --- in the child -----------------------------------------------------------------------------------------------------
-
-
-def report(folder: str, locked: bool, with_rows: bool) -> None:
-    """What the child runs."""
-    import resource
-
-    from memstore.engine.catalog import Catalog
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    telling = _Telling(sys.stdout.buffer)
-    try:
-        catalog = Catalog(folder, durable=False, writable=False, locked=locked)
-        catalog.view(lambda transaction: _Look(transaction, telling, with_rows=with_rows).run())
-    except Exception as error:  # whatever it is: the parent has to know
-        telling.say("broken", f"{type(error).__name__}: {error}")
-    telling.flush()
-
-
-class _Telling:
-    def __init__(self, pipe: BinaryIO) -> None:
-        self._pipe = pipe
-
-    def say(self, *words: Any) -> None:
-        encoded = msgspec.msgpack.encode(words)
-        self._pipe.write(len(encoded).to_bytes(4, "little") + encoded)
-
-    def flush(self) -> None:
-        self._pipe.flush()
-
-
-class _Look:
-    """The child's walk through the tables of one moment."""
-
-    def __init__(self, transaction: Transaction, telling: _Telling, *, with_rows: bool) -> None:
-        self._transaction, self._telling, self._with_rows = transaction, telling, with_rows
-        self._seen = 0
-        self._keys = self._nbytes = 0
-        self._sums = {FILLING: 0, LIVE: 0, RETIRED: 0}
-        self._largest_version = self._largest_number = 0
-        self._rows = dict.fromkeys(self._sums, 0)
-        self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`
-
-    def run(self) -> None:
-        for table in NAMES:
-            self._walk(table)
-        self._compare_counters()
-        self._telling.say("end", self._keys, self._nbytes)
-
-    def _damage(self, detail: str, key: bytes | None = None, segment: int = 0, *, is_record: bool = False) -> None:
-        self._telling.say("damage", detail, key, segment, is_record)
-
-    def _walk(self, table: str) -> None:
-        last: bytes | None = None
-        count = 0
-        for packed, value in self._transaction.rows(table):
-            key = bytes(packed)
-            if last is not None and key <= last or len(value) > _LARGEST_ROW:
-                raise CorruptionError(f"table {table!r} is out of order")  # a page that names an earlier one, maybe
-            last = key
-            count += 1
-            self._seen += 1
-            if self._seen % _WORD_EVERY == 0:
-                self._telling.say("alive")
-                self._telling.flush()
-            self._look_at(table, key, bytes(value))
-        if count != self._transaction.count(table):
-            raise CorruptionError(f"table {table!r} has {count} rows, and says {self._transaction.count(table)}")
-
-    def _look_at(self, table: str, key: bytes, value: bytes) -> None:
-        try:
-            if table == "entries":
-                encode_key(key.decode())
-                self._look_at_entry(key, decode_record(key, value))
-            elif table == "segments":
-                self._look_at_segment(*read_segment(key, value))
-            else:
-                check_row(table, key, value)
-                if table in ("filling", "retired", "held"):
-                    self._look_at_listed(table, int.from_bytes(key if table == "filling" else value, "big"))
-        except (CorruptionError, ValueError) as error:
-            detail = getattr(error, "detail", str(error))
-            self._damage(detail, key if table == "entries" else None, is_record=table == "entries")
-        else:
-            if self._with_rows:
-                self._telling.say("row", table, key, value)
-
-    def _look_at_entry(self, key: bytes, record: Record) -> None:
-        self._keys += 1
-        self._nbytes += record.nbytes
-        self._largest_version = max(self._largest_version, record.version)
-        if not record.segment:
-            return
-        try:
-            row = self._transaction.segment(record.segment)
-        except CorruptionError:
-            return  # said where it stands
-        if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, record.put_id, LIVE, record.size):
-            what = "there is none" if row is None else "is another put's"
-            self._damage(f"the row of its segment disagrees with its record: {what}", key, record.segment)
-
-    def _look_at_segment(self, segment: int, row: SegmentRow) -> None:
-        if row.state not in self._sums:
-            raise ValueError(f"the row of segment {segment:016x} has no state that it could have")
-        self._sums[row.state] += row.nbytes
-        self._rows[row.state] += 1
-        self._largest_number = max(self._largest_number, segment, row.put_id)
-        if row.state == LIVE:
-            try:
-                record = self._transaction.record(row.key)
-            except CorruptionError:
-                return
-            if record is None or record.segment != segment:
-                self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
-
-    def _look_at_listed(self, table: str, segment: int) -> None:
-        state = FILLING if table == "filling" else RETIRED
-        self._listed[state] += 1
-        row = self._transaction.segment(segment)
-        if row is None or row.state != state:
-            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
-
-    def _compare_counters(self) -> None:
-        try:
-            counters = self._transaction.counters()
-        except CorruptionError:
-            return  # said where it stands
-        if counters.version < self._largest_version or counters.number < self._largest_number:
-            self._damage("the counters are behind the rows: numbers would repeat")
-        rows = {"live": self._sums[LIVE], "filling": self._sums[FILLING], "retired": self._sums[RETIRED]}
-        sums = {"live": counters.live, "filling": counters.filling, "retired": counters.retired + counters.held}
-        for state in (FILLING, RETIRED):
-            if self._rows[state] != self._listed[state]:
-                name = STATE_NAMES[state]
-                self._damage(f"{self._rows[state]} rows are {name}, and {self._listed[state]} are listed as such")
-        for state, nbytes in sums.items():
-            if nbytes != rows[state]:
-                self._damage(f"the counters have {nbytes:,} {state} bytes, and the rows {rows[state]:,}")

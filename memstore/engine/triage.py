@@ -74,16 +74,16 @@ class Choice:
 
     def _consider(self, file: SegmentFile) -> None:
         """An entry by what a file says of itself."""
-        found, key = file.found, file.key
-        if found is None or key is None or not file.is_live:
+        found, record, key = file.found, file.record, file.key
+        if found is None or record is None or key is None or found.state != LIVE or not found.put_id:
             return
         row = self.old.rows.get(file.segment)
         state = row.state if row is not None and row.put_id == found.put_id else 0
         if state == RETIRED or (self.noted and found.batch == self.noted and state != LIVE):
             return
-        known = [record.version for record in (self.old.records.get(key), self.entries.get(key)) if record is not None]
+        known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
         if found.version > max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
-            self.entries[key] = file.record()
+            self.entries[key] = record
 
     def lost(self) -> set[bytes]:
         """Keys that are known of, and have no entry."""

@@ -37,9 +37,11 @@ def verify(
     chosen = None if keys is None else list(dict.fromkeys(keys))
     found = survey(f"{root.path}/{folder.CATALOG}", locked=True)
     damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
-    if found.broken:
+    if found.broken or found.refused:
         path = f"{root.path}/{folder.CATALOG}/data.mdb"
         detail = f"{found.broken}: close the store everywhere, and run memstore.repair"
+        if found.refused:
+            detail = f"it can't be looked at: {found.refused}"
         return VerifyReport(0, 0, (CorruptionError(f"{path}: {detail}", path=path, detail=detail), *damaged))
     step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, chosen))
     checked = unchecked = 0

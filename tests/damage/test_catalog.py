@@ -127,10 +127,13 @@ def cut_and_verify(root: str, size: int) -> None:
         assert report.damaged[0].path == f"{root}/{CATALOG}" and "repair" in report.damaged[0].detail
 
 
-@pytest.mark.parametrize("name", [signal.SIGBUS, signal.SIGABRT])
+GREETING = "import os, sys, signal; os.write(1, b'\\7\\0\\0\\0\\x91\\xa5hello'); "
+
+
+@pytest.mark.parametrize("name", [signal.SIGBUS, signal.SIGABRT, signal.SIGSEGV])
 def test_a_child_that_dies_is_told(scratch: str, name: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     make(scratch)
-    monkeypatch.setattr(surveys, "_PROGRAM", f"import os; os.kill(os.getpid(), {int(name)})")
+    monkeypatch.setattr(surveys, "_PROGRAM", f"{GREETING} os.kill(os.getpid(), {int(name)})")
     with memstore.open(scratch) as store:
         (error,) = store.verify().damaged
         assert error.path == f"{scratch}/{CATALOG}" and name.name in error.detail
@@ -139,20 +142,46 @@ def test_a_child_that_dies_is_told(scratch: str, name: signal.Signals, monkeypat
     check_repaired(scratch, lost=INLINE)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.kill(os.getpid(), 7)",  # before it came to the catalog
+        f"{GREETING} os.kill(os.getpid(), signal.SIGKILL)",  # no memory, maybe
+        f"{GREETING} os.kill(os.getpid(), signal.SIGTERM)",
+        f"{GREETING} sys.exit(1)",
+        "import no_such_module",
+        "print('x' * 100)",
+        "import sys; sys.stdout.write('\\1\\0\\0\\0\\300')",
+        "pass",
+    ],
+    ids=range(8),
+)
+def test_a_child_that_says_nothing_of_the_catalog(scratch: str, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It isn't thrown away for that."""
+    make(scratch)
+    monkeypatch.setattr(surveys, "_PROGRAM", program)
+    with memstore.open(scratch) as store:
+        (error,) = store.verify().damaged
+        assert error.path == f"{scratch}/{CATALOG}" and "can't be looked at" in error.detail
+    with pytest.raises(memstore.ResourceLimitError, match="nothing was changed"):
+        memstore.repair(scratch)
+    monkeypatch.setattr(surveys.sys, "executable", "/nowhere/python")
+    with pytest.raises(memstore.ResourceLimitError, match="nothing was changed"):
+        memstore.repair(scratch)
+    monkeypatch.undo()
+    assert memstore.repair(scratch).lost == ()
+    check_repaired(scratch)
+
+
 def test_a_child_that_hangs_is_ended(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make(scratch)
-    monkeypatch.setattr(surveys, "SILENCE", 0.3)
+    monkeypatch.setattr(surveys, "SILENCE", 1.0)
+    monkeypatch.setattr(surveys, "_PROGRAM", f"{GREETING} signal.pause()")
+    found = survey(f"{scratch}/catalog/local", locked=True)
+    assert "1 seconds" in found.broken
     monkeypatch.setattr(surveys, "_PROGRAM", "import signal; signal.pause()")
     found = survey(f"{scratch}/catalog/local", locked=True)
-    assert "0 seconds" in found.broken and not found.is_sound
-
-
-@pytest.mark.parametrize("text", ["x" * 100, "\\x04\\0\\0\\0abcd", "\\x01\\0\\0\\0\\xc0", ""])
-def test_a_child_that_talks_nonsense(scratch: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(scratch)
-    monkeypatch.setattr(surveys, "_PROGRAM", f"import sys; sys.stdout.write('{text}')")
-    found = survey(f"{scratch}/catalog/local", locked=True)
-    assert found.broken and not found.is_sound
+    assert "1 seconds" in found.refused and not found.broken and not found.is_sound
 
 
 def test_rows_that_contradict_each_other(scratch: str) -> None:
