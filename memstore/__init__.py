@@ -6,7 +6,7 @@ The layers; each imports only what stands above it:
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
     contents              what a put writes, and what a get makes of it
-    ref, store            what a user calls
+    ref, store, rescue    what a user calls
     testing/              what tests share, and users may reuse
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog.
@@ -44,8 +44,9 @@ from memstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from memstore.info import EntryInfo, LeafInfo, StoreStats
+    from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
     from memstore.ref import Ref
+    from memstore.rescue import repair
     from memstore.store import Store, iter_weights, open
 
 __version__ = "0.1.0"
@@ -57,7 +58,10 @@ _HOMES = {
     "Ref": "memstore.ref",
     "EntryInfo": "memstore.info",
     "LeafInfo": "memstore.info",
+    "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
+    "VerifyReport": "memstore.info",
+    "repair": "memstore.rescue",
 }
 
 __all__ = [
@@ -75,6 +79,7 @@ __all__ = [
     "PermissionDeniedError",
     "ReadOnlyError",
     "Ref",
+    "RepairReport",
     "ResourceLimitError",
     "Store",
     "StoreClosedError",
@@ -85,10 +90,12 @@ __all__ = [
     "UnknownOutcomeError",
     "UnsupportedFilesystemError",
     "UnsupportedValueError",
+    "VerifyReport",
     "VersionConflictError",
     "VersionGoneError",
     "iter_weights",
     "open",
+    "repair",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,17 @@ import xxhash
 
 from memstore import structure
 from memstore.engine import publish
-from memstore.engine.header import Header, check_header, read_objects
+from memstore.engine.header import HEAD_SIZE, Header, belongs, check_header, names_put, read_objects
 from memstore.engine.lookup import Held
 from memstore.engine.mapping import watch
 from memstore.engine.publish import Content
-from memstore.engine.record import Record
+from memstore.engine.record import OBJECTS_IN_RECORD, Record
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, segment_path
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
 
-_OBJECTS_IN_RECORD = 1536  # bytes; a larger record takes pages of its own in the catalog
 _OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings
 _CHECKSUM = 8  # bytes of xxh3-64 a leaf
 
@@ -71,7 +70,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
         content.inline = structure.contents(flat)
         content.checksums = _checksums(root, plan, memoryview(content.inline))
         return content
-    if len(objects) > _OBJECTS_IN_RECORD:
+    if len(objects) > OBJECTS_IN_RECORD:
         content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
     header = Header(
         key.decode(),
@@ -147,8 +146,8 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-    if verify and record.checksums is not None:
-        _verify(root, key, record, plan, memory)
+    if verify:
+        _compare(record, plan, memory)
     target = options.like if options.out is None else options.out
     if target is not None:
         copy = structure.get_like if options.out is None else structure.get_into
@@ -188,14 +187,70 @@ def _checksums(root: Root, plan: structure.Plan, data: memoryview) -> bytes | No
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
-def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: np.ndarray) -> None:
-    found = _checksums(root, plan, memory.data)
-    if found == record.checksums or found is None or record.checksums is None:
+def _compare(
+    record: Record, plan: structure.Plan, memory: np.ndarray, done: Callable[[int], None] | None = None
+) -> None:
+    """Compares the leaves with their checksums, if they have any; `done` is told how many bytes more were seen."""
+    stored = record.checksums
+    if stored is None:
         return
+    if len(stored) != _CHECKSUM * len(plan.leaves):
+        detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
+        raise CorruptionError(detail, detail=detail)
+    data, reached = memory.data, 0
     for i, leaf in enumerate(plan.leaves):
-        part = slice(i * _CHECKSUM, (i + 1) * _CHECKSUM)
-        if found[part] != record.checksums[part]:
-            raise _damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
+        end = leaf.offset + leaf.nbytes
+        if xxhash.xxh3_64_digest(data[leaf.offset : end]) != stored[i * _CHECKSUM : (i + 1) * _CHECKSUM]:
+            detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
+            raise CorruptionError(detail, detail=detail)
+        if done is not None:
+            done(max(end - reached, 0))
+        reached = max(end, reached)
+
+
+def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> bool:
+    """Compares the bytes of a value with their checksums; `done` is told how many there were.
+
+    Returns whether it has any; an inline value has its record's. Raises CorruptionError.
+    """
+    record, mapping, start = held
+    file = np.asarray(mapping) if mapping is not None else np.frombuffer(record.inline or b"", np.uint8)
+    memory = file[start : start + record.nbytes]
+    try:
+        if mapping is not None and record.objects_checksum is not None:
+            _objects(record, file[8:start].tobytes())
+        plan = structure.plan_of(record.description)
+        if plan.nbytes != memory.nbytes:
+            raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+        _compare(record, plan, memory, done)
+    except CorruptionError as error:
+        raise _damaged(root, key, record, error.detail) from error
+    if record.checksums is None:
+        done(record.nbytes)
+    return mapping is None or record.checksums is not None or not record.nbytes
+
+
+def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
+    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
+
+    None if the content can't be told to be that put's. Raises CorruptionError if it isn't.
+    """
+    plan = structure.plan_of(record.description)
+    memory = np.frombuffer(content, np.uint8, record.nbytes, record.start)
+    head = bytes(content[:HEAD_SIZE])
+    if plan.nbytes != record.nbytes:
+        return None
+    if record.checksums is None and not (
+        belongs(head, record.put_id, store) or names_put(head, record.put_id, record.version)
+    ):
+        return None
+    _compare(record, plan, memory)
+    objects = record.objects if record.objects_checksum is None else _objects(record, bytes(content[8 : record.start]))
+    header = Header(key, store, plan.description, objects, plan.header, checksums=len(record.checksums or b""))
+    slack = record.size - record.start - record.nbytes
+    if header.nbytes != record.start or slack < 0:
+        return None
+    return bytes(header.finish(record.put_id, record.nbytes, slack, record.checksums))
 
 
 def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from memstore.errors import CorruptionError
 
 if TYPE_CHECKING:
     import torch
 
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Kind = Literal["inline", "segment", "adopted", "sharded", "mutable"]
 
 
@@ -54,3 +58,38 @@ class StoreStats:
     puts: int
     gets: int
     pinned_by: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `Store.verify` found.
+
+    Attributes:
+        checked: keys whose bytes were compared with checksums, and fit.
+        unchecked: keys whose record and header are whole, but which have no checksums of their bytes.
+        damaged: each names the key, where there is one, the file, and what is wrong with it.
+    """
+
+    checked: int
+    unchecked: int
+    damaged: tuple[CorruptionError, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is damaged."""
+        return not self.damaged
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What `memstore.repair` did.
+
+    Attributes:
+        recovered: the keys that the store has now, sorted.
+        lost: keys that it had, as far as is known, and has no more.
+        swept_bytes: of files that were given back.
+    """
+
+    recovered: tuple[str, ...]
+    lost: tuple[str, ...]
+    swept_bytes: int

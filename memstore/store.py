@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.engine.folder import absolute_path
 from memstore.engine.limits import is_full, parse_size, resource_errors
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
@@ -16,7 +17,7 @@ from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
 from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError, VersionConflictError
-from memstore.info import EntryInfo, LeafInfo, StoreStats
+from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
 
@@ -99,18 +100,12 @@ def open(
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None and mode == "r":
         raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
-    path = _absolute(os.fspath(root))
+    path = absolute_path(os.fspath(root))
     limit = None if capacity is None else parse_size(capacity)
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
     return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
-
-
-def _absolute(path: object) -> str:
-    if not isinstance(path, str) or not path:  # "" would be the working directory
-        raise TypeError(f"root is the path of a folder, and not {path!r}")
-    return os.path.abspath(path)
 
 
 def _reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:
@@ -455,6 +450,32 @@ class Store:
         deadline = self._deadline(timeout)
         with resource_errors(self.root):
             return sweep_all(root, deadline)
+
+    def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
+        """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
+
+        Others may go on reading and writing; a key that they replace meanwhile is looked at anew.
+
+        Args:
+            keys: which; one that doesn't exist is reported among the damaged ones. None: all.
+            progress: called with the bytes done, and the bytes in all.
+
+        Returns:
+            A report. Damage is told by it, and raises nothing.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
+            ...     version = store.put("policy", torch.ones(1000))
+            ...     store.verify()
+            VerifyReport(checked=1, unchecked=0, damaged=())
+        """
+        from memstore import contents
+        from memstore.engine.verify import verify
+
+        root = self._opened()
+        names = None if keys is None else [encode_key(key) for key in several(keys)]
+        return verify(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ LAYERS = (
     ("engine",),
     ("structure", "view", "sharding"),
     ("contents",),
-    ("ref",),
+    ("ref", "rescue"),
     ("store",),
     ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),
     ("integrations", "aio", "cli"),

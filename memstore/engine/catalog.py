@@ -44,8 +44,9 @@ class Catalog:
     naming the tables takes a write transaction, for which LMDB would wait without end.
     """
 
-    def __init__(self, folder: str, *, durable: bool, writable: bool) -> None:
-        self._folder, self._durable, self._writable = folder, durable, writable
+    def __init__(self, folder: str, *, durable: bool, writable: bool, locked: bool = True) -> None:
+        """`locked` False doesn't touch lock.mdb: for who reads while nobody else uses the store."""
+        self._folder, self._durable, self._writable, self._locked = folder, durable, writable, locked
         self._env: Any = None
         self._tables: dict[str, Any] = {}
         self._closed = False
@@ -105,6 +106,7 @@ class Catalog:
                 sync=self._durable,
                 metasync=self._durable,
                 readonly=not self._writable,
+                lock=self._locked,
                 readahead=False,
                 max_readers=MAX_READERS,
                 max_dbs=len(NAMES) + 2,
@@ -168,6 +170,8 @@ class Catalog:
             return Transaction(handle, self._tables).record(key)
         except lmdb.Error as error:
             raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
+        except CorruptionError as error:
+            raise self._located(error) from None
         finally:
             handle.abort()
 
@@ -178,6 +182,8 @@ class Catalog:
             return action(Transaction(handle, self._tables))
         except lmdb.Error as error:
             raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
+        except CorruptionError as error:
+            raise self._located(error) from None
         finally:
             handle.abort()
 
@@ -212,9 +218,11 @@ class Catalog:
                     result = action(Transaction(handle, self._tables))
                     handle.commit()
                     return result
-                except BaseException:
+                except BaseException as error:
                     with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
                         handle.abort()
+                    if isinstance(error, CorruptionError):
+                        raise self._located(error) from None
                     raise
             except lmdb.MapResizedError:  # another process has grown it
                 env.set_mapsize(0)
@@ -256,6 +264,13 @@ class Catalog:
                 raise
             raise StoreFullError(f"{self._folder}: no room to grow the catalog to {size:,} bytes") from None
         env.set_mapsize(size)
+
+    def _located(self, error: CorruptionError) -> CorruptionError:
+        """A damaged row knows its key, and not where it lies."""
+        if error.path is not None:
+            return error
+        path = f"{self._folder}/data.mdb"
+        return CorruptionError(f"{path}: {error}", key=error.key, path=path, detail=error.detail)
 
     def _translate(self, error: lmdb.Error) -> Exception:
         path = f"{self._folder}/data.mdb"

@@ -179,6 +179,12 @@ def adopt(fd: int, settings: Settings) -> None:
         os.fchmod(fd, settings.file_mode)
 
 
+def absolute_path(path: object) -> str:
+    if not isinstance(path, str) or not path:  # "" would be the working directory
+        raise TypeError(f"root is the path of a folder, and not {path!r}")
+    return os.path.abspath(path)
+
+
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 

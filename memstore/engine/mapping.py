@@ -10,6 +10,7 @@ unmaps it is ready before it is made, and both are single calls in C: see `sysca
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import weakref
 from collections.abc import Sized
@@ -38,6 +39,10 @@ class Mapping(msgspec.Struct, gc=False):
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
+
+    def view(self) -> memoryview:
+        """The bytes without numpy. It does not keep the mapping alive."""
+        return memoryview((ctypes.c_char * self.size).from_address(self.address)).cast("B")
 
 
 def map_file(fd: int, size: int) -> Mapping:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -172,6 +173,13 @@ class LockPage(_Page):
     @ring.setter
     def ring(self, value: int) -> None:
         self._state[_RING] = value
+
+
+def noted_batch(page: bytes) -> int:
+    """The batch that the content of a lock page notes as being published; 0 if none, or if it is damaged."""
+    if len(page) != syscalls.PAGE or page[_IDENTITY_AT:][:8] != _MAGIC.to_bytes(8, sys.byteorder):
+        return 0
+    return int.from_bytes(page[_STATE_AT + 8 * _BATCH :][:8], sys.byteorder)
 
 
 class Doorbell(_Page):

@@ -13,6 +13,8 @@ from memstore.errors import CorruptionError
 
 Path = tuple[str | int, ...]
 
+OBJECTS_IN_RECORD = 1536  # bytes; a larger record takes pages of its own in the catalog, so the header alone has them
+
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of a value. Offsets and sizes in bytes, from the start of the data section of its segment.

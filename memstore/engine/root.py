@@ -197,6 +197,12 @@ def abandon_root(root: Root) -> None:
     _abandoned.append(root)
 
 
+def close_abandoned() -> None:
+    """Closes what finalizers gave up."""
+    with _registry_lock:
+        _close_abandoned()
+
+
 def _close_abandoned() -> None:
     while _abandoned:
         root = _abandoned.popleft()

@@ -127,7 +127,7 @@ class Transaction:
         stored = self._handle.get(b"counters", None, self._tables["counters"])
         if stored is None:
             return Counters()
-        return Counters(*_COUNTERS.unpack(checked(b"counters", stored, _COUNTERS.size)))
+        return read_counters(bytes(stored))
 
     def put_counters(self, counters: Counters) -> None:
         numbers = msgspec.structs.astuple(counters)
@@ -168,6 +168,11 @@ class Transaction:
             least = size + 1
         return sorted(found, key=lambda row: row[1])[:limit]
 
+    def rows(self, table: str) -> Iterator[tuple[memoryview, memoryview]]:
+        """Keys and values as they lie there, unchecked; no longer valid than the transaction."""
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            yield from cursor
+
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)
 
@@ -177,6 +182,23 @@ class Transaction:
 
     def put_store_id(self, store: str) -> None:
         self._handle.put(b"store", store.encode(), db=self._tables["counters"])
+
+
+def check_row(table: str, key: bytes, value: bytes) -> None:
+    """Of the tables of numbers. Raises CorruptionError unless the row is one that could have been written."""
+    if table != "counters":
+        (_pair if table == "retired" else _number)(key)
+        _number(value)
+    elif key == b"counters":
+        read_counters(value)
+
+
+def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
+    return _number(key), decode_row(key, value)
+
+
+def read_counters(value: bytes) -> Counters:
+    return Counters(*_COUNTERS.unpack(checked(b"counters", value, _COUNTERS.size)))
 
 
 def _pair(packed: bytes | memoryview) -> tuple[int, int]:
