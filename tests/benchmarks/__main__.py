@@ -19,11 +19,11 @@ OUTPUT = REPOSITORY / "build" / "benchmarks"  # untracked: runs of this machine
 DOCS = REPOSITORY / "docs"  # tracked: the run that docs/performance.md shows
 IMAGES = "images/performance"
 DATA, LONG_DATA, PAGE = "performance.json", "performance-long.json", "performance.md"
-MINUTES = 10.0
+MINUTES, LEAST_MINUTES = 10.0, 0.1
 
 
 def main() -> None:
-    options = _options()
+    options = parsed()
     if options.list:
         print("\n".join(f"{id:12} {title}" for id, title in (WORKLOADS | LONG).items()))
         return
@@ -33,13 +33,13 @@ def main() -> None:
 
     print(text(report), flush=True)
     if options.publish:
-        _publish(report)
+        publish(report)
     else:
         _write(report, options.output, data="results.json", plots="plots")
         _write_page([report], options.output, plots="plots")
 
 
-def _options() -> argparse.Namespace:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("workload", nargs="*", help="which to run (all): see --list")
     parser.add_argument("--list", action="store_true", help="list the workloads")
@@ -63,8 +63,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"{', '.join(LONG)} runs by itself: name no other workload with it")
     if options.minutes is not None and not asked & set(LONG):
         parser.error(f"--minutes is for {', '.join(LONG)}")
-    if options.minutes is not None and not options.minutes > 0:
-        parser.error("--minutes is more than 0")
+    if options.minutes is not None and not options.minutes >= LEAST_MINUTES:
+        parser.error(f"--minutes is at least {LEAST_MINUTES:g}: the last two thirds have to show a line")
     if options.publish and (options.quick or asked - set(LONG) or options.peers):
         parser.error("--publish shows whole runs only: no workloads but long, no --quick, no --peers")
 
@@ -88,7 +88,7 @@ def _measure(options: argparse.Namespace) -> Report:
     return Report(FORMAT, date.today().isoformat(), options.quick, described, versions(), done, round(others, 2))
 
 
-def _publish(report: Report) -> None:
+def publish(report: Report) -> None:
     """Writes the data and plots of this run, and the page from this run and the last one of the other kind."""
     found = {workload.id for workload in report.workloads}
     if report.quick or found not in (set(WORKLOADS), set(LONG)):

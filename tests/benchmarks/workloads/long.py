@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -9,34 +10,37 @@ from heapq import heappop, heappush
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import linear_regression, median, stdev
-from typing import NamedTuple
+from statistics import linear_regression, mean, median, stdev
+from typing import NamedTuple, TypeVar
 
 import torch
 
 import memstore
 from memstore.testing.fork_server import ForkServer
+from tests.benchmarks.machine import busy_seconds
 from tests.benchmarks.measure import spread
 from tests.benchmarks.report import Figure, Goal, Series, Unit, Workload, exactly
 from tests.benchmarks.session import Session
 from tests.benchmarks.table import amount
 
+Item = TypeVar("Item")
 KIB, MIB = 1 << 10, 1 << 20
 MIX = {"large": (1, 64 * MIB), "medium": (20, 1 * MIB), "small": (200, 2 * KIB)}  # keys, bytes each
 READ = {"large": 0.02, "medium": 0.28, "small": 0.7}  # how often the reader takes one of each
 PAUSE, HOLD = 0.02, 0.5  # seconds between reads; a version is held so long, in the mean
 A_SAMPLE = 1.0  # seconds
-POINTS = 60  # of a plot
+POINTS, GROUPS = 60, 20  # of a plot; of the part that is judged
 SETTLED = 1 / 3  # of the run: until then, files are made that the versions in flight need
 NOISE = 2.0  # how many times the noise a drift may be
 LEAST_NOISE = 0.01  # of the median: what never moves has no noise of its own
 
 
 class Sample(NamedTuple):
-    """What was so at a moment, in seconds from the start; `rate` is since the sample before."""
+    """What was so at a moment, in seconds from the start; `rate` and `others` are since the sample before."""
 
     at: float
     rate: float
+    others: float  # cores that other processes kept busy
     rss: int
     anonymous: int
     reader_rss: int
@@ -102,10 +106,10 @@ def measure(session: Session, minutes: float) -> Workload:
         raise SystemExit(f"{wrong} held versions changed, and what was got of {unlike} differs from what was put")
     lines = [(line, unit) for (_, _, unit), lines in PLOTS.items() for line in lines]
     watched = [(line, unit, drift_of([(s.at, line.of(s)) for s in samples])) for line, unit in lines if line.worse]
-    written = sum(sample.rate for sample in samples) * A_SAMPLE
+    written = sum(s.rate * (s.at - before) for s, before in zip(samples, [0.0, *(s.at for s in samples)], strict=False))
     return Workload(
         id="long",
-        title=f"{minutes:g} minutes of overwrites",
+        title=f"Overwrites for {minutes:g} minutes",
         text="One writer overwrites a key of 64 MiB, 20 of 1 MiB and 200 of 2 KiB, round and round, as fast as it can. "
         f"A process beside it gets one of them each {PAUSE * 1000:.0f} ms and holds it for a random time, {HOLD} s in "
         "the mean. Each second looks at what was written, at the memory of both processes (RSS counts mapped files "
@@ -114,9 +118,11 @@ def measure(session: Session, minutes: float) -> Workload:
         goals=[_goal(line, found) for line, _, found in watched],
         notes=[
             f"{amount(written, 'B')} were written; the reader held {held:,} versions, and none changed.",
+            f"Other processes kept {mean(sample.others for sample in samples):.2f} cores busy in the mean, and up to "
+            f"{max(sample.others for sample in samples):.2f}.",
             "A figure is flat if a line through the last two thirds of the run goes the wrong way by no more than "
-            f"{NOISE:g} times the noise: the standard deviation around that line, or {LEAST_NOISE:.0%} of the median "
-            "if that is more.",
+            f"{NOISE:g} times the noise: the standard deviation around that line of the medians of {GROUPS} groups of "
+            f"samples, or {LEAST_NOISE:.0%} of the median if that is more.",
             *(
                 f"{line.name}: {amount(found.middle, unit)} (median), drift {found.drift / found.middle:+.2%}, "
                 f"noise {found.noise / found.middle:.2%}."
@@ -127,12 +133,21 @@ def measure(session: Session, minutes: float) -> Workload:
 
 
 def drift_of(points: list[tuple[float, float]]) -> Drift:
-    """Of (time, value) pairs, those of the settled part."""
-    times, values = zip(*points[int(len(points) * SETTLED) :], strict=True)
+    """Of (time, value) pairs: of the settled part, by medians of groups, as peaks are no drift."""
+    settled = points[int(len(points) * SETTLED) :]
+    groups = in_groups(settled, GROUPS)
+    times = [median(at for at, _ in group) for group in groups]
+    values = [median(value for _, value in group) for group in groups]
     slope, start = linear_regression(times, values)
     middle = median(values)
     around = stdev([value - start - slope * at for at, value in zip(times, values, strict=True)])
     return Drift(slope * (times[-1] - times[0]), max(around, LEAST_NOISE * middle), middle)
+
+
+def in_groups(items: list[Item], most: int) -> list[list[Item]]:
+    """Neighbours together, so that there are no more than so many groups."""
+    size = -(-len(items) // most)
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _goal(line: Line, found: Drift) -> Goal:
@@ -143,8 +158,7 @@ def _goal(line: Line, found: Drift) -> Goal:
 
 def _series(id: str, title: str, unit: Unit, samples: list[Sample], lines: list[Line]) -> Series:
     """A point of the plot is the median of some samples, with their tenths."""
-    a_point = -(-len(samples) // POINTS)
-    groups = [samples[start : start + a_point] for start in range(0, len(samples), a_point)]
+    groups = in_groups(samples, POINTS)
     figures: list[Figure] = []
     for line in lines:
         role = "memstore" if line is lines[0] else "peer"
@@ -157,7 +171,7 @@ def _overwrite(store: memstore.Store, values: dict[str, torch.Tensor], reader: i
     chance = random.Random(0)
     keys = list(values)
     start = last = time.monotonic()
-    written = 0
+    written, used = 0, _used_by_others(reader)
     for turn in count(1):
         chance.shuffle(keys)
         for key in keys:
@@ -166,7 +180,8 @@ def _overwrite(store: memstore.Store, values: dict[str, torch.Tensor], reader: i
             now = time.monotonic()
             if now < last + A_SAMPLE:
                 continue
-            yield _look(store, reader, now - start, written / (now - last))
+            before, used = used, _used_by_others(reader)
+            yield _look(store, reader, now - start, written / (now - last), (used - before) / (now - last))
             if now > start + seconds:
                 for key in values:  # all of the last turn
                     store.put(key, _stamped(values[key], turn))
@@ -180,11 +195,18 @@ def _stamped(value: torch.Tensor, turn: int) -> torch.Tensor:
     return value
 
 
-def _look(store: memstore.Store, reader: int, at: float, rate: float) -> Sample:
+def _used_by_others(reader: int) -> float:
+    """Seconds of all cores, but for what this process and the reader took."""
+    fields = Path(f"/proc/{reader}/stat").read_text().rpartition(")")[2].split()
+    return busy_seconds() - time.process_time() - (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _look(store: memstore.Store, reader: int, at: float, rate: float, others: float) -> Sample:
     stats = store.stats()
     return Sample(
         at,
         rate,
+        others,
         *_memory("self"),
         *_memory(str(reader)),
         stats.live_bytes,
