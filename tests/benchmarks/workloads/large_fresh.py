@@ -15,7 +15,7 @@ from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import KEPT, check, compare_puts, keep
 
 PEERS = (Store, Memmap, SafetensorsFile, PlainFile, Memcpy)
-ROUNDS = 12
+ROUNDS = 10
 MIB = 1 << 20
 FILE, COUNTED, MAPPED = "the file", "in huge pages, by stats()", "in huge pages, by smaps"
 

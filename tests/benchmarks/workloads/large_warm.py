@@ -13,7 +13,7 @@ from tests.benchmarks.report import Beside, Goal, Series, Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import check, compare_puts
 
-ROUNDS = 12
+ROUNDS = 10
 MIB = 1 << 20
 
 

@@ -19,7 +19,7 @@ PEERS = (Store, Memmap, MemmapUpdate, SafetensorsFile, PlainFile, Memcpy)
 NEW_FILE = "memstore, new file"
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-ROUNDS = 8
+ROUNDS = 6
 BURST = 0.01  # seconds
 
 

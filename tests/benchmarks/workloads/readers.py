@@ -49,7 +49,7 @@ class Phase(NamedTuple):
 
 
 def measure(session: Session) -> Workload:
-    rounds, seconds = (1, 0.3) if session.quick else (4, 0.7)
+    rounds, seconds = (1, 0.3) if session.quick else (3, 0.7)
     phases: dict[tuple[str, int], list[Phase]] = {}
     for size, nbytes in SIZES.items():
         phases |= _among_readers(session, size, nbytes, rounds, seconds)
