@@ -95,6 +95,10 @@ def publish(report: Report) -> None:
         raise SystemExit("only a whole run that was not quick is published")
     _write(report, DOCS, data=DATA if found == set(WORKLOADS) else LONG_DATA, plots=IMAGES)
     _write_page([read(DOCS / data) for data in (DATA, LONG_DATA) if (DOCS / data).exists()], DOCS, plots=IMAGES)
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
+    for plot in (DOCS / IMAGES).glob("*.svg"):
+        if f"{IMAGES}/{plot.name}" not in page:  # of a series that has another name by now
+            plot.unlink()
 
 
 def _write(report: Report, folder: Path, *, data: str, plots: str) -> None:

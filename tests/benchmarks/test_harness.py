@@ -207,11 +207,15 @@ def test_a_run_of_its_own_keeps_the_page_of_the_other(tmp_path: Path, monkeypatc
     monkeypatch.setattr(main, "DOCS", tmp_path)
     whole = msgspec.structs.replace(_report(), workloads=[Workload(id, f"The {id}", "", [], []) for id in WORKLOADS])
     long = msgspec.structs.replace(_report(), workloads=[_over_time()])
+    old = tmp_path / main.IMAGES / "renamed.svg"
+    old.parent.mkdir(parents=True)
+    old.touch()
     for report in (whole, long, whole):
         main.publish(report)
     page = (tmp_path / "performance.md").read_text()
     assert "## The small" in page and "## Minutes" in page
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["performance-long.json", "performance.json"]
+    assert [path.name for path in old.parent.iterdir()] == ["long-rate.svg"], "plots that the page shows"
 
 
 @pytest.mark.parametrize("given", ["long small", "small --minutes 1", "long --minutes 0", "small --publish"])
