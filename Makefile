@@ -3,7 +3,8 @@
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
 #   make test        the fast tests              make test-full   all of them
 #   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
-#   make format      ruff format                 make clean       removes .venv and caches
+#   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
+#   make clean       removes .venv and caches
 #
 # PYTHON=python3.12 chooses the interpreter. On x86-64, torch from PyPI brings CUDA (gigabytes); for the CPU build:
 #   export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -16,7 +17,7 @@ SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: demo test test-full check bench format clean
+.PHONY: demo test test-full check bench bench-long format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -35,6 +36,9 @@ check: $(VENV)/.has-check
 
 bench: $(VENV)/.has-bench
 	$(RUN) -m tests.benchmarks $(BENCH)
+
+bench-long: $(VENV)/.has-bench
+	$(RUN) -m tests.benchmarks long --minutes 10 $(BENCH)
 
 format: $(VENV)/.has-check
 	$(RUN) -m ruff check --fix .

@@ -12,18 +12,20 @@ from pathlib import Path
 import msgspec
 
 from tests.benchmarks.report import FORMAT, Report, Workload, read, write
-from tests.benchmarks.workloads import WORKLOADS
+from tests.benchmarks.workloads import LONG, WORKLOADS
 
 REPOSITORY = Path(__file__).parents[2]
 OUTPUT = REPOSITORY / "build" / "benchmarks"  # untracked: runs of this machine
 DOCS = REPOSITORY / "docs"  # tracked: the run that docs/performance.md shows
 IMAGES = "images/performance"
+DATA, LONG_DATA, PAGE = "performance.json", "performance-long.json", "performance.md"
+MINUTES, LEAST_MINUTES = 10.0, 0.1
 
 
 def main() -> None:
-    options = _options()
+    options = parsed()
     if options.list:
-        print("\n".join(f"{id:12} {title}" for id, title in WORKLOADS.items()))
+        print("\n".join(f"{id:12} {title}" for id, title in (WORKLOADS | LONG).items()))
         return
     logging.basicConfig(level=logging.ERROR)
     report = read(options.report) if options.report else _measure(options)
@@ -31,15 +33,17 @@ def main() -> None:
 
     print(text(report), flush=True)
     if options.publish:
-        _publish(report)
+        publish(report)
     else:
-        _write(report, options.output, data="results.json", page="performance.md", plots="plots")
+        _write(report, options.output, data="results.json", plots="plots")
+        _write_page([report], options.output, plots="plots")
 
 
-def _options() -> argparse.Namespace:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("workload", nargs="*", help="which to run (all): see --list")
     parser.add_argument("--list", action="store_true", help="list the workloads")
+    parser.add_argument("--minutes", type=float, help="how long `long` runs, which runs by itself (10)")
     parser.add_argument("--quick", action="store_true", help="few rounds, small sizes: to try the harness")
     parser.add_argument("--peers", help="ids of peers to run, comma-separated; 'none': memstore and the limits only")
     parser.add_argument("--root", type=Path, default=Path("/dev/shm"), help="where to put stores (/dev/shm)")
@@ -47,12 +51,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, metavar="JSON", help="show and write this report; measure nothing")
     parser.add_argument("--publish", action="store_true", help="write docs/performance.{json,md} and its plots")
     options = parser.parse_args()
-    unknown = set(options.workload) - set(WORKLOADS)
-    if unknown:
-        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
-    if options.publish and (options.quick or options.workload or options.peers):
-        parser.error("--publish shows whole runs only: no workloads, --quick or --peers with it")
+    _check(parser, options)
     return options
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    asked = set(options.workload)
+    if unknown := asked - set(WORKLOADS | LONG):
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS | LONG)}")
+    if asked & set(LONG) and len(asked) > 1:
+        parser.error(f"{', '.join(LONG)} runs by itself: name no other workload with it")
+    if options.minutes is not None and not asked & set(LONG):
+        parser.error(f"--minutes is for {', '.join(LONG)}")
+    if options.minutes is not None and not options.minutes >= LEAST_MINUTES:
+        parser.error(f"--minutes is at least {LEAST_MINUTES:g}: the last two thirds have to show a line")
+    if options.publish and (options.quick or asked - set(LONG) or options.peers):
+        parser.error("--publish shows whole runs only: no workloads but long, no --quick, no --peers")
 
 
 def _measure(options: argparse.Namespace) -> Report:
@@ -66,28 +80,41 @@ def _measure(options: argparse.Namespace) -> Report:
     others = 0.0
     with session(options.root, quick=options.quick, peers=peers) as run:
         for id in options.workload or WORKLOADS:
-            print(f"{id}: {WORKLOADS[id]} ...", file=sys.stderr, flush=True)
+            print(f"{id}: {(WORKLOADS | LONG)[id]} ...", file=sys.stderr, flush=True)
             others = max(others, used_by_others())
             start = time.monotonic()
-            done.append(msgspec.structs.replace(load(id)(run), seconds=round(time.monotonic() - start, 1)))
+            measured = load(id)(run, options.minutes or MINUTES) if id in LONG else load(id)(run)
+            done.append(msgspec.structs.replace(measured, seconds=round(time.monotonic() - start, 1)))
     return Report(FORMAT, date.today().isoformat(), options.quick, described, versions(), done, round(others, 2))
 
 
-def _publish(report: Report) -> None:
-    if report.quick or {workload.id for workload in report.workloads} != set(WORKLOADS):
+def publish(report: Report) -> None:
+    """Writes the data and plots of this run, and the page from this run and the last one of the other kind."""
+    found = {workload.id for workload in report.workloads}
+    if report.quick or found not in (set(WORKLOADS), set(LONG)):
         raise SystemExit("only a whole run that was not quick is published")
-    _write(report, DOCS, data="performance.json", page="performance.md", plots=IMAGES)
+    _write(report, DOCS, data=DATA if found == set(WORKLOADS) else LONG_DATA, plots=IMAGES)
+    _write_page([read(DOCS / data) for data in (DATA, LONG_DATA) if (DOCS / data).exists()], DOCS, plots=IMAGES)
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
+    for plot in (DOCS / IMAGES).glob("*.svg"):
+        if f"{IMAGES}/{plot.name}" not in page:  # of a series that has another name by now
+            plot.unlink()
 
 
-def _write(report: Report, folder: Path, *, data: str, page: str, plots: str) -> None:
-    from tests.benchmarks.document import markdown
+def _write(report: Report, folder: Path, *, data: str, plots: str) -> None:
     from tests.benchmarks.plots import draw
 
     folder.mkdir(parents=True, exist_ok=True)
     write(report, folder / data)
     draw(report, folder / plots)
-    (folder / page).write_text(markdown(report, plots), encoding="utf-8")
-    print(f"wrote {data}, {page} and {plots}/ in {folder}")
+    print(f"wrote {data} and {plots}/ in {folder}")
+
+
+def _write_page(reports: list[Report], folder: Path, *, plots: str) -> None:
+    from tests.benchmarks.document import markdown
+
+    (folder / PAGE).write_text(markdown(reports[0], plots, *reports[1:]), encoding="utf-8")
+    print(f"wrote {PAGE} in {folder}")
 
 
 if __name__ == "__main__":

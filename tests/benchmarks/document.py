@@ -21,16 +21,24 @@ EQUAL = 1.02  # closer than that, two figures are the same
 COSTS = (
     "Data that only one process uses: a dict of tensors is always faster than any store.",
     "A hand-over to one process, once: a queue needs no name, no version and no clean-up.",
-    "Overwrites: each put takes a new file in this version; reuse of files comes with the next. Writing in place into "
-    "a memory map that stays open is faster, where readers may see a half-written value.",
+    "Overwrites: a put never writes into what readers see, so a key takes the space of two versions, and of those that "
+    "readers hold. Writing in place into a memory map that stays open needs neither, and readers see half of a value.",
     "Each value that is held takes one mapping, or three from 2 MiB on; Linux gives a process 65,530.",
     "Values on other machines, and file systems that hosts share: not in this version.",
 )
 
 
-def markdown(report: Report, plots: str) -> str:
-    """`plots` is where the SVG files are, from the document."""
-    return "\n".join(_lines(report, plots)).rstrip() + "\n"
+def markdown(report: Report, plots: str, *others: Report) -> str:
+    """`plots` is where the SVG files are, from the document; `others` are runs of their own, shown after this one."""
+    lines = [*_lines(report, plots), *(line for other in others for line in _other(other, plots))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _other(report: Report, plots: str) -> Iterator[str]:
+    """A run at another time: it says of itself what the head of the page says of the first."""
+    for workload in report.workloads:
+        yield from _workload(workload, plots, (f"Measured by itself, on {report.date}. {report.disturbed}".strip(), ""))
+        yield from _goals(report, "###")
 
 
 def _lines(report: Report, plots: str) -> Iterator[str]:
@@ -49,9 +57,9 @@ def _lines(report: Report, plots: str) -> Iterator[str]:
         yield from _workload(workload, plots)
 
 
-def _goals(report: Report) -> Iterator[str]:
+def _goals(report: Report, level: str = "##") -> Iterator[str]:
     goals = [goal for workload in report.workloads for goal in workload.goals]
-    yield "## Goals"
+    yield f"{level} Goals"
     yield ""
     yield f"{sum(goal.met for goal in goals)} of {len(goals)} met."
     yield ""
@@ -86,16 +94,17 @@ def _faster_than_us(series: Series) -> Iterator[str]:
         own = ours[0].value.median
         factor = own / figure.value.median if series.unit == "s" else figure.value.median / own
         if factor > EQUAL:
-            size = f" at {amount(figure.x, 'B')}" if figure.x is not None else ""
+            size = f" at {amount(figure.x, series.x_unit)}" if figure.x is not None else ""
             yield (
                 f"- {series.title}{size}: {figure.name} {amount(figure.value.median, series.unit)}, "
                 f"memstore {amount(own, series.unit)}{f' ({figure.note})' if figure.note else ''}."
             )
 
 
-def _workload(workload: Workload, plots: str) -> Iterator[str]:
+def _workload(workload: Workload, plots: str, when: Sequence[str] = ()) -> Iterator[str]:
     yield f"## {workload.title}"
     yield ""
+    yield from when
     yield workload.text
     yield ""
     for series in workload.series:
@@ -104,6 +113,8 @@ def _workload(workload: Workload, plots: str) -> Iterator[str]:
         if series.has_plot:
             yield f"![{series.title}]({plots}/{workload.plot_name(series)})"
             yield ""
+        if series.is_over_time:
+            continue
         ratio = f"times {series.reference}" if series.reference else ""
         yield from _table([("", "median", "p10 to p90", ratio, "calls"), *figure_rows(series)])
         yield ""

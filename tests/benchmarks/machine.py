@@ -46,6 +46,12 @@ def used_by_others() -> float:
     return 1 - idle / max(sum(spent), 1)
 
 
+def busy_seconds() -> float:
+    """What all cores have worked since the machine started, for whomever."""
+    spent = _cpu_times()
+    return (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")
+
+
 def _cpu_times() -> list[int]:
     """user, nice, system, idle, iowait, irq, softirq, steal."""
     with open("/proc/stat") as file:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+from math import log2
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter, NullLocator
 
 from tests.benchmarks.report import Report, Role, Series
 from tests.benchmarks.table import amount, named
 
+WITH_MARKERS = 20  # points a line
+A_SCALE = 6  # labels, about
 COLOURS: dict[Role, str] = {"memstore": "#1b6ca8", "peer": "#b9c3cc", "limit": "#e0a030"}
-LINES = ("#7a8a99", "#c46a5a", "#6a9a6a", "#8a6ab0")
+OURS = ("#1b6ca8", "#7dbdf0", "#0b3556", "#3fa3a3")
+LINES = ("#7a8a99", "#c46a5a", "#6a9a6a", "#8a6ab0", "#b08a30", "#4aa0a0")
 TWO_DECADES = 100  # below, powers of ten alone would label an axis once
 STYLE = {
     "font.family": "sans-serif",
@@ -67,17 +72,17 @@ def _bars(series: Series) -> Canvas:
 def _lines(series: Series) -> Canvas:
     canvas = Canvas(figsize=(8.0, 3.4), layout="constrained")
     axes = canvas.subplots()
-    others = iter(LINES)
+    ours, others = cycle(OURS), cycle(LINES)
     for name in dict.fromkeys(figure.name for figure in series.figures):
         points = sorted((f for f in series.figures if f.name == name), key=lambda figure: figure.x or 0.0)
         role = points[0].role
-        colour = COLOURS[role] if role == "memstore" else next(others)
+        colour = next(ours if role == "memstore" else others)
         sizes = [figure.x or 0.0 for figure in points]
         axes.plot(
             sizes,
             [figure.value.median for figure in points],
             color=colour,
-            marker="o",
+            marker="o" if len(points) < WITH_MARKERS else None,
             markersize=4,
             linewidth=2.2 if role == "memstore" else 1.2,
             linestyle="--" if role == "limit" else "-",
@@ -87,14 +92,23 @@ def _lines(series: Series) -> Canvas:
         axes.fill_between(
             sizes, [f.value.p10 for f in points], [f.value.p90 for f in points], color=colour, alpha=0.15, linewidth=0
         )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({figure.x or 0.0 for figure in series.figures}))
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, "B")))
     axes.set_xlabel(series.x_title)
-    _finish(axes.yaxis, series)
+    if series.is_over_time:
+        top = axes.get_ylim()[1] * 1.05
+        axes.set_ylim(0, top)
+        if series.unit == "B":
+            axes.yaxis.set_major_locator(MultipleLocator(2.0 ** round(log2(top / A_SCALE))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, series.unit)))
+        axes.grid(True, axis="y", color="#d8dde2", linewidth=0.6)
+    else:
+        axes.set_xscale("log", base=10 if series.x_unit == "n" else 2)
+        axes.set_xticks(sorted({figure.x or 0.0 for figure in series.figures}))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_yscale("log")
+        _finish(axes.yaxis, series)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, series.x_unit)))
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    better = "less" if series.unit == "s" else "more"
+    better = "more" if series.unit == "B/s" else "less"
     axes.set_title(f"{series.title} ({better} is better)", loc="left", fontsize=10)
     return canvas
 

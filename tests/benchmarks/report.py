@@ -10,7 +10,7 @@ import msgspec
 Role = Literal["memstore", "peer", "limit"]
 QUIET = 0.1  # the share of the cores that others may take
 ROLES: tuple[Role, ...] = ("memstore", "peer", "limit")  # in the order of a table
-Unit = Literal["s", "B", "B/s", "x"]
+Unit = Literal["s", "B", "B/s", "x", "n"]  # "n": a number of things
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -42,6 +42,7 @@ class Series(msgspec.Struct, frozen=True):
     figures: list[Figure]
     reference: str = ""
     x_title: str = ""
+    x_unit: Unit = "B"
 
     def figure(self, name: str, x: float | None = None) -> Figure:
         for figure in self.figures:
@@ -50,9 +51,14 @@ class Series(msgspec.Struct, frozen=True):
         raise KeyError(f"series {self.id!r} has no figure {name!r}; it has {[f.name for f in self.figures]}")
 
     @property
+    def is_over_time(self) -> bool:
+        """Its figures are moments of one run: shown as a plot, not as a table."""
+        return self.x_unit == "s"
+
+    @property
     def has_plot(self) -> bool:
         """Bytes are read better as numbers, and a logarithm shows nothing of times that may be negative."""
-        return self.unit != "B" and all(figure.value.p10 > 0 for figure in self.figures)
+        return self.is_over_time or (self.unit not in ("B", "n") and all(f.value.p10 > 0 for f in self.figures))
 
     def best(self, role: Role) -> Figure | None:
         """The fastest of the contestants in this role, or None where none is here."""

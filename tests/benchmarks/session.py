@@ -15,8 +15,8 @@ from tests.benchmarks.report import Absent
 
 logger = logging.getLogger(__name__)
 
-NEEDED_BYTES = 8 << 30  # the largest workload: fresh files of the store and its peers side by side
-FRESH_BYTES = 1 << 29  # what the fresh puts of one contestant may leave behind
+NEEDED_BYTES = 8 << 30  # the largest workload: files of the store and its peers side by side
+FRESH_BYTES = 1 << 29  # what one contestant may put into new space: that is slow to take and to give back
 
 
 @dataclass(slots=True)

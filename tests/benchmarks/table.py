@@ -24,7 +24,9 @@ def _lines(report: Report) -> Iterator[str]:
         for series in workload.series:
             yield ""
             yield f"   {series.title}"
-            yield from _aligned([("", "median", "p10 to p90", "ratio", "calls"), *figure_rows(series)], "   ")
+            if not series.is_over_time:
+                yield from _aligned([("", "median", "p10 to p90", "ratio", "calls"), *figure_rows(series)], "   ")
+        yield from (f"   {note}" for note in workload.notes)
         yield from (f"   not here: {absent.name}: {absent.reason}" for absent in workload.absent)
     yield ""
     yield "== goals"
@@ -58,7 +60,7 @@ def figure_rows(series: Series) -> list[tuple[str, ...]]:
     """A row a contestant: median, spread, how many times the reference's time, calls."""
     return [
         (
-            named(figure) if figure.x is None else f"{amount(figure.x, 'B')}, {named(figure)}",
+            named(figure) if figure.x is None else f"{amount(figure.x, series.x_unit)}, {named(figure)}",
             amount(figure.value.median, series.unit),
             spread_text(figure.value, series.unit),
             amount(figure.ratio.median, "x") if figure.ratio else "",
@@ -82,6 +84,8 @@ def amount(value: float, unit: Unit) -> str:
     """Three figures and a fitting unit: 0.0000213 s is 21.3 µs."""
     if unit == "x":
         return f"{_figures(value)}x"
+    if unit == "n":
+        return f"{value:,.0f}" if value == int(value) else _figures(value)
     if unit == "s":
         return _scaled(value, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)))
     binary = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
@@ -90,6 +94,8 @@ def amount(value: float, unit: Unit) -> str:
 
 
 def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
+    if not value:
+        return f"0 {next(name for name, size in units if size == 1.0)}"
     name, size = next(((name, size) for name, size in units if abs(value) >= size), units[-1])
     return f"{_figures(value / size)} {name}"
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+import tests.benchmarks.__main__ as main
 from tests.benchmarks.document import markdown
 from tests.benchmarks.measure import Contestant, compare, spread, take_turns
 from tests.benchmarks.peers import same
-from tests.benchmarks.report import FORMAT, Absent, Figure, Goal, Report, Series, Spread, Workload, exactly, read, write
+from tests.benchmarks.peers.store import Store
+from tests.benchmarks.report import (
+    FORMAT,
+    Absent,
+    Figure,
+    Goal,
+    Report,
+    Series,
+    Spread,
+    Unit,
+    Workload,
+    exactly,
+    read,
+    write,
+)
 from tests.benchmarks.table import amount, text
+from tests.benchmarks.workloads import WORKLOADS
+from tests.benchmarks.workloads.long import NOISE, drift_of
+from tests.benchmarks.workloads.readers import is_torn
 
 
 def _sleeper(name: str, log: list[str], seconds: float = 0.0) -> Contestant:
@@ -110,3 +130,96 @@ def test_a_wrong_result_is_seen() -> None:
 )
 def test_amounts_are_short(value: float, unit: str, shown: str) -> None:
     assert amount(value, unit) == shown  # type: ignore[arg-type]
+
+
+def _over_time() -> Workload:
+    figures = [Figure("rate", "memstore", exactly(10.0), 1, x=float(second)) for second in range(3)]
+    series = Series("rate", "throughput", "B/s", figures, x_title="time", x_unit="s")
+    return Workload("long", "Minutes", "What was done.", [series], [Goal("drift", exactly(0.5), "<=", 2, "x")])
+
+
+def test_moments_of_a_run_are_a_plot_and_no_table() -> None:
+    report = msgspec.structs.replace(_report(), workloads=[_over_time()])
+    assert "10 B/s" not in text(report)
+    page = markdown(report, "plots")
+    assert "![throughput](plots/long-rate.svg)" in page and "10 B/s" not in page
+
+
+def test_a_run_of_its_own_stands_after_the_first_with_its_date_and_goals() -> None:
+    other = msgspec.structs.replace(_report(), workloads=[_over_time()], date="2026-02-02", others=0.5)
+    page = markdown(_report(), "plots", other)
+    first, _, second = page.partition("## Minutes")
+    assert "2026-02-02" in second and "took up to 50%" in second and "1 of 1 met" in second
+    assert "2026-02-02" not in first and "took up to" not in first
+
+
+def test_a_plot_is_drawn_for_sizes_counts_and_times(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")  # comes with the extra `bench`
+    from tests.benchmarks.plots import draw
+
+    figures = [Figure("rate", "memstore", exactly(10.0), 1, x=x) for x in (1.0, 64.0)]
+    units: tuple[Unit, ...] = ("B", "n", "s")
+    series = [Series(unit, "throughput", "B", figures, x_title="x", x_unit=unit) for unit in units]
+    assert [one.has_plot for one in series] == [False, False, True], "bytes are numbers, but over time"
+    rates = [msgspec.structs.replace(one, unit="B/s") for one in series]
+    draw(msgspec.structs.replace(_report(), workloads=[Workload("w", "A thing", "", rates, [])]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w-B.svg", "w-n.svg", "w-s.svg"]
+    assert [">64 B<" in (tmp_path / f"w-{unit}.svg").read_text() for unit in units] == [True, False, False]
+
+
+def test_what_grows_drifts_and_what_only_wavers_does_not() -> None:
+    chance = random.Random(0)
+    wavering = [(float(second), 100 + chance.gauss(0, 5)) for second in range(600)]
+    growing = [(at, value + 0.05 * at) for at, value in wavering]
+    flat, grown = drift_of(wavering), drift_of(growing)
+    assert abs(flat.drift) < NOISE * flat.noise
+    assert grown.drift > NOISE * grown.noise and 15 < grown.drift < 25, "of 30 in all, those of the last two thirds"
+
+
+def test_what_grew_only_at_first_is_flat() -> None:
+    points = [(float(second), min(float(second), 100.0)) for second in range(300)]
+    assert drift_of(points).drift == 0
+
+
+def test_a_value_with_two_stamps_is_torn() -> None:
+    value = torch.full((1 << 20,), 3)
+    assert not is_torn(value)
+    for half in (slice(None, 1 << 19), slice(1 << 19, None), slice(1 << 18, 3 << 18), slice(-1, None), slice(1)):
+        torn = value.clone()
+        torn[half] = 4
+        assert is_torn(torn)
+
+
+def test_a_first_put_finds_nothing_to_use_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.setup()
+    for _ in range(2):
+        store.put("key", torch.zeros(1 << 16))
+    assert store.store.stats().reusable_bytes
+    store.drop("key")
+    stats = store.store.stats()
+    store.close()
+    assert (stats.keys, stats.live_bytes, stats.reusable_bytes) == (0, 0, 0)
+
+
+def test_a_run_of_its_own_keeps_the_page_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(main, "DOCS", tmp_path)
+    whole = msgspec.structs.replace(_report(), workloads=[Workload(id, f"The {id}", "", [], []) for id in WORKLOADS])
+    long = msgspec.structs.replace(_report(), workloads=[_over_time()])
+    old = tmp_path / main.IMAGES / "renamed.svg"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    for report in (whole, long, whole):
+        main.publish(report)
+    page = (tmp_path / "performance.md").read_text()
+    assert "## The small" in page and "## Minutes" in page
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["performance-long.json", "performance.json"]
+    assert [path.name for path in old.parent.iterdir()] == ["long-rate.svg"], "plots that the page shows"
+
+
+@pytest.mark.parametrize("given", ["long small", "small --minutes 1", "long --minutes 0", "small --publish"])
+def test_what_can_not_be_run_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *given.split()])
+    with pytest.raises(SystemExit):
+        main.parsed()

@@ -54,6 +54,9 @@ class Peer:
         """The value as tensors."""
         raise NotImplementedError
 
+    def drop(self, key: str) -> None:
+        """Gives back the space of a value, so that the next put has to take new space. Not timed."""
+
     def close(self) -> None:
         """Ends what setup started, also where setup failed halfway."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Mapping
 from ctypes import memmove
 from typing import Any, ClassVar
 
@@ -38,6 +39,22 @@ class BareLmdb(Peer):
     def get(self, key: str) -> Any:
         with self._env.begin() as transaction:
             return torch.frombuffer(bytearray(transaction.get(key.encode())), dtype=self._dtype)
+
+    def put_all(self, values: Mapping[str, torch.Tensor]) -> None:
+        """In one transaction."""
+        self._dtype = next(iter(values.values())).dtype
+        with self._env.begin(write=True) as transaction:
+            for key, value in values.items():
+                transaction.put(key.encode(), memoryview(value.numpy()))
+
+    def keys(self, prefix: str) -> list[str]:
+        start, found = prefix.encode(), []
+        with self._env.begin() as transaction, transaction.cursor() as cursor:
+            more = cursor.set_range(start)
+            while more and (key := cursor.key()).startswith(start):
+                found.append(key.decode())
+                more = cursor.next()
+        return found
 
     def close(self) -> None:
         if hasattr(self, "_env"):
@@ -83,6 +100,9 @@ class PlainFile(Peer):
         if len(names) == 1:
             return torch.from_numpy(arrays[0])
         return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+
+    def drop(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
 
 
 class Memcpy(Peer):

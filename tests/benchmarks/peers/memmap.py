@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any, ClassVar
 
 from tensordict import TensorDict
@@ -24,12 +25,18 @@ class Memmap(Peer):
     def get(self, key: str) -> Any:
         return TensorDict.load_memmap(self.root / f"{key}{self.suffix}")
 
+    def drop(self, key: str) -> None:
+        shutil.rmtree(self.root / key, ignore_errors=True)
+
 
 class MemmapArchive(Memmap):
     id: ClassVar[str] = "tdz"
     name: ClassVar[str] = "TensorDict.memmap, .tdz"
     settings: ClassVar[str] = "one archive file, not compressed; atomic"
     suffix: ClassVar[str] = ".tdz"
+
+    def drop(self, key: str) -> None:
+        (self.root / f"{key}{self.suffix}").unlink(missing_ok=True)
 
 
 class MemmapUpdate(Memmap):
@@ -48,6 +55,10 @@ class MemmapUpdate(Memmap):
             self._open[key] = value.memmap(self.root / key)
         else:
             mapped.update_(value)
+
+    def drop(self, key: str) -> None:
+        self._open.pop(key, None)
+        super().drop(key)
 
     def close(self) -> None:
         self._open = {}

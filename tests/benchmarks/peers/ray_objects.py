@@ -46,6 +46,9 @@ class RayObjects(Peer):
             return {name: torch.from_numpy(array) for name, array in found.items()}
         return torch.from_numpy(found)
 
+    def drop(self, key: str) -> None:
+        self._refs.pop(key, None)
+
     def close(self) -> None:
         self._refs = {}
         if hasattr(self, "_ray"):

@@ -52,6 +52,9 @@ class RedisServer(Peer):
         tensors = self._serializer.load(self._client.get(key))
         return tensors[""] if tensors.keys() == {""} else tensors
 
+    def drop(self, key: str) -> None:
+        self._client.delete(key)
+
     def close(self) -> None:
         if hasattr(self, "_server"):
             self._server.terminate()

@@ -29,3 +29,6 @@ class SafetensorsFile(Peer):
 
     def get(self, key: str) -> Any:
         return self._library.load_file(self.root / key)
+
+    def drop(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)

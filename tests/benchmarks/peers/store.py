@@ -25,9 +25,23 @@ class Store(Peer):
     def get(self, key: str) -> Any:
         return self.store.get(key)
 
+    def drop(self, key: str) -> None:
+        self.store.delete(key, missing_ok=True)
+        self.store.gc()
+
     def close(self) -> None:
         if hasattr(self, "store"):
             self.store.close()
+
+
+class StoreWithChecksums(Store):
+    """A store that keeps a checksum of each leaf."""
+
+    id: ClassVar[str] = "memstore-sum"
+    name: ClassVar[str] = "memstore, checksum=True"
+
+    def setup(self) -> None:
+        self.store = memstore.open(self.root / "store", checksum=True)
 
 
 class StoreOfTensorDicts(Store):

@@ -20,6 +20,9 @@ class TorchSave(Peer):
     def get(self, key: str) -> Any:
         return torch.load(self.root / key, weights_only=True, mmap=True)
 
+    def drop(self, key: str) -> None:
+        (self.root / key).unlink(missing_ok=True)
+
 
 class TorchSaveRead(TorchSave):
     """For values so small that reading beats mapping."""

@@ -1,4 +1,7 @@
-"""What is measured. Each module has `measure(session) -> Workload`, its goals and the peers it is compared with."""
+"""What is measured. Each module has `measure(session) -> Workload`, its goals and the peers it is compared with.
+
+`long` takes the minutes too.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,26 @@ import importlib
 from collections.abc import Callable
 
 from tests.benchmarks.report import Workload
-from tests.benchmarks.session import Session
 
 # In the order of the report.
 WORKLOADS = {
     "small": "put and get of a 1 KiB tensor",
     "dict300": "put and get of a state_dict of 300 tensors",
+    "large-warm": "put of a large tensor, again and again under one key",
+    "large-fresh": "first put of a large tensor, and its huge pages",
     "large-get": "get of a large tensor: the call alone, until summed, and by size",
-    "put-by-size": "first put of a tensor, by size",
+    "put-by-size": "bandwidth of a put by size: new files, and files used again",
+    "keys": "get, put and listing among 100, 10,000 and 1,000,000 keys",
+    "readers": "1 to 64 processes that read a key while it is overwritten",
     "wake": "wait() in another process: from the put to the wake",
     "memory": "what held gets and a large put add to a process",
     "start": "import, open and the first get of a new process",
 }
 
+# By themselves only: `python -m tests.benchmarks long --minutes 10`.
+LONG = {"long": "minutes of overwrites with a reader that holds versions: does anything grow?"}
 
-def load(id: str) -> Callable[[Session], Workload]:
+
+def load(id: str) -> Callable[..., Workload]:
     """A workload's `measure`; imported when asked for, so that `--list` needs nothing installed."""
     return importlib.import_module(f"tests.benchmarks.workloads.{id.replace('-', '_')}").measure

@@ -36,13 +36,16 @@ def measure(session: Session) -> Workload:
         id="dict300",
         title="A state_dict of 300 tensors",
         text="300 tensors of 64x64 float32 (4.7 MiB), put under new keys and again under one key, and got. memstore "
-        "takes a dict and, in a second row, a TensorDict; the peers take what they take.",
+        "takes a dict and, in a second row, a TensorDict; the peers take what they take. Before each put under a new "
+        "key the value before it is removed and its space given back; a put under the same key uses a file again.",
         series=[get, put, overwrite],
         goals=[
             within("get of 300 tensors", get, 0.4e-3),
             within("get of 300 tensors, TensorDict", get, 0.4e-3, name=StoreOfTensorDicts.name),
             within("put of 300 tensors, new key", put, 1.5e-3),
             within("put of 300 tensors, new key, TensorDict", put, 1.5e-3, name=StoreOfTensorDicts.name),
+            within("put of 300 tensors, same key", overwrite, 1e-3),
+            within("put of 300 tensors, same key, TensorDict", overwrite, 1e-3, name=StoreOfTensorDicts.name),
             *times_faster("get", get, 20, [Memmap.name]),
             *times_faster("put, new key", put, 10, [Memmap.name]),
         ],

@@ -84,10 +84,13 @@ def _sum_of_get(peer: Peer, key: str) -> Callable[[], float]:
 
 
 def _first_sum(store: Peer, value: torch.Tensor) -> Contestant:
-    """Puts a new version before each get, so that nobody has read these pages. One key: the old version goes."""
-    return Contestant(
-        FIRST, "memstore", _sum_of_get(store, "first"), before=lambda: keep(store, "first", value), most=1
-    )
+    """Puts into a new file before each get, so that nobody has read these pages."""
+
+    def before() -> None:
+        store.drop("first")
+        keep(store, "first", value)
+
+    return Contestant(FIRST, "memstore", _sum_of_get(store, "first"), before=before, most=1)
 
 
 def _tensor(found: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.benchmarks.machine import back_memory
+from tests.benchmarks.machine import SMALL, back_memory
 from tests.benchmarks.measure import Contestant, compare
 from tests.benchmarks.peers import Peer, Value, same
 from tests.benchmarks.report import Beside, Goal, Series
@@ -21,24 +21,30 @@ def nbytes(value: Value) -> int:
     return sum(tensor.nbytes for tensor in ([value] if not isinstance(value, dict) else value.values()))
 
 
-def compare_puts(session: Session, peers: Sequence[Peer], value: Value, *, fresh: bool, title: str) -> Series:
+def compare_puts(
+    session: Session, peers: Sequence[Peer], value: Value, *, fresh: bool, title: str, rounds: int = 0
+) -> Series:
     """Each put until it is published: under new keys (fresh), or again and again under one."""
-    contestants = [_put(session, peer, value, fresh=fresh) for peer in peers if fresh or peer.overwrites]
-    return compare("put" if fresh else "overwrite", title, contestants, rounds=session.rounds, reference="memstore")
+    contestants = [put_contestant(session, peer, value, fresh=fresh) for peer in peers if fresh or peer.overwrites]
+    id = "put" if fresh else "overwrite"
+    return compare(id, title, contestants, rounds=rounds or session.rounds, reference="memstore")
 
 
-def _put(session: Session, peer: Peer, value: Value, *, fresh: bool) -> Contestant:
+def put_contestant(session: Session, peer: Peer, value: Value, *, fresh: bool) -> Contestant:
+    """Fresh puts take new space: a new key and, where values have files, nothing left to use again."""
     ready: list[Any] = [None]
     numbers = count()
     name = [KEPT]
     size = nbytes(value)
 
     def before() -> None:
+        if fresh and peer.overwrites:
+            if size >= SMALL:
+                peer.drop(name[0])
+            name[0] = f"fresh-{next(numbers)}"
         back_memory(size)
         ready[0] = peer.ready(value)
         read(value)
-        if fresh and peer.overwrites:
-            name[0] = f"fresh-{next(numbers)}"
 
     return Contestant(
         name=peer.name,
