@@ -32,7 +32,8 @@ log = logging.getLogger("memstore")
 _CLASSES_A_DOUBLING = 8
 _TRIES = 4  # files that a claim asks for
 _SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
-_HELD_A_SWEEP = 2  # files that a put looks at again
+_HELD_A_SWEEP = 16  # files that a put looks at again; 8 us each
+_LOOK_AT_HELD = 0.02  # seconds between a process's looks at held files
 _LOOK_FOR_DEAD = 1.0  # seconds between a process's looks at filling rows
 _FREE_SHARE = 0.1  # of the file system's free space
 
@@ -126,7 +127,15 @@ def limit(root: Root, counters: Counters) -> int:
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
     """After a commit that retired something."""
-    return bool(counters.held or counters.retired > limit(root, counters) or _may_look_for_dead(root, counters))
+    return (
+        counters.retired > limit(root, counters)
+        or _may_look_at_held(root, counters)
+        or _may_look_for_dead(root, counters)
+    )
+
+
+def _may_look_at_held(root: Root, counters: Counters) -> bool:
+    return counters.held > 0 and time.monotonic() > root.looked_at_held + _LOOK_AT_HELD
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
@@ -196,7 +205,10 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
                 break
             surplus.append(Row(*row))
             over -= row[0]
-    held = [Row(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
+    held: list[Row] = []
+    if keep == 0 or _may_look_at_held(root, counters):
+        held = [Row(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
+        root.looked_at_held = time.monotonic()
     dead: list[int] = []
     if _may_look_for_dead(root, counters):
         dead = [segment for segment, _ in transaction.numbers("filling", files, root.last_filling)]

@@ -59,6 +59,7 @@ class Root:
     guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0
     spares: Spares = field(default_factory=Spares)
+    looked_at_held: float = 0.0  # when this process last did, monotonic
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
 
