@@ -1,8 +1,8 @@
 """Tensors into a data section: one pass over the bytes.
 
-Leaves go by memmove, which costs 0.25 µs where `copy_` takes 0.9; large ones by `copy_`, which uses all cores. It waits
-for all of them: where another process keeps one busy, 1 MiB takes 10 ms in two threads and 24 µs in one, so large is
-what takes longer than that. Leaves of other devices are copied asynchronously, with one wait for each device at the end.
+Leaves go by memmove, which costs 0.25 µs where `copy_` takes 0.9; large ones by `copy_`, which uses all cores. It
+waits for all of them: where another process keeps one busy, 1 MiB takes 10 ms in two threads and 24 µs in one. Leaves
+of other devices are copied asynchronously, with one wait for each device at the end.
 """
 
 from __future__ import annotations
