@@ -221,6 +221,40 @@ def die_and_leave_a_child(channel: Connection, path: str, nbytes: int, step: str
     threading.Event().wait()
 
 
+def fork_while_filling(channel: Connection, path: str, nbytes: int) -> None:
+    """Forks a child that does nothing, while another thread fills; then overwrites what that put."""
+    store = memstore.open(path, timeout=20.0)
+    gc.disable()
+    for _ in range(3):  # from then on, one put is like the other
+        store.put("k", stamped(1, nbytes))
+    names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
+    filling = names.index("write_at", names.index("mutex_unlock")) + 1
+    reached, forked = threading.Event(), threading.Event()
+
+    def put() -> None:
+        with faults.at_step(filling, lambda: (reached.set(), forked.wait())):
+            store.put("k", stamped(2, nbytes))
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    reached.wait()
+    theirs, ours = os.pipe()
+
+    def live_on() -> None:
+        os.close(ours)
+        os.read(theirs, 1)
+
+    pid = in_fork(live_on)
+    forked.set()
+    thread.join()
+    for stamp in range(3, 9):
+        store.put("k", stamped(stamp, nbytes))
+        assert stamp_at(store, "k") == stamp
+    _check_clean(store)
+    os.close(ours)
+    reap(pid)
+
+
 def fork_with_held_values(channel: Connection, path: str) -> None:
     """Values that the parent holds are the child's too, and each writes to its own."""
     store = memstore.open(path)
