@@ -22,7 +22,7 @@ def files(store: memstore.Store) -> int:
 @pytest.mark.parametrize(
     ("nbytes", "puts"),
     [
-        (SMALL, 2_000),
+        (SMALL, 1_000),
         pytest.param(SMALL, 10_000, marks=pytest.mark.full),
         pytest.param(LARGE, 10_000, marks=pytest.mark.full),
     ],
