@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from tests.crash.leftovers import end_leases, leftovers
 from tests.leaks import find_leaks
 from tests.store.two_stores import Named, OtherSide, Side
 
-KEYS = st.sampled_from(["a", "b", "a/b", "🐍", "z" * 500])
-KINDS = ["object", "inline", "segment", "segment", "like it", "like it", "like it", "medium", "large"]
+KEYS = st.sampled_from(["a", "a", "a", "b", "b", "a/b", "🐍", "z" * 500])  # few, so that each has many versions
+KINDS = ["object", "inline", *["segment"] * 3, *["like it"] * 5, "medium", "large"]
 VALUES = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**31))
 SIDES = st.sampled_from([0, 1])
 SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
@@ -59,17 +60,27 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    @rule(side=SIDES, key=KEYS, value=VALUES, in_a_fork=st.sampled_from([False] * 9 + [True]))
-    def put(self, side: int, key: str, value: Named, in_a_fork: bool) -> None:
-        chosen = self.side(side)
+    @rule(side=SIDES, key=KEYS, value=VALUES, times=st.integers(1, 4))
+    def put(self, side: int, key: str, value: Named, times: int) -> None:
+        """Overwrites of like sizes: from the third on they use the files of the first ones, if nobody holds them."""
+        kind, number = value
+        for one in [(kind, number + i) for i in range(times)]:
+            self._put(self.side(side).put, key, one)
+        if key in self.model:
+            assert self.side(1 - side).wait(key, self.version(key) - 1) == self.version(key)
+
+    @rule(side=SIDES, key=KEYS, value=VALUES)
+    def put_in_a_fork(self, side: int, key: str, value: Named) -> None:
+        self._put(self.side(side).put_in_a_fork, key, value)
+
+    def _put(self, put: Callable[[str, Named], int], key: str, value: Named) -> None:
         try:
-            version = chosen.put_in_a_fork(key, value) if in_a_fork else chosen.put(key, value)
+            version = put(key, value)
         except memstore.StoreFullError:
             event("no room for a put")
             assert self.is_full
         else:
             self.note({key: value}, {key: version})
-            assert self.side(1 - side).wait(key, version - 1) == version
 
     @rule(side=SIDES, items=st.dictionaries(KEYS, VALUES, max_size=3))
     def put_many(self, side: int, items: dict[str, Named]) -> None:
