@@ -90,7 +90,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
     del memory
     filling.seal(content.checksums, durable=root.settings.durable)
     if len(fillings) > _OPEN_FILES:
-        filling.park(root.guard)
+        publish.park(root, filling, deadline)
     content.filling = filling
     return content
 

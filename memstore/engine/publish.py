@@ -111,6 +111,11 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) 
         return Filling(path, segment, put_id, size, file, is_new=is_new, dir_fd=root.segments_fd, spare=spare)
 
 
+def park(root: Root, filling: Filling, deadline: float) -> None:
+    """Between steps 3 and 4, for what is too many to be kept open."""
+    root.mutex.run(lambda: filling.park(root.guard), deadline)
+
+
 def _create(root: Root, path: str, segment: int) -> LockFile:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:

@@ -143,7 +143,13 @@ class Filling:
             syscalls.sync_folder(os.path.dirname(self.path))
 
     def park(self, guard: Guard) -> None:
-        """Keeps the lock by a mapping of one page: a process may have 65,530 of these, and 1,024 files."""
+        """Keeps a shared lock by a mapping of one page: a process may have 65,530 of these, and 1,024 files.
+
+        Call it under the mutex, and when the file is sealed. An exclusive lock could not be given up by `go_live`: who
+        is started as a subprocess in this moment has the file open too, until its exec, and so has the lock. A shared
+        one is in no reader's way.
+        """
+        syscalls.lock_shared(self.fd)
         self._map(syscalls.PAGE, guard)
         self._file.close()
 

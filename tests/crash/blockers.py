@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -16,8 +17,9 @@ import torch
 
 import memstore
 from memstore.engine.syscalls import PAGE
+from memstore.testing import faults
 from tests.crash.leftovers import opened
-from tests.crash.values import SMALL, stamped
+from tests.crash.values import INLINE, SMALL, stamp_of, stamped
 
 
 def hold_mutex(channel: Connection, path: str) -> None:
@@ -43,6 +45,59 @@ def hold_folder(channel: Connection, path: str) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX)
     channel.send("held")
     channel.recv()
+
+
+def stop_in_put(channel: Connection, path: str, nbytes: int, where: str) -> None:
+    """Stops itself while it puts "k": "filling", or "committing" under the mutex, inside its last transaction."""
+    store = memstore.open(path)
+    for _ in range(3):  # from then on, one is like the other
+        store.put("k", stamped(0, nbytes))
+    names = faults.record(lambda: store.put("k", stamped(0, nbytes)))
+    commits = [number for number, name in enumerate(names, 1) if name == faults.COMMIT]
+    number = commits[nbytes > INLINE] if where == "committing" else names.index("mutex_unlock") + 2
+    with faults.at_step(number, lambda: os.kill(os.getpid(), signal.SIGSTOP)):
+        channel.send(store.put("k", stamped(1, nbytes)))
+    channel.recv()
+
+
+def live_beside_stopped_owners(channel: Connection, path: str) -> None:
+    """Two threads wait for mutexes that stopped processes hold: in the opening of one store, and in a put to another.
+
+    Sends what they raised, and how long all else took meanwhile: forks, and a third store's opening, use and close.
+    """
+    waiting, free = memstore.open(f"{path}1"), memstore.open(f"{path}2")
+    free.put("k", stamped(1, SMALL))
+    channel.send("opened")
+    channel.recv()
+    with ThreadPoolExecutor(2) as pool:
+        waits = [
+            pool.submit(memstore.open, f"{path}0", timeout=1.2),
+            pool.submit(waiting.put, "k", stamped(1, SMALL), timeout=1.2),
+        ]
+        while waiting_for_mutexes() < 2:
+            time.sleep(0.001)
+        started = time.monotonic()
+        _do_all_else(free, f"{path}3")
+        taken = time.monotonic() - started
+        assert waiting_for_mutexes() == 2, "they are not in the way any more"
+        channel.send(([str(wait.exception()) for wait in waits], taken))
+
+
+def _do_all_else(store: memstore.Store, other: str) -> None:
+    pid = os.fork()
+    if not pid:
+        status = 1
+        with contextlib.suppress(BaseException):
+            signal.alarm(5)
+            assert stamp_of(store.get("k")) == 1
+            store.put("child", stamped(1, SMALL))
+            status = 0
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert stamp_of(store.get("child")) == 1
+    with memstore.open(other) as another:
+        another.put("k", stamped(2, SMALL))
+    store.close()
 
 
 def be_interrupted_in_put(channel: Connection, path: str) -> None:
@@ -103,6 +158,18 @@ def wait_for(channel: Connection, path: str, key: str, newer_than: int, threads:
             time.sleep(0.001)
         channel.send("waiting")
         channel.send([one.result() for one in waits])
+
+
+def waiting_for_mutexes() -> int:
+    """How many threads of this process sleep in the lock page of some store, as the kernel has it."""
+    with open("/proc/self/maps") as file:
+        pages = [line.split("-")[0] for line in file if line.rstrip("\n").endswith("/lock")]
+    found = 0
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/syscall") as file:
+            fields = file.read().split()
+        found += len(fields) > 1 and int(fields[1], 16) // PAGE * PAGE in {int(page, 16) for page in pages}
+    return found
 
 
 def sleepers(store: memstore.Store) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -221,6 +222,79 @@ def die_and_leave_a_child(channel: Connection, path: str, nbytes: int, step: str
 
     in_fork(live_on)
     threading.Event().wait()
+
+
+def fork_while_filling(channel: Connection, path: str, nbytes: int) -> None:
+    """Forks a child that does nothing, while another thread fills; then overwrites what that put."""
+    store = memstore.open(path, timeout=20.0)
+    gc.disable()
+    for _ in range(3):  # from then on, one put is like the other
+        store.put("k", stamped(1, nbytes))
+    names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
+    filling = names.index("write_at", names.index("mutex_unlock")) + 1
+    reached, forked = threading.Event(), threading.Event()
+
+    def put() -> None:
+        with faults.at_step(filling, lambda: (reached.set(), forked.wait())):
+            store.put("k", stamped(2, nbytes))
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    reached.wait()
+    theirs, ours = os.pipe()
+
+    def live_on() -> None:
+        os.close(ours)
+        os.read(theirs, 1)
+
+    pid = in_fork(live_on)
+    forked.set()
+    thread.join()
+    for stamp in range(3, 9):
+        store.put("k", stamped(stamp, nbytes))
+        assert stamp_at(store, "k") == stamp
+    _check_clean(store)
+    os.close(ours)
+    reap(pid)
+
+
+def fork_in_c_at_steps(channel: Connection, path: str, count: int, nbytes: int) -> None:
+    """Forks at steps of a put_many as C code does, and any start of a subprocess until its exec: with no handler.
+
+    Such a child has all files of its parent open, and with them their locks; others must not notice.
+    """
+    store = memstore.open(path, timeout=20.0)
+    gc.disable()
+    keys = [str(number) for number in range(count)]
+    fork = ctypes.PyDLL(None).fork
+
+    def put(stamp: int) -> None:
+        store.put_many({key: stamped(stamp, nbytes) for key in keys})
+
+    for _ in range(3):  # from then on, one is like the other
+        put(1)
+    names = faults.record(lambda: put(1))
+    for number in range(1, len(names) + 1, max(1, len(names) // 16)):
+        theirs, ours = os.pipe()
+        pids: list[int] = []
+
+        def live_on(theirs: int = theirs, ours: int = ours, pids: list[int] = pids) -> None:
+            pids.append(fork())
+            if not pids[0]:
+                os.close(ours)
+                os.read(theirs, 1)
+                os._exit(0)
+
+        with faults.at_step(number, live_on, after=True):
+            put(number + 1)
+        found = {key: stamp_of(value) for key, value in store.get_many(keys).items()}
+        assert found == dict.fromkeys(keys, number + 1), f"with a child forked after {names[number - 1]}"
+        put(1)
+        for end in (ours, theirs):
+            os.close(end)
+        for pid in pids:
+            reap(pid)
+    _check_clean(store)
 
 
 def fork_with_held_values(channel: Connection, path: str) -> None:

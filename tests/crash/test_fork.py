@@ -37,6 +37,14 @@ def test_fork_at_each_step_of_another_threads_put(nbytes: int, store: memstore.S
         worker.join(100)
 
 
+@pytest.mark.parametrize(("count", "nbytes"), [(20, SMALL), (1, SMALL), (1, LARGE)])
+def test_child_that_c_forked_keeps_no_reader_out(
+    count: int, nbytes: int, store: memstore.Store, server: ForkServer
+) -> None:
+    with server.start(forks.fork_in_c_at_steps, store.root, count, nbytes) as worker:
+        worker.join()
+
+
 @pytest.mark.parametrize(
     ("nbytes", "step", "reuse"),
     [

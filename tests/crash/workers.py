@@ -69,6 +69,15 @@ def hold(channel: Connection, path: str, key: str) -> None:
     channel.recv()
 
 
+def hold_until_told(channel: Connection, path: str, key: str) -> None:
+    """Holds a value, and nothing else. Sends its stamp at first, and at each word but "end"."""
+    store = memstore.open(path)
+    held = store.get(key)
+    channel.send(stamp_of(held))
+    while channel.recv() != "end":
+        channel.send(stamp_of(held))
+
+
 def die_reading(channel: Connection, path: str) -> None:
     """Dies in the middle of a read of the catalog."""
     root = opened(memstore.open(path))

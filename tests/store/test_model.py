@@ -1,168 +1,212 @@
-"""A store against a dict: any sequence of operations leaves both the same, and what is held as it was."""
+"""A store against a dict: any sequence of operations leaves both the same, and what is held as it was.
+
+Two processes have the store open, and either may do the next thing; one of them may die of it.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-import pickle
 import shutil
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from hypothesis import settings
+import pytest
+from hypothesis import event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import memstore
-from memstore.testing.equality import assert_same
+from tests.crash.leftovers import end_leases, leftovers
 from tests.leaks import find_leaks
+from tests.store.two_stores import Named, OtherSide, Side
 
-KEYS = st.sampled_from(["a", "b", "a/b", "🐍", "z" * 500])
-NUMBERS = st.integers(0, 2**31)
-
-
-def make(kind: str, number: int) -> Any:
-    """Values of all sizes, made anew each time, so that the model's are nobody's memory."""
-    return {
-        "object": lambda: number,
-        "inline": lambda: torch.tensor([number]),
-        "segment": lambda: {"x": torch.full((700,), number), "y": [number, torch.tensor(number)]},
-        "large": lambda: torch.full((1 << 19,), number),
-    }[kind]()
-
-
-VALUES = st.tuples(st.sampled_from(["object", "inline", "segment", "segment", "segment", "large"]), NUMBERS)
+KEYS = st.sampled_from(["a", "a", "a", "b", "b", "a/b", "🐍", "z" * 500])  # few, so that each has many versions
+KINDS = ["object", "inline", *["segment"] * 3, *["like it"] * 5, "medium", "large"]
+VALUES = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**31))
+SIDES = st.sampled_from([0, 1])
+SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
+EXAMPLES = 3000 if os.environ.get("HYPOTHESIS_PROFILE") == "full" else 100
+HELD = 6  # values a side
 
 
 class StoreMachine(RuleBasedStateMachine):
-    held = Bundle("held")
-    refs = Bundle("refs")
-
     @initialize(checksum=st.booleans(), inline_limit=st.sampled_from([0, 1536]))
     def create(self, checksum: bool, inline_limit: int) -> None:
         shm = Path("/dev/shm")
         self.parent = tempfile.mkdtemp(dir=shm if os.access(shm, os.W_OK) else None, prefix="memstore-test-")
-        self.options = {"checksum": checksum, "inline_limit": inline_limit, "verify": checksum, "timeout": 10.0}
-        self.store = memstore.open(f"{self.parent}/store", **self.options)  # type: ignore[arg-type]
-        self.model: dict[str, tuple[str, int]] = {}
-        self.versions: dict[str, int] = {}
-        self.highest = 0
+        self.path = f"{self.parent}/store"
+        self.options: dict[str, Any] = {"checksum": checksum, "inline_limit": inline_limit}
+        self.options |= {"verify": checksum, "timeout": 10.0}
+        self.here = Side(self.path, self.options)
+        self.there = OtherSide(self.path, self.options)
+        self.model: dict[str, tuple[Named, int]] = {}
+        self.highest = self.holds = 0
+        self.is_full = False
 
-    def note(self, key: str, value: tuple[str, int], version: int) -> None:
-        assert version > self.highest
-        self.highest, self.versions[key], self.model[key] = version, version, value
+    def side(self, number: int) -> Any:
+        return self.there if number else self.here
 
-    @rule(key=KEYS, value=VALUES)
-    def put(self, key: str, value: tuple[str, int]) -> None:
-        self.note(key, value, self.store.put(key, make(*value)))
+    def version(self, key: str) -> int:
+        return self.model[key][1] if key in self.model else 0
 
-    @rule(items=st.dictionaries(KEYS, VALUES, max_size=3))
-    def put_many(self, items: dict[str, tuple[str, int]]) -> None:
-        versions = self.store.put_many({key: make(*value) for key, value in items.items()})
+    def note(self, items: dict[str, Named], versions: dict[str, int]) -> None:
+        assert items.keys() == versions.keys()
         for key, version in versions.items():
-            self.note(key, items[key], version)
+            assert version > self.highest
+            self.highest, self.model[key] = version, (items[key], version)
 
-    @rule(key=KEYS, value=VALUES, wrong=st.booleans())
-    def put_expecting(self, key: str, value: tuple[str, int], wrong: bool) -> None:
-        expected = self.versions.get(key, 0) + wrong
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    @rule(side=SIDES, key=KEYS, value=VALUES, times=st.integers(1, 4))
+    def put(self, side: int, key: str, value: Named, times: int) -> None:
+        """Overwrites of like sizes: from the third on they use the files of the first ones, if nobody holds them."""
+        kind, number = value
+        for one in [(kind, number + i) for i in range(times)]:
+            self._put(self.side(side).put, key, one)
+        if key in self.model:
+            assert self.side(1 - side).wait(key, self.version(key) - 1) == self.version(key)
+
+    @rule(side=SIDES, key=KEYS, value=VALUES)
+    def put_in_a_fork(self, side: int, key: str, value: Named) -> None:
+        self._put(self.side(side).put_in_a_fork, key, value)
+
+    def _put(self, put: Callable[[str, Named], int], key: str, value: Named) -> None:
         try:
-            version = self.store.put(key, make(*value), expect_version=expected)
+            version = put(key, value)
+        except memstore.StoreFullError:
+            event("no room for a put")
+            assert self.is_full
+        else:
+            self.note({key: value}, {key: version})
+
+    @rule(side=SIDES, items=st.dictionaries(KEYS, VALUES, max_size=3))
+    def put_many(self, side: int, items: dict[str, Named]) -> None:
+        try:
+            self.note(items, self.side(side).put_many(items))
+        except memstore.StoreFullError:
+            assert self.is_full
+
+    @rule(side=SIDES, key=KEYS, value=VALUES, wrong=st.booleans())
+    def put_expecting(self, side: int, key: str, value: Named, wrong: bool) -> None:
+        expected = self.version(key) + wrong
+        try:
+            version = self.side(side).put(key, value, expected)
         except memstore.VersionConflictError as error:
-            assert wrong and (error.expected, error.found) == (expected, self.versions.get(key, 0))
+            assert wrong and (error.expected, error.found) == (expected, self.version(key))
+        except memstore.StoreFullError:
+            assert self.is_full
         else:
             assert not wrong
-            self.note(key, value, version)
+            self.note({key: value}, {key: version})
 
-    @rule(key=KEYS)
-    def delete(self, key: str) -> None:
-        assert self.store.delete(key, missing_ok=True) is (key in self.model)
-        self.model.pop(key, None)
-        self.versions.pop(key, None)
+    @rule(side=SIDES, key=KEYS)
+    def delete(self, side: int, key: str) -> None:
+        assert self.side(side).delete(key) is (self.model.pop(key, None) is not None)
 
-    @rule(keys=st.lists(KEYS, max_size=3))
-    def delete_many(self, keys: list[str]) -> None:
+    @rule(side=SIDES, keys=st.lists(KEYS, max_size=3))
+    def delete_many(self, side: int, keys: list[str]) -> None:
         try:
-            assert self.store.delete_many(keys) == len(set(keys))
+            assert self.side(side).delete_many(keys) == len(set(keys))
         except memstore.KeyNotFoundError as error:
             assert error.key in keys and error.key not in self.model
         else:
             for key in set(keys):
-                del self.model[key], self.versions[key]
+                del self.model[key]
 
-    @rule(target=held, key=KEYS)
-    def get(self, key: str) -> Any:
-        if key not in self.model:
-            assert self.store.get(key, None) is None
-            return multiple()
-        got = self.store.get(key)
-        assert_same(make(*self.model[key]), got)
-        return got, self.model[key]
+    @rule(items=st.dictionaries(KEYS, VALUES, min_size=1, max_size=3), step=st.integers(1, 60), after=st.booleans())
+    def die_in_a_put(self, items: dict[str, Named], step: int, after: bool) -> None:
+        """The other process; a put that was cut short is wholly there, or not at all."""
+        try:
+            self.note(items, self.there.dying(step, after, "put_many", [items]))
+        except memstore.StoreFullError:
+            assert self.is_full
+        except RuntimeError as error:
+            self._replace_the_dead(error)
+            event("died in a put")
+            versions = {key: self.here.store.version(key) if key in self.here.store else 0 for key in items}
+            changed = {key for key, version in versions.items() if version != self.version(key)}
+            assert changed in (set(), set(items))
+            if changed:
+                self.note({key: items[key] for key in versions}, versions)
 
-    @rule(one=held)
-    def look_again(self, one: tuple[Any, tuple[str, int]]) -> None:
-        assert_same(make(*one[1]), one[0])
+    @rule(key=KEYS, step=st.integers(1, 15), after=st.booleans())
+    def die_in_a_delete(self, key: str, step: int, after: bool) -> None:
+        try:
+            self.there.dying(step, after, "delete", [key])
+            self.model.pop(key, None)
+        except RuntimeError as error:
+            self._replace_the_dead(error)
+            event("died in a delete")
+            if key not in self.here.store:
+                self.model.pop(key, None)
 
-    @rule(one=consumes(held))
-    def let_go(self, one: tuple[Any, tuple[str, int]]) -> None:
-        pass
+    def _replace_the_dead(self, error: RuntimeError) -> None:
+        assert "exit code -9" in str(error)
+        self.here.delete("a key that never is")  # a commit that was cut short is seen after the next one
+        self.there.close()
+        self.there = OtherSide(self.path, self.options)
 
-    @rule(target=refs, key=KEYS, sent=st.booleans())
-    def ref(self, key: str, sent: bool) -> Any:
-        if key not in self.model:
-            return multiple()
-        ref = self.store.ref(key)
-        return pickle.loads(pickle.dumps(ref)) if sent else ref, self.model[key]
+    # --- the rest -----------------------------------------------------------------------------------------------------
 
-    @rule(one=refs)
-    def get_ref(self, one: tuple[memstore.Ref, tuple[str, int]]) -> None:
-        assert_same(make(*one[1]), one[0].get())
+    @precondition(lambda self: self.model)
+    @rule(side=SIDES, data=st.data(), by_ref=st.booleans())
+    def hold(self, side: int, data: st.DataObject, by_ref: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.model)))
+        self.holds += 1
+        self.side(side).hold(self.holds, key, self.model[key][0], by_ref)
+        self.side(side).let_go(self.holds - HELD)
 
-    @rule()
-    def collect(self) -> None:
-        self.store.gc()
+    @rule(side=SIDES, ago=st.integers(0, 2 * HELD))
+    def let_go(self, side: int, ago: int) -> None:
+        self.side(side).let_go(self.holds - ago)
 
-    @rule(mode=st.sampled_from(["r+", "a"]))
-    def reopen(self, mode: str) -> None:
-        self.store.close()
-        self.store = memstore.open(f"{self.parent}/store", mode, **self.options)  # type: ignore[arg-type]
+    @rule(side=SIDES)
+    def collect(self, side: int) -> None:
+        self.side(side).collect()
+
+    @rule(side=SIDES)
+    def verify(self, side: int) -> None:
+        self.side(side).verify()
+
+    @rule(side=SIDES, spare=SPARE)
+    def fill_up(self, side: int, spare: int) -> None:
+        self.side(side).limit(spare)
+        self.is_full = True
+
+    @precondition(lambda self: self.is_full)
+    @rule(side=SIDES)
+    def make_room(self, side: int) -> None:
+        self.side(side).limit(None)
+        self.is_full = False
+
+    @rule(side=SIDES, mode=st.sampled_from(["r+", "a"]))
+    def reopen(self, side: int, mode: str) -> None:
+        self.side(side).reopen(mode)
 
     @invariant()
-    def both_are_the_same(self) -> None:
-        if not hasattr(self, "store"):
-            return
-        assert list(self.store) == sorted(self.model, key=str.encode)
-        assert len(self.store) == len(self.model)
-        for key, value in self.store.get_many(list(self.model)).items():
-            assert_same(make(*self.model[key]), value)
-            assert self.store.version(key) == self.store.wait(key, timeout=0) == self.versions[key]
+    def all_are_the_same(self) -> None:
+        if hasattr(self, "there"):
+            self.here.check(self.model)
+            self.there.check(self.model)
 
     def teardown(self) -> None:
-        if not hasattr(self, "store"):
+        if not hasattr(self, "there"):
             return
-        self._end_leases()
-        self.store.close()
-        del self.store
         try:
-            never = ("a filling row", "a missing file")  # what the bundles hold is open, mapped and retired still
-            assert [leak for leak in find_leaks(f"{self.parent}/store") if leak.startswith(never)] == []
+            self.there.close()
+            end_leases(self.here.store)
+            self.here.held.clear()
+            gc.collect()
+            self.here.collect()
+            assert leftovers(self.here.store) == []
+            self.here.end()
+            assert find_leaks(self.path) == []
         finally:
             shutil.rmtree(self.parent)
 
-    def _end_leases(self) -> None:
-        root = self.store._root
-        assert root is not None
 
-        def end() -> None:
-            with root.guard:
-                for segment, _ in root.catalog.view(lambda transaction: transaction.numbers("leases", 1000)):
-                    root.catalog.update(
-                        lambda transaction, segment=segment: transaction.put_number("leases", segment, 0)
-                    )
-
-        root.mutex.run(end, time.monotonic() + 10)
-
-
-TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestStore = pytest.mark.timeout(7200 if EXAMPLES > 100 else 120)(StoreMachine.TestCase)
+TestStore.settings = settings(max_examples=EXAMPLES, stateful_step_count=20, deadline=None)
