@@ -112,6 +112,12 @@ def _reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:
     return open(path, mode, **options)
 
 
+def _explained(root: Root, error: OSError, key: str | None) -> OSError:
+    from memstore.engine.usage import explain_full
+
+    return explain_full(root, error, key)
+
+
 class Store:
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
@@ -187,22 +193,20 @@ class Store:
         return versions
 
     def _publish_where_room_is(self, root: Root, batch: Batch, deadline: float) -> list[int]:
+        key = batch[0][0].decode() if len(batch) == 1 else None
         try:
             return self._publish(root, batch, deadline)
         except OSError as error:
             if not is_full(error):
                 raise
-            reason = error
+            if not sweep_all(root, deadline):  # the files that were kept for reuse
+                raise _explained(root, error, key) from error
         try:
-            if sweep_all(root, deadline):  # the files that were kept for reuse
-                return self._publish(root, batch, deadline)
+            return self._publish(root, batch, deadline)
         except OSError as error:
             if not is_full(error):
                 raise
-            reason = error
-        from memstore.engine.usage import explain_full
-
-        raise explain_full(root, reason, batch[0][0].decode() if len(batch) == 1 else None) from reason
+            raise _explained(root, error, key) from error
 
     def _publish(self, root: Root, batch: Batch, deadline: float) -> list[int]:
         from memstore import contents
