@@ -6,6 +6,7 @@ The layers; each imports only what stands above it:
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
     contents              what a put writes, and what a get makes of it
+    view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
     ref, store            what a user calls
     testing/              what tests share, and users may reuse
 
@@ -46,7 +47,9 @@ from memstore.errors import (
 if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, StoreStats
     from memstore.ref import Ref
+    from memstore.rows import prefetch_rows, read_rows
     from memstore.store import Store, iter_weights, open
+    from memstore.view import StoredTensor, bytes_read
 
 __version__ = "0.1.0"
 
@@ -58,6 +61,10 @@ _HOMES = {
     "EntryInfo": "memstore.info",
     "LeafInfo": "memstore.info",
     "StoreStats": "memstore.info",
+    "StoredTensor": "memstore.view",
+    "bytes_read": "memstore.view",
+    "read_rows": "memstore.rows",
+    "prefetch_rows": "memstore.rows",
 }
 
 __all__ = [
@@ -81,14 +88,18 @@ __all__ = [
     "StoreFullError",
     "StoreStats",
     "StoreTimeoutError",
+    "StoredTensor",
     "StructureMismatchError",
     "UnknownOutcomeError",
     "UnsupportedFilesystemError",
     "UnsupportedValueError",
     "VersionConflictError",
     "VersionGoneError",
+    "bytes_read",
     "iter_weights",
     "open",
+    "prefetch_rows",
+    "read_rows",
 ]
 
 

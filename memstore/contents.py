@@ -127,12 +127,13 @@ def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, al
         return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
-            raise _damaged(root, key, held[0], error.detail) from error
+            raise damaged(root, key, held[0], error.detail) from error
         error.key = key
         raise
 
 
-def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+def locate(root: Root, key: str, held: Held) -> tuple[structure.Plan, bytes, np.ndarray]:
+    """The plan of a held value, its objects, and its data section in memory."""
     record, mapping, start = held
     objects = record.objects
     if mapping is None:
@@ -146,7 +147,13 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
             objects = _objects(record, file[8:start].tobytes())
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
-        raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+        raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+    return plan, objects, memory
+
+
+def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+    record, mapping, _ = held
+    plan, objects, memory = locate(root, key, held)
     if verify and record.checksums is not None:
         _verify(root, key, record, plan, memory)
     target = options.like if options.out is None else options.out
@@ -195,9 +202,9 @@ def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: 
     for i, leaf in enumerate(plan.leaves):
         part = slice(i * _CHECKSUM, (i + 1) * _CHECKSUM)
         if found[part] != record.checksums[part]:
-            raise _damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
+            raise damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
 
 
-def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
+def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
     path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
     return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)
