@@ -177,9 +177,8 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
     extent = 1
-    for step, size in sorted(
-        (step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
-    ):
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    for step, size in sorted((step, size) for step, size in sides if size > 1):
         if step < extent:
             return True
         extent += (size - 1) * step

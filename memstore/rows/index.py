@@ -35,11 +35,7 @@ class Index:
     def _find(self, count: int, what: str) -> torch.Tensor:
         given = self._given
         if isinstance(given, slice):
-            return (
-                torch.arange(*given.indices(count))
-                if given.step is None or given.step > 0
-                else _backwards(given, count)
-            )
+            return torch.tensor(range(*given.indices(count)), dtype=torch.int64)
         if given.dtype == torch.bool:
             if len(given) != count:
                 raise IndexError(
@@ -51,10 +47,6 @@ class Index:
             allowed = f"from {-count:,} to {count - 1:,}" if count else "none, for it is empty"
             raise IndexError(f"row {wrong:,} of {what}, which has {count:,}: rows are {allowed}")
         return torch.where(given < 0, given + count, given) if self._low < 0 else given
-
-
-def _backwards(given: slice, count: int) -> torch.Tensor:
-    return torch.tensor(range(*given.indices(count)), dtype=torch.int64)
 
 
 def _as_tensor(index: Any) -> torch.Tensor:

@@ -93,7 +93,8 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
         storage = torch.from_numpy(source.memory[offset : offset + nbytes]).untyped_storage()
         real = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)
         kind, requires_grad = divmod(flags, 2)
-        leaf = wrap(real, Span(source, *(checked or (offset, nbytes))), torch.device(device or "cpu"))
+        span = Span(source, *checked) if checked else Span(source, offset, nbytes)
+        leaf = wrap(real, span, torch.device(device or "cpu"))
         return with_kind(leaf, traits.Traits(kind, bool(requires_grad), device))
 
 

@@ -5,6 +5,8 @@ slice that reads nothing. An operator that needs values gets the `_real` of its 
 looks at are read, from the page cache, and copied nowhere first. What it returns has memory of its own.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
