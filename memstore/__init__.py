@@ -6,6 +6,7 @@ The layers; each imports only what stands above it:
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
     contents              what a put writes, and what a get makes of it
+    view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
     ref, store, rescue    what a user calls
     testing/              what tests share, and users may reuse
 
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
     from memstore.ref import Ref
     from memstore.rescue import repair
+    from memstore.rows import prefetch_rows, read_rows
     from memstore.store import Store, iter_weights, open
+    from memstore.view import StoredTensor, bytes_read
 
 __version__ = "0.1.0"
 
@@ -62,6 +65,10 @@ _HOMES = {
     "StoreStats": "memstore.info",
     "VerifyReport": "memstore.info",
     "repair": "memstore.rescue",
+    "StoredTensor": "memstore.view",
+    "bytes_read": "memstore.view",
+    "read_rows": "memstore.rows",
+    "prefetch_rows": "memstore.rows",
 }
 
 __all__ = [
@@ -86,6 +93,7 @@ __all__ = [
     "StoreFullError",
     "StoreStats",
     "StoreTimeoutError",
+    "StoredTensor",
     "StructureMismatchError",
     "UnknownOutcomeError",
     "UnsupportedFilesystemError",
@@ -93,8 +101,11 @@ __all__ = [
     "VerifyReport",
     "VersionConflictError",
     "VersionGoneError",
+    "bytes_read",
     "iter_weights",
     "open",
+    "prefetch_rows",
+    "read_rows",
     "repair",
 ]
 

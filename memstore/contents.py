@@ -126,12 +126,13 @@ def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, al
         return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
-            raise _damaged(root, key, held[0], error.detail) from error
+            raise damaged(root, key, held[0], error.detail) from error
         error.key = key
         raise
 
 
-def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+def locate(root: Root, key: str, held: Held) -> tuple[structure.Plan, bytes, np.ndarray]:
+    """The plan of a held value, its objects, and its data section in memory."""
     record, mapping, start = held
     objects = record.objects
     if mapping is None:
@@ -145,7 +146,13 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
             objects = _objects(record, file[8:start].tobytes())
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
-        raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+        raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+    return plan, objects, memory
+
+
+def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+    record, mapping, _ = held
+    plan, objects, memory = locate(root, key, held)
     if verify:
         _compare(record, plan, memory)
     target = options.like if options.out is None else options.out
@@ -221,10 +228,10 @@ def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> boo
             _objects(record, file[8:start].tobytes())
         plan = structure.plan_of(record.description)
         if plan.nbytes != memory.nbytes:
-            raise _damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+            raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
         _compare(record, plan, memory, done)
     except CorruptionError as error:
-        raise _damaged(root, key, record, error.detail) from error
+        raise damaged(root, key, record, error.detail) from error
     if record.checksums is None:
         done(record.nbytes)
     return mapping is None or record.checksums is not None or not record.nbytes
@@ -253,6 +260,6 @@ def header_of(store: str, key: str, record: Record, content: memoryview) -> byte
     return bytes(header.finish(record.put_id, record.nbytes, slack, record.checksums))
 
 
-def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
+def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
     path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
     return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)

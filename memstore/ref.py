@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, map_record
 from memstore.engine.mapping import Mapping
 from memstore.engine.pages import deadline_after
-from memstore.engine.publish import lease
 from memstore.engine.record import Record, decode_record, encode_record
-from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root, retain_root
-from memstore.errors import MemstoreError, ReadOnlyError, VersionGoneError
+from memstore.engine.reference import arrive, gone, take_lease
+from memstore.engine.root import Root, abandon_root, close_root, reopen_root, retain_root
+from memstore.errors import MemstoreError, VersionGoneError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Ref:
@@ -43,30 +46,39 @@ class Ref:
         """
         from memstore import contents
 
-        root = self._root
-        if root.catalog.is_released:
-            reopen_root(root, deadline_after(self._options["timeout"]))
-        record = self._record
-        held: Held | None = (record, None, 0)
-        with resource_errors(self.root, self.key):
-            if record.segment:
-                with root.guard:
-                    mapped = map_record(root, self.key.encode(), record)
-                held = (record, *mapped) if mapped else None
+        held = self._hold()
         default = options.pop("default", ...)
         if held is None and default is not ...:
             return default
         if held is None:
-            why = f"it was replaced, and this ref came after its lease of {self._lease:g} s: take a longer lease"
-            if not root.is_in_place():
-                why = "the store's folder was removed or replaced: open it again"
-            raise VersionGoneError(
-                f"version {self.version} of {self.key!r} in {self.root} is gone: {why}, or get the key", key=self.key
-            )
+            raise self._gone()
         options.pop("timeout", None)  # of the store's locks, and none is waited for here
         chosen = contents.Options(**options) if options else contents.PLAIN
         verify, allow_pickle = self._options["verify"], self._options["allow_pickle"]
-        return contents.read(root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
+        return contents.read(self._root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
+
+    def view(self, *, device: torch.device | str | None = None) -> Any:
+        """Returns this version with lazy leaves. Device and errors as `Store.view` and `get` have them."""
+        from memstore.view import view
+
+        held = self._hold()
+        if held is None:
+            raise self._gone()
+        return view(self._root, self.key, held, {**self._options, "lease": self._lease}, device)
+
+    def _hold(self) -> Held | None:
+        """The version, mapped anew; None if it is gone."""
+        root, record = self._root, self._record
+        if root.catalog.is_released:
+            reopen_root(root, deadline_after(self._options["timeout"]))
+        if not record.segment:
+            return record, None, 0
+        with resource_errors(self.root, self.key), root.guard:
+            mapped = map_record(root, self.key.encode(), record)
+        return (record, *mapped) if mapped else None
+
+    def _gone(self) -> VersionGoneError:
+        return gone(self._root, self.key, self.version, self._lease)
 
     def __del__(self) -> None:
         root = getattr(self, "_root", None)
@@ -74,18 +86,10 @@ class Ref:
             abandon_root(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root = self._root
-        if self._record.segment:
-            if self._options["mode"] == "r":
-                raise ReadOnlyError(
-                    f"{self.root} was opened with mode 'r', and sending a ref writes a lease: open it with 'r+'",
-                    key=self.key,
-                )
-            deadline = deadline_after(self._options["timeout"])
-            with resource_errors(self.root, self.key):
-                lease(root, self._record.segment, self._record.put_id, self._lease, deadline)
-        name, store = self.key.encode(), root.settings.store
-        return _receive, (self.root, self.key, encode_record(name, self._record), self._lease, self._options, store)
+        root, record = self._root, self._record
+        take_lease(root, self.key, record, self._lease, self._options)
+        stored = encode_record(self.key.encode(), record)
+        return _receive, (self.root, self.key, stored, self._lease, self._options, root.settings.store)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ref) and (self.root, self.key, self.version) == (other.root, other.key, other.version)
@@ -101,10 +105,8 @@ def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str
     """Unpickles a ref, and pins its version at once, while the lease holds."""
     name = key.encode()
     record = decode_record(name, stored)
-    root = open_root(path, options["mode"], Creation(), options["timeout"])
+    root = arrive(path, store, key, record.version, options)
     try:
-        if root.settings.store != store:
-            raise VersionGoneError(f"version {record.version} of {key!r} is gone: {path} is another store now", key=key)
         pin = None
         if record.segment:
             try:

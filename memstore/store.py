@@ -311,14 +311,51 @@ class Store:
             lease: seconds that the version stays readable after the ref was pickled, for its receiver to arrive.
         """
         root = self._opened()
-        name = encode_key(key)
         if not float(lease) >= 0:
+            encode_key(key)
             raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
+        record, pin, _ = self._hold(root, key, None)
+        return Ref(root, key, record, pin, float(lease), {"mode": self._mode, **self._options()})
+
+    def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
+        """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
+
+        The view stays at this version, whatever others put or delete. It can't be written; it is pickled as a
+        reference. See docs/views.md.
+
+        Args:
+            key: the key.
+            device: what is read from the view moves there; None: to where it was put from.
+
+        Returns:
+            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Jagged, nested
+            and quantized tensors, UnbatchedTensors and numpy arrays come loaded.
+
+        Raises:
+            KeyNotFoundError: no such key.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("policy", {"w": torch.ones(512, 4)})
+            ...     rows = store.view("policy")["w"][3:5]
+            ...     rows.sum()
+            tensor(8.)
+        """
+        from memstore.view import view
+
+        root = self._opened()
+        held = self._hold(root, key, None)
+        self._gets += 1
+        return view(root, key, held, {"lease": 60.0, "mode": self._mode, **self._options()}, device)
+
+    def _hold(self, root: Root, key: str, timeout: float | None) -> Held:
+        name = encode_key(key)
         with resource_errors(self.root, key):
-            held = hold(root, (name,), self._deadline(None), may_lock=self._mode != "r")[0]
+            held = hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
         if held is None:
             raise missing(name)
-        return Ref(root, key, held[0], held[1], float(lease), {"mode": self._mode, **self._options()})
+        return held
 
     # --- delete -------------------------------------------------------------------------------------------------------
 

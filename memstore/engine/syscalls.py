@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import itertools
 import mmap
 import os
 import platform
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 PAGE = 4096  # of our files, whatever the machine's
@@ -30,7 +31,7 @@ _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
 NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
 _WISHES = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
-_MADV_DONTFORK, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 10, 23, 25
+_MADV_WILLNEED, _MADV_DONTFORK, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 3, 10, 22, 23, 25
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
@@ -66,6 +67,7 @@ _pointer, _size, _int, _long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, c
 _mmap = _bind(_releasing_gil, "mmap", _pointer, _pointer, _size, _int, _int, _int, _long)
 unmap = _bind(_releasing_gil, "munmap", _int, _pointer, _size)
 _madvise = _bind(_releasing_gil, "madvise", _int, _pointer, _size, _int)
+_mincore = _bind(_releasing_gil, "mincore", _int, _pointer, _size, _pointer)
 _syscall = _bind(
     _releasing_gil, "syscall", _long, _long, _pointer, _int, ctypes.c_uint32, ctypes.POINTER(_Timespec), _pointer, _int
 )
@@ -325,6 +327,24 @@ def collapse(address: int, size: int) -> bool:
 def populate(address: int, size: int) -> bool:
     """Allocates and maps the pages at once (Linux 5.14): 230 of them in 25 us instead of 100. False where refused."""
     return not _madvise(address, size, _MADV_POPULATE_WRITE)
+
+
+def populate_for_reading(address: int, size: int) -> bool:
+    """Maps pages that are in memory already (Linux 5.14): no faults later. False where refused."""
+    return not _madvise(address, size, _MADV_POPULATE_READ)
+
+
+def will_need(addresses: Iterable[int], sizes: Iterable[int]) -> None:
+    """Starts to read ranges of whole pages from disk. Advice: what is refused is left out."""
+    drain(map(_madvise, addresses, sizes, itertools.repeat(_MADV_WILLNEED)))
+
+
+def is_resident(address: int) -> bool:
+    """Whether the page is in memory. The kernel says yes of all files that aren't the caller's own."""
+    page = ctypes.c_ubyte()
+    if _mincore(address, PAGE, ctypes.addressof(page)):
+        return True
+    return bool(page.value & 1)
 
 
 # --- words and futexes ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import memstore.structure.containers.builtin  # noqa: F401  # pyright: ignore[re
 from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.info import iter_tensors, leaf_table, structure_text
 from memstore.structure.plan import Plan, plan_of
-from memstore.structure.rebuild import rebuild
+from memstore.structure.rebuild import rebuild, rebuild_lazily
 from memstore.structure.target import get_into, get_like
 from memstore.structure.transport import register as _register_transport
 
@@ -34,5 +34,6 @@ __all__ = [
     "leaf_table",
     "plan_of",
     "rebuild",
+    "rebuild_lazily",
     "structure_text",
 ]

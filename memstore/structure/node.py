@@ -43,6 +43,7 @@ class Node:
 
     __slots__ = ()
     kind: ClassVar[str] = ""
+    loads: ClassVar[bool] = False  # it looks into the tensors below, so that in a view they come loaded
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:

@@ -11,7 +11,7 @@ dimensions takes some 20 bytes. It may come from a file that somebody tampered w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -59,6 +59,7 @@ class Plan:
 
     __slots__ = (
         "_header",
+        "_loaded",
         "description",
         "fixed",
         "host",
@@ -98,6 +99,7 @@ class Plan:
         self.host = host
         self.object_count = len(object_names)
         self.nbytes = max((leaf.offset + leaf.nbytes for leaf in leaves), default=0)
+        self._loaded: frozenset[int] | None = None
         self._header: bytes | None = None
         self.recipe: Any = None  # see storage.py
 
@@ -109,8 +111,24 @@ class Plan:
             self._header = lay_out(spans, aligned=not self.inline).header
         return self._header
 
+    @property
+    def loaded(self) -> frozenset[int]:
+        """Leaves that a view has as plain tensors. Only views need them."""
+        if self._loaded is None:
+            self._loaded = frozenset(_leaves_looked_into(self.root, False))
+        return self._loaded
+
     def __repr__(self) -> str:
         return f"Plan({len(self.leaves)} leaves, {self.nbytes} bytes)"
+
+
+def _leaves_looked_into(node: Node, inside: bool) -> Iterator[int]:
+    if isinstance(node, TensorNode):
+        if inside:
+            yield node.index
+        return
+    for _, child in node.children():
+        yield from _leaves_looked_into(child, inside or node.loads)
 
 
 def cluster_leaves(leaves: Sequence[Leaf], same: dict[int, int]) -> list[list[int]]:

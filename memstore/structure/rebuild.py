@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import objects
 from memstore.structure.node import MalformedError, Parts
 from memstore.structure.plan import Plan
-from memstore.structure.storage import Memory, finish, tensors_of
+from memstore.structure.storage import Memory, finish, finish_one, tensors_of
 
 
 def rebuild(
@@ -75,3 +76,35 @@ _REFUSALS = (MalformedError, RuntimeError, ValueError, TypeError, AssertionError
 
 def _damage(error: Exception) -> CorruptionError:
     return CorruptionError(f"the value can't be built from its description: {error}")
+
+
+def rebuild_lazily(
+    plan: Plan,
+    encoded: bytes,
+    memory: Memory,
+    mapping: object | None,
+    make_leaf: Callable[[int, torch.Tensor], torch.Tensor],
+    *,
+    allow_pickle: bool = False,
+    device: torch.device | None = None,
+) -> Any:
+    """As `rebuild`, but what `make_leaf(index, tensor)` makes of each leaf stands in its place.
+
+    The leaves that their containers look into (jagged and quantized tensors, numpy arrays) are as `rebuild` has them.
+    """
+    values = objects.decode(encoded, plan.object_count, allow_pickle)
+    try:
+        with torch.inference_mode(False):
+            tensors = tensors_of(plan, memory, mapping)
+            for i, tensor in enumerate(tensors):
+                if i in plan.same:
+                    tensors[i] = tensors[plan.same[i]]
+                elif i in plan.loaded:
+                    tensors[i] = finish_one(plan, i, tensor, device)
+                else:
+                    tensors[i] = make_leaf(i, tensor)
+            return plan.root.build(Parts(tensors, values, device))
+    except MemstoreError:
+        raise
+    except _REFUSALS as error:
+        raise _damage(error) from error

@@ -205,3 +205,13 @@ def _to_own_device(tensor: torch.Tensor, device: str, non_blocking: bool) -> tor
         raise UnsupportedValueError(
             f"the value was put from the device {device!r}, which this process can't use ({error}); pass device='cpu'"
         ) from error
+
+
+def finish_one(plan: Plan, i: int, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    """As `finish`, for one leaf that is not the same as another."""
+    found = plan.traits[i]
+    if device is not None and i not in plan.host:
+        tensor = tensor.to(device)
+    elif device is None and found.device is not None:
+        tensor = _to_own_device(tensor, found.device, non_blocking=False)
+    return with_traits(tensor, found)

@@ -75,6 +75,7 @@ def _is_writable(value: np.ndarray[Any, Any]) -> bool:
 class ArrayNode(Node):
     __slots__ = ("entry",)
     kind = "ndarray"
+    loads = True
 
     def __init__(self, entry: Node) -> None:
         self.entry = entry

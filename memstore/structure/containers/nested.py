@@ -44,6 +44,7 @@ def flatten_jagged(value: Any, walk: Walk) -> Tree:
 class JaggedNode(Node):
     __slots__ = ("bounds", "kids", "ragged", "requires_grad")
     kind = "jagged"
+    loads = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -97,6 +98,7 @@ def flatten_nested(value: torch.Tensor, walk: Walk) -> Tree:
 class NestedNode(Node):
     __slots__ = ("buffer", "requires_grad", "sizes")
     kind = "nested"
+    loads = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -156,6 +158,7 @@ def flatten_quantized(value: torch.Tensor, walk: Walk) -> Tree:
 class QuantizedNode(Node):
     __slots__ = ("integers", "parameters")
     kind = "quantized"
+    loads = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -185,6 +188,7 @@ class QuantizedNode(Node):
 class ChannelQuantizedNode(Node):
     __slots__ = ("axis", "kids")
     kind = "quantized_channels"
+    loads = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:

@@ -215,6 +215,7 @@ def _flatten_unbatched(value: UnbatchedTensor, walk: Walk) -> Tree:
 class UnbatchedNode(Node):
     __slots__ = ("batch", "entry")
     kind = "unbatched"
+    loads = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:

@@ -1,0 +1,49 @@
+"""References to a version on their way to another process: a lease when they are pickled, a check when they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memstore.engine.limits import resource_errors
+from memstore.engine.pages import deadline_after
+from memstore.engine.publish import lease
+from memstore.engine.record import Record
+from memstore.engine.root import Creation, Root, close_root, open_root
+from memstore.errors import NotAStoreError, ReadOnlyError, VersionGoneError
+
+
+def take_lease(root: Root, key: str, record: Record, seconds: float, options: Mapping[str, Any]) -> None:
+    """Keeps the version for its receiver. `options`: the sender's mode and timeout."""
+    if not record.segment:
+        return
+    if options["mode"] == "r":
+        raise ReadOnlyError(
+            f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'", key=key
+        )
+    with resource_errors(root.path, key):
+        lease(root, record.segment, record.put_id, seconds, deadline_after(options["timeout"]))
+
+
+def arrive(path: str, store: str, key: str, version: int, options: Mapping[str, Any]) -> Root:
+    """Opens the store that a reference names; answer it by one `close_root`."""
+    try:
+        root = open_root(path, options["mode"], Creation(), options["timeout"])
+    except NotAStoreError as error:
+        raise NotAStoreError(
+            f"a reference to version {version} of {key!r} came where its store isn't: it looked for store {store} "
+            f"at {path}: {error}",
+            key=key,
+        ) from error
+    if root.settings.store != store:
+        close_root(root)
+        raise VersionGoneError(f"version {version} of {key!r} is gone: {path} is another store now", key=key)
+    return root
+
+
+def gone(root: Root, key: str, version: int, seconds: float) -> VersionGoneError:
+    """The error for a version whose segment holds another put by now."""
+    why = f"it was replaced, and this reference came after its lease of {seconds:g} s: take a longer lease"
+    if not root.is_in_place():
+        why = "the store's folder was removed or replaced: open it again"
+    return VersionGoneError(f"version {version} of {key!r} in {root.path} is gone: {why}, or get the key", key=key)

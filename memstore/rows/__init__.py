@@ -1,0 +1,69 @@
+"""Batches of rows out of stored values: `read_rows`, `prefetch_rows`.
+
+index     which rows are asked for
+gather    where each leaf's rows go: all checks, before anything is written
+pages     what lies on a disk still, and what is mapped already
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memstore.rows.gather import Gather
+from memstore.rows.index import Index
+
+__all__ = ["prefetch_rows", "read_rows"]
+
+
+def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
+    """Reads rows of every tensor of a view: what `source[index]` gives, faster, and into memory that you have.
+
+    Rows that are on a disk are asked for all at once, then every row is copied once, to where it belongs.
+
+    Args:
+        source: a view, a lazy leaf, or a tensor; TensorDicts, tensorclasses, dicts, lists and tuples of them. Rows run
+            along the first dimension.
+        index: which rows, in which order: integers (negative ones count from the end) as a list, array or tensor of
+            one dimension; a slice or range; or a mask of booleans, one for each row. They may repeat, or be none.
+        out: a value of the same structure, whose leaves have one row for each that is asked for. It is filled and
+            returned. A batch of new memory costs more than to read it.
+        device: where the batch goes; None: where the leaf is. On CUDA by pinned memory, asynchronously on the current
+            stream.
+
+    Returns:
+        `out`, or a new value: the structure of `source`, with the rows.
+
+    Raises:
+        IndexError: a row out of range; the message names the range.
+        TypeError: an index of floats, or of anything else; `out` and `device` together.
+        ValueError: an index of more than one dimension; `out` of another structure, shape, dtype, or overlapping.
+            Nothing was written then.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> with memstore.open(tempfile.mkdtemp()) as store:
+        ...     version = store.put("frames", torch.arange(12.0).reshape(4, 3))
+        ...     memstore.read_rows(store.view("frames"), [3, -4, 3])
+        tensor([[ 9., 10., 11.],
+                [ 0.,  1.,  2.],
+                [ 9., 10., 11.]])
+    """
+    if out is not None and device is not None:
+        raise TypeError("out= has a device of its own: leave device= out")
+    gather = Gather(Index(index), None if device is None else torch.device(device))
+    result = gather.plan(source, out)
+    gather.check()
+    gather.read()
+    return result
+
+
+def prefetch_rows(source: Any, index: Any) -> None:
+    """Starts to read rows from the disk, and doesn't wait: a `read_rows` that comes later finds them in memory.
+
+    Arguments and errors as `read_rows`. Costs half a microsecond a row, and nothing where the store is in memory.
+    """
+    gather = Gather(Index(index), torch.device("meta"))
+    gather.plan(source, None)
+    gather.prefetch()

@@ -1,0 +1,212 @@
+"""Where the rows of each leaf go. Everything is checked before the first byte is written."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from memstore.rows import pages
+from memstore.rows.index import Index
+from memstore.structure import traits
+from memstore.view.leaf import StoredTensor, count_of, geometry, span_of
+from memstore.view.source import Span
+
+Path = tuple[Any, ...]
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+class Job(NamedTuple):
+    """The rows of one leaf, and the tensor that they fill."""
+
+    path: Path
+    real: torch.Tensor
+    leaf: StoredTensor | None
+    rows: torch.Tensor
+    target: torch.Tensor
+    is_given: bool
+
+    @property
+    def span(self) -> Span | None:
+        return None if self.leaf is None else span_of(self.leaf)
+
+
+class Gather:
+    """One batch: `plan` walks the source and makes what is returned, `check`, then `read` fills it."""
+
+    def __init__(self, index: Index, device: torch.device | None) -> None:
+        self._index, self._device = index, device
+        self._jobs: list[Job] = []
+
+    # --- the walk -----------------------------------------------------------------------------------------------------
+
+    def plan(self, source: Any, out: Any, path: Path = ()) -> Any:
+        """What the rows of `source` become: `out`, or a new value, yet to be filled."""
+        if isinstance(source, torch.Tensor) and not _is_collection(source):
+            return self._leaf(source, out, path)
+        if isinstance(source, dict):
+            return self._dict(source, out, path)
+        if isinstance(source, (list, tuple)):
+            return self._sequence(source, out, path)
+        if _is_collection(source):
+            from memstore.rows.collections import plan_collection
+
+            return plan_collection(self, source, out, path)
+        return source if out is None else out  # no tensor: it has no rows
+
+    def _dict(self, source: dict[Any, Any], out: Any, path: Path) -> Any:
+        outs = self.matching(source, out, path)
+        entries = {key: self.plan(value, outs.get(key), (*path, key)) for key, value in source.items()}
+        return entries if out is None else out
+
+    def _sequence(self, source: Any, out: Any, path: Path) -> Any:
+        outs = [None] * len(source) if out is None else out
+        if not isinstance(outs, (list, tuple)) or len(outs) != len(source):
+            raise ValueError(f"{name(path)} of out is no {type(source).__qualname__} of {len(source)}")
+        entries = [self.plan(one, other, (*path, i)) for i, (one, other) in enumerate(zip(source, outs, strict=True))]
+        if out is not None:
+            return out
+        kind: Any = type(source)
+        return kind(*entries) if hasattr(kind, "_fields") else kind(entries)
+
+    def matching(self, source: Any, out: Any, path: Path) -> Any:
+        """`out`, once it has the keys of `source`; an empty dict if there is none."""
+        if out is None:
+            return {}
+        keys, found = set(source.keys()), set(out.keys()) if hasattr(out, "keys") else None
+        if found != keys:
+            has = "it has no keys" if found is None else f"missing {list(keys - found)}, too many {list(found - keys)}"
+            raise ValueError(f"{name(path)} of out has other entries than the source: {has}")
+        return out
+
+    def rows(self, count: int, path: Path) -> torch.Tensor:
+        return self._index.rows(count, name(path))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where new values go; None: where their leaves are."""
+        return self._device
+
+    def _leaf(self, source: torch.Tensor, out: Any, path: Path) -> torch.Tensor:
+        if source.ndim == 0:
+            raise ValueError(f"{name(path)} has no dimension, and so no rows")
+        leaf = source if isinstance(source, StoredTensor) else None
+        real = geometry(leaf) if leaf is not None else source.detach()
+        rows = self.rows(len(real), path)
+        shape = (len(rows), *real.shape[1:])
+        if out is None:
+            target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
+        elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor):
+            raise ValueError(f"{name(path)} of out is a {type(out).__qualname__}, which can't be filled")
+        elif tuple(out.shape) != shape or out.dtype != real.dtype:
+            found = f"{out.dtype} of shape {tuple(out.shape)}"
+            raise ValueError(f"{name(path)} of out is {found}, and takes {real.dtype} of shape {shape}")
+        else:
+            target = out
+        self._jobs.append(Job(path, real, leaf, rows, target, out is not None))
+        return target
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises ValueError if what is to be filled overlaps itself or what is read."""
+        given = [job for job in self._jobs if job.is_given and job.target.numel() and job.target.device.type != "meta"]
+        if not given:
+            return
+        ranges = sorted((*_range(job.target), i) for i, job in enumerate(given))
+        for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
+            if start < stop and _share_elements(given, ranges):
+                raise ValueError(f"{name(given[i].path)} and {name(given[j].path)} of out overlap in memory")
+        read = [job.real for job in self._jobs if job.leaf is None] + [self._index.memory]
+        for job in given:
+            if _overlaps_itself(job.target):
+                raise ValueError(f"{name(job.path)} of out overlaps itself in memory")
+            start, stop = _range(job.target)
+            for other in read:
+                if other is not None and other.numel() and other.device == job.target.device:
+                    first, last = _range(other)
+                    if start < last and first < stop:
+                        raise ValueError(f"{name(job.path)} of out overlaps what is read")
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def prefetch(self) -> None:
+        for job in self._jobs:
+            if job.span is not None and job.span.source.is_on_disk:
+                pages.ask_for(job.real, job.rows)
+
+    def read(self) -> None:
+        cold = {i for i, job in enumerate(self._jobs) if job.span and pages.is_cold(job.span, job.real, job.rows)}
+        for i in cold:  # all of them before the first is waited for
+            pages.ask_for(self._jobs[i].real, self._jobs[i].rows)
+        with torch.no_grad():
+            for i, job in enumerate(self._jobs):
+                if job.leaf is not None:
+                    count_of(job.leaf, job.target.nbytes)
+                    if i not in cold:
+                        pages.populate(span_of(job.leaf), job.target.nbytes)
+                _fill(job)
+
+
+def _fill(job: Job) -> None:
+    """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
+    target = job.target.detach()
+    if target.device.type == "cpu":
+        _select(job, target)
+    elif target.device.type != "meta":
+        staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
+        _select(job, staged)
+        target.copy_(staged, non_blocking=True)
+
+
+def _select(job: Job, target: torch.Tensor) -> None:
+    if not target.numel():
+        return
+    same_size = _SAME_SIZE[target.dtype.itemsize]  # not every dtype has a kernel
+    torch.index_select(_bits(job.real.cpu(), same_size), 0, job.rows, out=_bits(target, same_size))
+
+
+def _bits(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start, start + traits.reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    extent = 1
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    for step, size in sorted((step, size) for step, size in sides if size > 1):
+        if step < extent:
+            return True
+        extent += (size - 1) * step
+    return False
+
+
+def _share_elements(jobs: list[Job], ranges: list[tuple[int, int, int]]) -> bool:
+    """Whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
+    start = ranges[0][0]
+    counts = torch.zeros(max(stop for _, stop, _ in ranges) - start, dtype=torch.uint8)
+    for first, _, i in ranges:
+        target = jobs[i].target
+        item = target.dtype.itemsize
+        if _overlaps_itself(target):
+            return True
+        counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
+    return bool(counts.max() > 1)
+
+
+def _is_collection(value: Any) -> bool:
+    import sys
+
+    if "tensordict" not in sys.modules:
+        return False
+    from tensordict import is_tensor_collection
+
+    return is_tensor_collection(value)
+
+
+def name(path: Path) -> str:
+    return "value" + "".join(f"[{key!r}]" for key in path)

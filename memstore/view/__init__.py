@@ -1,0 +1,15 @@
+"""Views: the stored containers with lazy leaves, which read what is used.
+
+source       a pinned version, its bytes in memory, and what has been read of them
+operators    what an operator of torch does with its arguments, by its schema
+leaf         StoredTensor, the lazy leaf
+build        views of held versions; lazy leaves as references in pickles
+"""
+
+from __future__ import annotations
+
+from memstore.view.build import view
+from memstore.view.leaf import StoredTensor
+from memstore.view.source import bytes_read
+
+__all__ = ["StoredTensor", "bytes_read", "view"]

@@ -1,0 +1,104 @@
+"""Views of held versions, and lazy leaves as references.
+
+A reference to a leaf is its source (pickled once, however many leaves of it go along) and a msgpack of
+
+    [dtype, offset of its first element, shape, strides or nil, flags, device or nil, checked or nil]
+
+with flags = kind * 2 + requires_grad, and checked = [offset, size, checksum] of the stored leaf where its checksum is
+still to be looked at. So it is self-contained: what else the value has doesn't matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from memstore import contents, structure
+from memstore.engine.lookup import Held
+from memstore.engine.root import Root
+from memstore.errors import CorruptionError, MemstoreError
+from memstore.structure import traits
+from memstore.structure.walk import Walk, flattens
+from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, with_kind, wrap
+from memstore.view.source import Source, Span, count_read
+
+_CPU = torch.device("cpu")
+_CHECKSUM = 8  # bytes
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(
+    tuple[str, int, tuple[int, ...], tuple[int, ...] | None, int, str | None, tuple[int, int, bytes] | None]
+).decode
+
+
+def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None) -> Any:
+    """The held version's containers with lazy leaves. `options`: of the store, and the lease of references."""
+    record, mapping, _ = held
+    wanted = None if device is None else torch.device(device)
+    try:
+        plan, objects, memory = contents.locate(root, key, held)
+        source = Source(root, key, record, mapping, memory, options)
+        sums = record.checksums if options["verify"] else None
+
+        def make_leaf(i: int, real: torch.Tensor) -> torch.Tensor:
+            stored, kind = plan.leaves[i], plan.traits[i]
+            checksum = None if sums is None else sums[i * _CHECKSUM : (i + 1) * _CHECKSUM]
+            span = Span(source, stored.offset, stored.nbytes, checksum)
+            if kind is traits.PLAIN:
+                return wrap(real, span, wanted or _CPU)
+            return with_kind(wrap(real, span, wanted or torch.device(kind.device or "cpu")), kind)
+
+        for i in plan.loaded:
+            stored = plan.leaves[i]
+            if sums is not None:
+                Span(source, stored.offset, stored.nbytes, sums[i * _CHECKSUM : (i + 1) * _CHECKSUM]).check()
+            count_read(stored.nbytes)
+        return structure.rebuild_lazily(
+            plan, objects, memory, mapping, make_leaf, allow_pickle=options["allow_pickle"], device=wanted
+        )
+    except MemstoreError as error:
+        if isinstance(error, CorruptionError) and error.key is None:
+            raise contents.damaged(root, key, record, error.detail) from error
+        error.key = key
+        raise
+
+
+def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
+    """For pickle."""
+    real, span, kind = geometry(leaf), span_of(leaf), kind_of(leaf)
+    offset = real.data_ptr() - span.source.address if real.numel() else 0
+    stride = None if real.is_contiguous() else real.stride()
+    checked = None if span.checksum is None else (span.offset, span.nbytes, span.checksum)
+    dtype, flags = traits.DTYPE_NAMES[real.dtype], kind.kind * 2 + kind.requires_grad
+    packed = _encode((dtype, offset, tuple(real.shape), stride, flags, kind.device, checked))
+    return restore_leaf, (span.source, packed)
+
+
+def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
+    """Unpickles a leaf. Raises CorruptionError if it isn't in the bytes of its source."""
+    try:
+        dtype_name, offset, shape, stride, flags, device, checked = _decode(packed)
+        dtype = traits.DTYPES[dtype_name]
+        stride = traits.contiguous_stride(shape) if stride is None else stride
+        nbytes = traits.reach(shape, stride) * dtype.itemsize
+        end = max((offset + nbytes, *((checked[0] + checked[1],) if checked else ())))
+        if min((0, offset, *shape, *stride, *(checked or ())[:2])) < 0 or end > source.memory.nbytes:
+            raise ValueError("it lies outside of the value")
+        if len(stride) != len(shape) or not 0 <= flags < 8:
+            raise ValueError("it is none")
+    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+        raise source.damaged(f"a reference to a leaf is damaged: {error}") from None
+    with torch.inference_mode(False):
+        storage = torch.from_numpy(source.memory[offset : offset + nbytes]).untyped_storage()
+        real = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)
+        kind, requires_grad = divmod(flags, 2)
+        span = Span(source, *checked) if checked else Span(source, offset, nbytes)
+        leaf = wrap(real, span, torch.device(device or "cpu"))
+        return with_kind(leaf, traits.Traits(kind, bool(requires_grad), device))
+
+
+@flattens(StoredTensor)
+def _flatten_leaf(value: StoredTensor, walk: Walk) -> Any:
+    """A put of a view stores what it shows."""
+    return walk.visit(traits.with_traits(read(value).detach(), kind_of(value)._replace(device=None)))

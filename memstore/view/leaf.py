@@ -1,0 +1,263 @@
+"""StoredTensor: the lazy leaf. It has shape, dtype and strides; its bytes are read when an operator needs them.
+
+A leaf is a wrapper around `_real`, a tensor of its shape and strides over the mapped file, which nobody else gets: to
+slice that reads nothing. An operator that needs values gets the `_real` of its arguments, so exactly the bytes that it
+looks at are read, from the page cache, and copied nowhere first. What it returns has memory of its own.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from memstore.errors import ReadOnlyError
+from memstore.structure import traits
+from memstore.view.operators import rule_of
+from memstore.view.source import Span, count_read
+
+_BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
+_CPU = torch.device("cpu")
+_make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+_tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
+_shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
+
+
+class StoredTensor(torch.Tensor):
+    """A tensor of a stored value that is read when it is used, and just the part that is used.
+
+    To slice, transpose or reshape it gives lazy leaves again, and reads nothing; any other operator reads what it
+    needs. It never changes, and can't be written: take a copy with `clone()`. Pickled, it is a reference of some
+    hundred bytes. Get one from `Store.view`.
+    """
+
+    _real: torch.Tensor
+    _span: Span
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
+        raise TypeError("a StoredTensor is part of a stored value: get one from Store.view")
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+    # --- slices -------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        if self.requires_grad and torch.is_grad_enabled():
+            return _tensor_getitem(self, _plain_index(index))  # for its history
+        kind = type(index)
+        if kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index))):
+            return wrap(self._real[index], self._span, self.device)
+        return _results(self._real[_plain_index(index)], self)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise _refusal(self, "an assignment to its elements")
+
+    # --- as memory ----------------------------------------------------------------------------------------------------
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """A numpy array of a copy."""
+        return self.clone().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return read(self).tolist()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.clone().__dlpack__(**options)
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A copy without history."""
+        return self.detach().clone()
+
+    @data.setter
+    def data(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise _refusal(self, "an assignment to .data")
+
+    def share_memory_(self) -> StoredTensor:
+        """Nothing: processes share the file already."""
+        return self
+
+    def is_shared(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        raise RuntimeError(f"{_name(self)} has no memory of its own: take a copy with clone(), or get the key")
+
+    # --- copies and references ----------------------------------------------------------------------------------------
+
+    def __copy__(self) -> StoredTensor:
+        return with_kind(wrap(self._real, self._span, self.device), kind_of(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StoredTensor:
+        copied = memo[id(self)] = self.__copy__()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from memstore.view.build import reduce_leaf
+
+        return reduce_leaf(self)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        device = "" if self.device == _CPU else f", device='{self.device}'"
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        source = self._span.source
+        dtype = f"dtype={self.dtype}{device}{grad}"
+        return f"StoredTensor(key={source.key!r}, version={source.version}, shape={tuple(self.shape)}, {dtype})"
+
+
+def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
+    """The lazy leaf over `real`, which lies in the mapping of the span's source."""
+    if torch.is_inference_mode_enabled():  # a tensor made there could never be used in training
+        with torch.inference_mode(False):
+            return wrap(real, span, device)
+    leaf = _make_wrapper(
+        StoredTensor, _shape(real), _strides(real), _offset(real), None, real.dtype, torch.strided, device
+    )
+    leaf._real, leaf._span = real, span
+    return leaf
+
+
+def kind_of(leaf: StoredTensor) -> traits.Traits:
+    kind = traits.traits_of(leaf)
+    is_parameter = getattr(leaf, "_is_param", False)
+    return kind._replace(
+        kind=traits.PARAMETER if is_parameter else kind.kind, requires_grad=leaf.requires_grad and leaf.is_leaf
+    )
+
+
+def with_kind(leaf: StoredTensor, kind: traits.Traits) -> StoredTensor:
+    """`leaf`, which nobody else has yet, as a Parameter (by the mark that isinstance looks at) or Buffer."""
+    if kind.kind == traits.PARAMETER:
+        leaf._is_param = True  # type: ignore[attr-defined]
+        leaf.requires_grad_(kind.requires_grad)
+    else:
+        traits.with_traits(leaf, kind)
+    return leaf
+
+
+def geometry(leaf: StoredTensor) -> torch.Tensor:
+    """The leaf as a tensor over the mapping, on the CPU. Not to be written, nor to be given to a user."""
+    return leaf._real
+
+
+def span_of(leaf: StoredTensor) -> Span:
+    return leaf._span
+
+
+def read(leaf: StoredTensor) -> torch.Tensor:
+    """The leaf's values, on its device. On the CPU they lie in the mapping: as `geometry`."""
+    real = leaf._real
+    count_of(leaf, _nbytes(real))
+    return real if leaf.device == _CPU else real.to(leaf.device)
+
+
+def count_of(leaf: StoredTensor, nbytes: int) -> None:
+    span = leaf._span
+    if span.checksum is not None:
+        span.check()
+    count_read(nbytes)
+
+
+def _nbytes(real: torch.Tensor) -> int:
+    """Of the elements; those that several indices share count once."""
+    return min(real.numel(), traits.reach(real.shape, real.stride())) * real.dtype.itemsize
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rule = rule_of(operator)
+    for place, name in rule.written:
+        found: list[StoredTensor] = []
+        _replace(args[place] if place < len(args) else kwargs.get(name), lambda leaf, found=found: found.append(leaf))
+        if found:
+            raise _refusal(found[0], f"{operator} (its argument {name!r})")
+    used: list[StoredTensor] = []
+
+    def use(leaf: StoredTensor) -> torch.Tensor:
+        used.append(leaf)
+        return leaf._real
+
+    if rule.makes_views:
+        made = operator(*_replace(args, use), **_replace(kwargs, use))
+        return _results(made, used[0])
+    if rule.reads_rows and isinstance(args[0], StoredTensor):
+        rest = [_on_cpu(_replace(argument, read)) for argument in args[1:]]
+        return _results(operator(args[0]._real, *rest, **_replace(kwargs, read)), args[0])
+    made = operator(*_replace(args, read, used), **_replace(kwargs, read, used))
+    return _apart(made, {leaf._real.untyped_storage()._cdata for leaf in used})
+
+
+def _replace(value: Any, change: Callable[[StoredTensor], Any], used: list[StoredTensor] | None = None) -> Any:
+    """`value` with every lazy leaf in it changed."""
+    if isinstance(value, StoredTensor):
+        if used is not None:
+            used.append(value)
+        return change(value)
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(_replace(one, change, used) for one in value)
+    if kind is dict:
+        return {name: _replace(one, change, used) for name, one in value.items()}
+    return value
+
+
+def _results(made: Any, leaf: StoredTensor) -> Any:
+    """What an operator made of a leaf's `_real`: lazy where it lies there still, else loaded."""
+    if isinstance(made, (tuple, list)):
+        return type(made)(_results(one, leaf) for one in made)
+    if not isinstance(made, torch.Tensor):
+        return made
+    if made.untyped_storage()._cdata != leaf._real.untyped_storage()._cdata:
+        count_of(leaf, made.nbytes)
+        return made.to(leaf.device)
+    if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
+        count_of(leaf, _nbytes(made))
+        return made.resolve_conj().resolve_neg().to(leaf.device)
+    return wrap(made, leaf._span, leaf.device)
+
+
+def _apart(made: Any, storages: set[int]) -> Any:
+    """Results with memory of their own: some operators return an argument, and their schemas don't say so."""
+    if isinstance(made, (tuple, list)):
+        return type(made)(_apart(one, storages) for one in made)
+    if isinstance(made, torch.Tensor) and made.layout is torch.strided and not made.is_nested:
+        try:
+            storage = made.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # another wrapper: no memory, so none of ours
+            return made
+        return made.clone() if storage in storages else made
+    return made
+
+
+def _plain_index(index: Any) -> Any:
+    return _on_cpu(_replace(index, read))
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    kind = type(value)
+    return kind(_on_cpu(one) for one in value) if kind is tuple or kind is list else value
+
+
+def _name(leaf: StoredTensor) -> str:
+    source = leaf._span.source
+    return f"a lazy leaf of {source.key!r}"
+
+
+def _refusal(leaf: StoredTensor, what: str) -> ReadOnlyError:
+    return ReadOnlyError(
+        f"{what} would write into {_name(leaf)}, whose version never changes: take a copy with clone(), write into "
+        "that, and put it as a new version",
+        key=leaf._span.source.key,
+    )

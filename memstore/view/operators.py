@@ -1,0 +1,64 @@
+"""What an operator does with its tensors, as its schema says it: makes views, writes, or reads.
+
+Schemas hide two things, which go by name: in-place collectives write what they are given, and gathers read rows of
+their first argument, not all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+_aten = torch.ops.aten
+
+_OF_ROWS: frozenset[Any] = frozenset(
+    {
+        _aten.index.Tensor,
+        _aten._unsafe_index.Tensor,
+        _aten.index_select.default,
+        _aten.masked_select.default,
+        _aten.gather.default,
+        _aten.take.default,
+        _aten.embedding.default,
+    }
+)
+_HARMLESS: frozenset[Any] = frozenset({_aten.detach_.default, _aten.requires_grad_.default, _aten.retain_grad.default})
+_SENDING: frozenset[str] = frozenset({"c10d::send"})
+
+
+class Rule(NamedTuple):
+    """Attributes:
+    written: place and name of each argument that is written.
+    makes_views: some result is a view of the arguments, as a rule.
+    reads_rows: only those elements of the first argument are read that the result has.
+    """
+
+    written: tuple[tuple[int, str], ...]
+    makes_views: bool
+    reads_rows: bool
+
+
+_rules: dict[Any, Rule] = {}
+
+
+def rule_of(operator: Any) -> Rule:
+    rule = _rules.get(operator)
+    if rule is None:
+        rule = _rules[operator] = _find(operator)
+    return rule
+
+
+def _find(operator: Any) -> Rule:
+    schema = operator._schema
+    written = [
+        (i, argument.name)
+        for i, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    if operator in _HARMLESS:
+        written = []
+    if schema.name.startswith("c10d::") and schema.name.endswith("_"):
+        written.append((0, schema.arguments[0].name))
+    views = [one.alias_info for one in schema.returns if one.alias_info is not None and not one.alias_info.is_write]
+    return Rule(tuple(written), bool(views), operator in _OF_ROWS)

@@ -1,0 +1,143 @@
+"""What lazy leaves read from: one version, pinned, with its bytes mapped; and the count of what was read.
+
+A source pins its version as a Ref does: the mapping keeps the segment's lock, pickling takes a lease, and who unpickles
+it has the version mapped, and checked, at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from memstore.engine.lookup import map_record
+from memstore.engine.mapping import Mapping, watch
+from memstore.engine.record import Record, decode_record, encode_record
+from memstore.engine.reference import arrive, gone, take_lease
+from memstore.engine.root import Root, abandon_root, close_root, retain_root
+from memstore.engine.segment import segment_path
+from memstore.errors import CorruptionError
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+
+_lock = threading.Lock()
+_total = 0
+
+
+def count_read(nbytes: int) -> None:
+    global _total
+    with _lock:
+        _total += nbytes
+
+
+def bytes_read() -> int:
+    """Returns how many bytes this process has read through lazy leaves and `read_rows` so far.
+
+    It counts the elements that were used, each time they are; what slicing, printing or sending a view touches is none.
+    """
+    return _total
+
+
+class Source:
+    """A version of a key and its data section in memory.
+
+    Attributes:
+        memory: the data section. Never written: nobody else may hold this mapping.
+        address: where it lies.
+    """
+
+    __slots__ = ("__weakref__", "_options", "_record", "address", "key", "mapping", "memory", "root")
+
+    def __init__(
+        self,
+        root: Root,
+        key: str,
+        record: Record,
+        mapping: Mapping | None,
+        memory: Memory,
+        options: dict[str, Any],
+    ) -> None:
+        """`options`: the sender's mode, timeout, verify and lease, for references to it."""
+        retain_root(root)
+        self.root, self.key, self.mapping, self.memory = root, key, mapping, memory
+        self.address: int = memory.__array_interface__["data"][0]
+        # what the leaves know is left out: a reference to one leaf of many shall be small
+        self._record = msgspec.structs.replace(
+            record, description=b"", objects=b"", checksums=None, objects_checksum=None
+        )
+        self._options = {name: options[name] for name in ("mode", "timeout", "lease")}
+
+    @property
+    def version(self) -> int:
+        return self._record.version
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether its bytes may have to come from a disk."""
+        return self.mapping is not None and not self.root.on_tmpfs
+
+    def damaged(self, detail: str) -> CorruptionError:
+        root, record = self.root, self._record
+        path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
+        return CorruptionError(f"{self.key!r}: {path}: {detail}", key=self.key, path=path, detail=detail)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        root = self.root
+        take_lease(root, self.key, self._record, self._options["lease"], self._options)
+        stored = encode_record(self.key.encode(), self._record)
+        return receive, (root.path, root.settings.store, self.key, stored, self._options)
+
+    def __del__(self) -> None:
+        root = getattr(self, "root", None)
+        if root is not None:
+            abandon_root(root)
+
+
+def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, Any]) -> Source:
+    """Unpickles a source: opens its store, and maps the version while the lease holds.
+
+    Raises:
+        NotAStoreError: there is no such store here.
+        VersionGoneError: the version was replaced, and the lease is over.
+    """
+    name = key.encode()
+    record = decode_record(name, stored)
+    root = arrive(path, store, key, record.version, options)
+    try:
+        if not record.segment:
+            memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
+            if record.inline:
+                watch(memory.__array_interface__["data"][0], memory)
+            return Source(root, key, record, None, memory, options)
+        with root.guard:
+            mapped = map_record(root, name, record)
+        if mapped is None:
+            raise gone(root, key, record.version, options["lease"])
+        mapping, start = mapped
+        return Source(root, key, record, mapping, np.asarray(mapping)[start : start + record.nbytes], options)
+    finally:
+        close_root(root)
+
+
+class Span:
+    """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
+
+    `populated` is how many of them, from the first on, are mapped without a fault: see rows/pages.py.
+    """
+
+    __slots__ = ("checksum", "nbytes", "offset", "populated", "source")
+
+    def __init__(self, source: Source, offset: int, nbytes: int, checksum: bytes | None = None) -> None:
+        self.source, self.offset, self.nbytes, self.checksum = source, offset, nbytes, checksum
+        self.populated = 0
+
+    def check(self) -> None:
+        """Reads the whole leaf, the first time. Raises CorruptionError."""
+        data = self.source.memory[self.offset : self.offset + self.nbytes]
+        count_read(data.nbytes)
+        if xxhash.xxh3_64_digest(data.data) != self.checksum:
+            raise self.source.damaged(f"the bytes of the leaf at {self.offset:,} don't fit their checksum")
+        self.checksum = None
