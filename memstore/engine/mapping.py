@@ -10,7 +10,6 @@ unmaps it is ready before it is made, and both are single calls in C: see `sysca
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import weakref
 from collections.abc import Sized
@@ -42,7 +41,7 @@ class Mapping(msgspec.Struct, gc=False):
 
     def view(self) -> memoryview:
         """The bytes without numpy. It does not keep the mapping alive."""
-        return memoryview((ctypes.c_char * self.size).from_address(self.address)).cast("B")
+        return syscalls.memory_at(self.address, self.size)
 
 
 def map_file(fd: int, size: int) -> Mapping:

@@ -313,6 +313,11 @@ def buffer_address(buffer: bytearray | mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
 
 
+def memory_at(address: int, size: int) -> memoryview:
+    """Mapped bytes, as long as they are mapped."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
 def keep_from_children(address: int, size: int) -> None:
     """A forked child doesn't inherit the mapping, and so neither the lock that it keeps."""
     if _madvise(address, size, _MADV_DONTFORK):

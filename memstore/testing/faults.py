@@ -25,7 +25,7 @@ from memstore.engine.catalog import Catalog
 
 COMMIT = "catalog.commit"
 
-_PURE = {"buffer_address", "long_words", "thread_id", "words"}  # compute, and ask the kernel nothing
+_PURE = {"buffer_address", "memory_at", "long_words", "thread_id", "words"}  # compute, and ask the kernel nothing
 STEPS = frozenset(
     {
         COMMIT,
