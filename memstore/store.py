@@ -436,8 +436,11 @@ class Store:
             created=record.created,
             structure=structure.structure_text(plan),
             leaves=tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan)),
-            files=(segment_path(root.segments, record.segment),) if record.segment else (),
+            files=self._files(record),
         )
+
+    def _files(self, record: Record) -> tuple[str, ...]:
+        return (segment_path(self._opened().segments, record.segment),) if record.segment else ()
 
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
         """Waits for a version of `key` that is newer than `newer_than`, and returns it.

@@ -209,6 +209,10 @@ def check_filesystem(root: str, durability: Durability | None) -> int:
     return kind
 
 
+def filesystem_name(kind: int) -> str:
+    return {**_LOCAL, **_NETWORK}.get(kind, f"type {kind:#x}")
+
+
 def check_folder(root: str, fd: int, settings: Settings | None) -> None:
     """Refuses a folder that others can change. `settings` is None while the store is being created."""
     found = syscalls.status(fd)

@@ -117,11 +117,11 @@ class Header:
                 *(b'","objects":"', base64.b64encode(objects), tail(description, entries)),
             )
         )
-        check_header(key, len(text))
         self._digest_at = _STORE_AT + len(mark)
         self._checksums_at = self._digest_at + _DIGEST_SIZE + len(named)
         self._end = 8 + len(text)
         self.nbytes = -(-(self._end + _SLACK_ROOM) // syscalls.PAGE) * syscalls.PAGE
+        check_header(key, self.nbytes)
         self._content = bytearray(struct.pack("<Q", self.nbytes - 8) + text.ljust(self.nbytes - 8))
 
     def finish(self, put_id: int, nbytes: int, slack: int, checksums: bytes | None) -> bytearray:

@@ -1,0 +1,20 @@
+"""The command line: `memstore COMMAND ROOT ...`. Arguments and printing only; it needs the extra `cli`.
+
+commands    what can be asked for        render      tables, trees, JSON, progress
+watch       the live table               selftest    `memstore bench`
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The entry point of the script `memstore`."""
+    try:
+        from memstore.cli.commands import run
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.exit(f"memstore: the command line needs {error.name}: pip install 'memstore[cli]'")
+    run()

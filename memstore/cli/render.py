@@ -1,0 +1,120 @@
+"""How things look: sizes, ages, tables, trees, JSON, progress bars."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, cast
+
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from memstore.listing import Leaf
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_PATIENCE = 1.0  # seconds before a progress bar is shown
+
+console = Console(highlight=False, soft_wrap=True)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def size(nbytes: float) -> str:
+    """ "1.5 MiB"."""
+    for unit in _UNITS[:-1]:
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} {_UNITS[-1]}"
+
+
+def age(created: float) -> str:
+    """ "3 min", since a time in Unix seconds."""
+    seconds = max(time.time() - created, 0.0)
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def plain(value: Any) -> Any:
+    """For JSON: dataclasses as objects, names of leaves as arrays, all else as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in cast(dict[Any, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in cast(list[Any], value)]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        is_text = column == columns[0]
+        made.add_column(
+            column, justify="right" if column in right else "left", overflow="fold" if is_text else "ellipsis"
+        )
+    for row in rows:
+        made.add_row(*map(printable, row))
+    return made
+
+
+def printable(text: str) -> str:
+    """Keys may hold anything: control characters are shown as escapes, and brackets are no markup."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return shown.replace("[", r"\[")
+
+
+def leaf_tree(title: str, leaves: Sequence[Leaf]) -> Tree:
+    """The leaves under their names' parts."""
+    top = Tree(printable(title), guide_style="dim")
+    branches: dict[tuple[str | int, ...], Tree] = {(): top}
+    for leaf in leaves:
+        branch = top
+        for depth in range(1, len(leaf.name)):
+            path = leaf.name[:depth]
+            if path not in branches:
+                branches[path] = branch.add(printable(str(path[-1])), style="bold")
+            branch = branches[path]
+        name = printable(str(leaf.name[-1])) if leaf.name else "value"
+        what = "object" if leaf.dtype is None else f"{leaf.dtype} {list(leaf.shape)}"
+        branch.add(f"{name}  [dim]{printable(what)}[/dim]", style="not bold")
+    return top
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Generator[Callable[[int, int], None]]:
+    """A bar for what takes longer than a second, where somebody sees it. Yields a `Progress`."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    if not errors.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    bar = Progress(*columns, console=errors, transient=True)
+    task = bar.add_task(text)
+    started = time.monotonic()
+    shown = False
+
+    def advance(done: int, total: int) -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - started > _PATIENCE:
+            shown = True
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if shown:
+            bar.stop()

@@ -1,0 +1,97 @@
+"""`memstore bench`: what this machine does, in a few seconds. For figures to quote, see tests/benchmarks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memstore.cli import render
+
+_LARGE = 64 << 20  # bytes
+_SECONDS = 0.3  # a measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Medians, in seconds; `limit` is what the machine alone takes for it."""
+
+    what: str
+    seconds: float
+    nbytes: int = 0
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selftest:
+    root: str
+    filesystem: str
+    huge_pages: bool  # whether large values get them
+    cores: int
+    results: list[Found]
+
+
+def _median(call: Callable[[], object]) -> float:
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        kept = call()
+        times.append(time.perf_counter() - start)
+        del kept
+    return statistics.median(times)
+
+
+def measure(root: str) -> Selftest:
+    import torch
+
+    import memstore
+    from memstore.engine import syscalls
+    from memstore.engine.folder import filesystem_name
+
+    folder = tempfile.mkdtemp(prefix="memstore-bench-", dir=root)
+    try:
+        with memstore.open(f"{folder}/store") as store:
+            small, large = torch.randn(256), torch.randn(_LARGE // 4)
+            other = torch.empty_like(large)
+            copy = _median(lambda: other.copy_(large))
+            total = _median(lambda: large.sum())
+            results = [
+                Found("put of 1 KiB", _median(lambda: store.put("small", small))),
+                Found("get of 1 KiB", _median(lambda: store.get("small"))),
+                Found("overwrite of 64 MiB", _median(lambda: store.put("large", large)), _LARGE, copy),
+                Found("get of 64 MiB, the call", _median(lambda: store.get("large"))),
+                Found("get of 64 MiB, until summed", _median(lambda: store.get("large").sum()), _LARGE, total),
+            ]
+            held = store.get("large")
+            held.sum()
+            huge = store.stats().huge_page_bytes > _LARGE // 2
+            del held
+        name = filesystem_name(syscalls.filesystem_type(folder))
+        return Selftest(root, name, huge, len(os.sched_getaffinity(0)), results)
+    finally:
+        shutil.rmtree(folder)
+
+
+def show(found: Selftest) -> None:
+    pages = "huge pages" if found.huge_pages else "small pages"
+    render.console.print(f"{found.root}: {found.filesystem}, {pages}, {found.cores} cores")
+    rows = [
+        (
+            one.what,
+            _time(one.seconds),
+            f"{one.nbytes / one.seconds / 1e9:.1f} GB/s" if one.nbytes else "",
+            f"{one.limit / one.seconds:.2f} of {_time(one.limit)}" if one.limit else "",
+        )
+        for one in found.results
+    ]
+    render.console.print(render.table(("", "time", "bandwidth", "of the machine's"), rows, right=("time", "bandwidth")))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
