@@ -59,7 +59,9 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("stride", [HEADER_STRIDE, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "stride", [HEADER_STRIDE, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(1200)])]
+)
 @pytest.mark.parametrize("name", VALUES)
 def test_in_a_header(scratch: str, name: str, stride: int) -> None:
     value = VALUES[name]()
@@ -74,7 +76,7 @@ def test_in_a_header(scratch: str, name: str, stride: int) -> None:
         assert not is_found(engine_of(store))
 
 
-@pytest.mark.parametrize("stride", [DATA_STRIDE, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("stride", [DATA_STRIDE, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
 @pytest.mark.parametrize("name", VALUES)
 def test_in_data(scratch: str, name: str, stride: int) -> None:
     value = VALUES[name]()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from typing import Any
 
 import pytest
 import torch
 
 import memstore
+from memstore import contents
+from memstore.engine.verify import look_at
 from tests.children import Child, Wire, children
-from tests.damage.stores import INLINE, content_of, header_size, make, overwrite, paths, values
+from tests.damage.stores import INLINE, content_of, engine_of, header_size, make, overwrite, paths, values
 
 SEGMENTS = set(values()) - INLINE
 
@@ -134,6 +137,28 @@ def test_no_false_alarm_while_others_write(scratch: str) -> None:
         for writer in writers:
             writer.send()
             assert writer.receive() > 100  # puts: it was busy
+
+
+def test_what_is_replaced_meanwhile_is_looked_at_anew(scratch: str) -> None:
+    """The header of what was replaced says that it is retired: no damage."""
+    with memstore.open(scratch, checksum=True) as store:
+        store.put("key", torch.zeros(5000))
+        root = engine_of(store)
+        seen: list[int] = []
+
+        def check(*held: Any) -> bool:
+            if len(seen) < 3:
+                seen.append(store.put("key", torch.ones(5000)))
+                raise memstore.CorruptionError("of the version before")
+            return contents.verify(*held)
+
+        assert look_at(root, b"key", check, id, 5.0, may_lock=True) is True
+        with pytest.raises(memstore.CorruptionError):
+            look_at(root, b"key", refuse, id, 5.0, may_lock=True)
+
+
+def refuse(*_: object) -> bool:
+    raise memstore.CorruptionError("of this version")
 
 
 def put_until_told(wire: Wire, number: int, root: str) -> int:
