@@ -222,7 +222,7 @@ class StoreMachine(RuleBasedStateMachine):
 TestStore = pytest.mark.timeout(7200 if EXAMPLES > 100 else 120)(StoreMachine.TestCase)
 TestStore.settings = settings(
     max_examples=EXAMPLES,
-    stateful_step_count=20,
+    stateful_step_count=16,
     deadline=None,
     phases=set(Phase) - ({Phase.shrink} if EXAMPLES == 100 else set()),  # it takes minutes, and the seed is there
 )
