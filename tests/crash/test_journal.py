@@ -5,6 +5,7 @@ And no repair is needed: others go on meanwhile, a gc leaves no file of nobody, 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import time
@@ -75,7 +76,8 @@ class Killing:
     def rest(self) -> None:
         """All let go, and stop: nothing is left of the dead, nor of the living."""
         for worker in self.workers:
-            worker.send("rest")
+            with contextlib.suppress(BrokenPipeError):  # it raised, and says so when it is asked
+                worker.send("rest")
         for worker in self.workers:
             fds, mapped = worker.recv()
             assert fds < 20 and mapped == [], "what is open or mapped grows"

@@ -9,7 +9,8 @@ import pytest
 import memstore
 from memstore.engine.tables import Counters
 from tests.crash.leftovers import leftovers, opened
-from tests.crash.values import LARGE, SMALL, stamp_at, stamped
+from tests.crash.operations import OPERATIONS
+from tests.crash.values import LARGE, SMALL, stamp_at, stamp_of, stamped
 
 
 def counters(store: memstore.Store) -> Counters:
@@ -32,6 +33,38 @@ def test_a_retired_file_is_used_again(nbytes: int, store: memstore.Store) -> Non
         store.put("k", stamped(stamp, nbytes))
         assert files(store) == two
         assert stamp_at(store, "k") == stamp
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
+def test_a_file_that_is_held_is_passed_over_until_it_is_let_go(nbytes: int, store: memstore.Store) -> None:
+    store.put("k", stamped(0, nbytes))
+    (held_file,) = files(store)
+    held = store.get("k")
+    for stamp in range(1, 6):
+        store.put("k", stamped(stamp, nbytes))
+    assert len(files(store)) == 3 and counters(store).held > nbytes
+    assert stamp_of(held) == 0
+    del held
+    found: set[str] = set()
+    for stamp in range(6, 12):
+        store.put("k", stamped(stamp, nbytes))
+        found |= {os.path.basename(path) for path in store.info("k").files}
+    assert held_file in found, "it is used again"
+    assert counters(store).held == 0
+    assert leftovers(store, spares=True) == []
+
+
+@pytest.mark.parametrize("name", ["abandon-small", "abandon-large"])
+def test_a_lost_race_gives_its_file_back_for_reuse(name: str, store: memstore.Store) -> None:
+    operation = OPERATIONS[name]
+    operation.reset(store)
+    operation.run(store, None)
+    kept = files(store)
+    assert counters(store).filling == 0
+    assert leftovers(store, spares=True) == []
+    for _ in range(3):
+        operation.run(store, None)
+        assert files(store) == kept
 
 
 @pytest.mark.parametrize("spoil", ["unlink", "cut", "link"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, settings
+from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -159,6 +159,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.side(side).hold(self.holds, key, self.model[key][0], by_ref)
         self.side(side).let_go(self.holds - HELD)
 
+    @precondition(lambda self: self.model)
+    @rule(side=SIDES, by=SIDES, data=st.data(), by_ref=st.booleans())
+    def overwrite_what_is_held(self, side: int, by: int, data: st.DataObject, by_ref: bool) -> None:
+        """With values of its own size, which would fit into its file."""
+        key = data.draw(st.sampled_from(sorted(self.model)))
+        kind, number = self.model[key][0]
+        self.holds += 1
+        self.side(side).hold(self.holds, key, (kind, number), by_ref)
+        for other in range(1, 4):
+            self._put(self.side(by).put, key, (kind, number + 5 * other))
+
     @rule(side=SIDES, ago=st.integers(0, 2 * HELD))
     def let_go(self, side: int, ago: int) -> None:
         self.side(side).let_go(self.holds - ago)
@@ -209,4 +220,9 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = pytest.mark.timeout(7200 if EXAMPLES > 100 else 120)(StoreMachine.TestCase)
-TestStore.settings = settings(max_examples=EXAMPLES, stateful_step_count=20, deadline=None)
+TestStore.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=16,
+    deadline=None,
+    phases=set(Phase) - ({Phase.shrink} if EXAMPLES == 100 else set()),  # it takes minutes, and the seed is there
+)
