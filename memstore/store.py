@@ -199,8 +199,7 @@ class Store:
         except OSError as error:
             if not is_full(error):
                 raise
-            if not sweep_all(root, deadline):  # the files that were kept for reuse
-                raise _explained(root, error, key) from error
+        sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
         try:
             return self._publish(root, batch, deadline)
         except OSError as error:

@@ -1,0 +1,228 @@
+"""The command line, as people and scripts meet it: in processes of its own, some of them in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import memstore
+
+COMMAND = [sys.executable, "-m", "memstore.cli"]
+
+
+@pytest.fixture
+def filled(root: str) -> Iterator[str]:
+    with memstore.open(root, checksum=True) as store:
+        store.put("policy/weights", {"layer": {"w": torch.ones(64, 64), "b": torch.zeros(64)}, "step": 7})
+        store.put("policy/td", TensorDict({"x": torch.ones(3, 2000), "deep": {"y": torch.zeros(3)}}, [3]))
+        store.put("count", torch.tensor(3))
+        store.put("new\nline[bold]🐍", torch.ones(3))
+        store.put("jagged", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
+    yield root
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stderr if code > 1 else done.stdout
+
+
+def call_json(*arguments: str, code: int = 0) -> Any:
+    return json.loads(call(*arguments, "--json", code=code))
+
+
+def in_terminal(*arguments: str, interrupt: str | None = None) -> tuple[str, int]:
+    """Runs a command in a pseudo-terminal of 100 columns. Returns what it wrote, and its exit code."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
+        os.execv(COMMAND[0], [*COMMAND, *arguments])
+    written, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([fd], [], [], 0.1)[0]:
+            try:
+                part = os.read(fd, 1 << 16)
+            except OSError:  # the terminal's end
+                break
+            if not part:
+                break
+            written += part
+        if interrupt is not None and interrupt in written.decode(errors="replace"):
+            os.kill(pid, signal.SIGINT)
+            interrupt = None
+    _, status = os.waitpid(pid, 0)
+    os.close(fd)
+    return written.decode(), os.waitstatus_to_exitcode(status)
+
+
+def screen(text: str) -> list[str]:
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in text.replace("\r", "").split("\n")]
+
+
+def test_ls_lists_sorted_keys(filled: str) -> None:
+    lines = call("ls", filled).splitlines()
+    assert lines[0].split() == ["key", "version", "kind", "leaves", "size", "age"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "count",
+        "jagged",
+        r"new\nline[bold]🐍",
+        "policy/td",
+        "policy/weights",
+    ]
+    assert "16.2 KiB" in lines[-1] and "segment" in lines[-1] and "inline" in lines[1]
+    assert len(call("ls", filled, "policy/").splitlines()) == 3
+    found = call_json("ls", filled, "pol")
+    assert [one["key"] for one in found] == ["policy/td", "policy/weights"]
+    assert found[1]["leaves"] == 2 and found[1]["nbytes"] == 64 * 64 * 4 + 64 * 4
+
+
+def test_info_shows_the_tree_of_leaves(filled: str) -> None:
+    text = call("info", filled, "policy/weights")
+    assert "layer" in text and "float32 [64, 64]" in text and "step  object" in text and ".safetensors" in text
+    assert "TensorDict[3]" in call("info", filled, "policy/td")
+    assert "values" in call("info", filled, "jagged")  # with torch
+    found = call_json("info", filled, "policy/weights")
+    assert found["leaves"][0]["name"] == ["layer", "w"] and found["leaves"][0]["dtype"] == "torch.float32"
+    assert found["kind"] == "segment" and len(found["files"]) == 1
+
+
+def test_stats_say_who_holds_what(filled: str) -> None:
+    with memstore.open(filled) as store:
+        held = store.get("policy/td")
+        store.delete("policy/td")
+        found = call_json("stats", filled)
+        assert found["keys"] == 4 and found["pinned_bytes"] > 24_000 and found["pinned_by"] == [os.getpid()]
+        assert f"by pid {os.getpid()}" in call("stats", filled)
+        del held
+
+
+def test_verify_finds_damage_and_repair_says_what_is_lost(filled: str) -> None:
+    assert call("verify", filled).startswith("5 checked")
+    with memstore.open(filled) as store:
+        (path,) = store.info("policy/td").files
+    with open(path, "r+b") as file:
+        file.seek(5000)
+        byte = file.read(1)
+        file.seek(5000)
+        file.write(bytes([byte[0] ^ 1]))
+    found = call_json("verify", filled, code=1)
+    assert len(found["damaged"]) == 1 and "policy/td" in found["damaged"][0]
+    assert "damaged  'policy/td'" in call("verify", filled, code=1)
+    assert call("verify", filled, "count").startswith("1 checked")
+    call("rm", filled, "policy/td")
+    assert "4 keys recovered, 0 lost" in call("repair", filled)
+    assert call_json("verify", filled)["checked"] == 4
+
+
+def test_gc_rm_and_cp(filled: str, tmp_path: Path) -> None:
+    with memstore.open(filled) as store:
+        store.put("policy/td", torch.zeros(5000))
+    assert call_json("gc", filled)["freed_bytes"] > 24_000
+    assert call_json("rm", filled, "count", "jagged") == {"deleted": 2}
+    call("rm", filled, "count", "policy/td", code=4)
+    assert call_json("rm", filled, "count", "--missing-ok") == {"deleted": 0}
+    target = str(tmp_path / "target")
+    assert "2 copied" in call("cp", filled, "policy/", target, "--prefix")
+    assert list(call_json("cp", filled, "policy/td", target, "other")) == ["other"]
+    with memstore.open(target) as store:
+        assert list(store) == ["other", "policy/td", "policy/weights"]
+        assert (store.get("policy/weights")["layer"]["w"] == 1).all()
+    assert call_json("rm", target, "policy/", "--prefix") == {"deleted": 2}
+
+
+def test_watch_follows(filled: str) -> None:
+    lines = [
+        json.loads(line) for line in call("watch", filled, "--count", "3", "--interval", "0.05", "--json").splitlines()
+    ]
+    assert len(lines) == 3 and [one["key"] for one in lines[0]["entries"]] == [*memstore.open(filled)]
+    text, code = in_terminal("watch", filled, "pol", "--interval", "0.05", interrupt="publications a second")
+    assert code == 130
+    assert any(line.startswith("policy/td") for line in screen(text)) and "\x1b[?25h" in text  # the cursor is back
+
+
+def test_bench_measures(tmp_path: Path) -> None:
+    found = call_json("bench", str(tmp_path))
+    assert {one["what"] for one in found["results"]} >= {"put of 1 KiB", "get of 1 KiB"}
+    assert all(one["seconds"] > 0 for one in found["results"]) and os.listdir(tmp_path) == []
+    assert "GB/s" in call("bench", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("ls", "/nowhere/at/all"), 3, "doesn't exist"),
+        (("info", "ROOT", "nothing"), 4, "no key 'nothing'"),
+        (("info", "ROOT", ""), 3, "key"),
+        (("rm", "ROOT"), 2, "Missing argument"),
+        (("frobnicate",), 2, "No such command"),
+        (("ls", "ROOT", "--bogus"), 2, "No such option"),
+        (("cp", "ROOT", "a", "b", "c", "--prefix"), 2, "keep their keys"),
+        (("ls", "/dev/null"), 3, "not a folder"),
+    ],
+)
+def test_errors_say_what_is_wrong(filled: str, arguments: tuple[str, ...], code: int, says: str) -> None:
+    assert says in call(*(filled if part == "ROOT" else part for part in arguments), code=code)
+
+
+def test_what_a_person_sees(filled: str) -> None:
+    text, code = in_terminal("ls", filled)
+    lines = screen(text)
+    assert code == 0 and lines[0].startswith("key") and "\x1b[1m" in text
+    assert len({line.index("segment") for line in lines if "segment" in line}) == 1, lines  # columns are aligned
+    text, _ = in_terminal("info", filled, "policy/weights")
+    assert any("├── " in line or "└── " in line for line in screen(text))
+    text, code = in_terminal("info", filled, "nothing")
+    assert code == 4 and "memstore: no key 'nothing'" in "\n".join(screen(text))
+
+
+def test_ls_info_and_stats_start_quickly_and_without_torch(filled: str) -> None:
+    for arguments in (("ls", filled), ("info", filled, "policy/td"), ("stats", filled)):
+        script = "import sys, atexit; from memstore.cli import main; sys.argv = ['memstore', *sys.argv[1:]]\n" + (
+            "atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)))\nmain()"
+        )
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+            )
+            times.append(time.perf_counter() - start)
+        assert "torch" not in done.stderr.split() and "tensordict" not in done.stderr.split()
+        assert min(times) < 2.0, times  # 0.2 alone; the machine may be busy
+
+
+def test_completion_knows_the_keys(filled: str) -> None:
+    assert "_MEMSTORE_COMPLETE=bash_complete" in call("completion", "bash")
+    environment = {
+        **os.environ,
+        "_MEMSTORE_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"memstore info {filled} pol",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, check=False)
+    assert "policy/td" in done.stdout and "policy/weights" in done.stdout and "count" not in done.stdout
+
+
+def test_without_its_libraries_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['click'] = None\nfrom memstore.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "pip install 'memstore[cli]'" in done.stderr
+
+
+def test_a_pipe_that_ends_early_is_no_error(filled: str) -> None:
+    done = subprocess.run(f"{' '.join(COMMAND)} ls {filled} | true", shell=True, capture_output=True, check=False)
+    assert done.stderr == b""
