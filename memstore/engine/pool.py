@@ -226,8 +226,11 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
         transaction.delete_retired(row.size, row.sequence)
         counters.retired -= row.size
         freed += row.size
+    held = counters.held
     for row in chosen.held:
         freed += _look_again(root, transaction, counters, row, unlinked, now, keep)
+    if counters.held < held:  # somebody let go, maybe of more: the next put looks on
+        root.looked_at_held = 0.0
     for segment in chosen.dead:
         found = transaction.segment(segment)
         if _unlink(root, transaction, segment, FILLING, unlinked, now):

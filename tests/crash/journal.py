@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import torch
 
 import memstore
-from tests.crash.leftovers import open_fds
+from tests.crash.leftovers import open_fds, opened
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_of, stamped
 from tests.leaks import mapped_files
 
@@ -129,7 +129,7 @@ def write(channel: Connection, path: str, slot: int, number: int, journal: str, 
         writer.step()
         if channel.poll():
             writer.let_go()
-            _rest(channel, path)
+            _rest(channel, store)
 
 
 def read(channel: Connection, path: str, keys: list[str], seed: int) -> None:
@@ -150,14 +150,15 @@ def read(channel: Connection, path: str, keys: list[str], seed: int) -> None:
         if channel.poll():
             held.clear()
             del values, value
-            _rest(channel, path)
+            _rest(channel, store)
 
 
-def _rest(channel: Connection, path: str) -> None:
+def _rest(channel: Connection, store: memstore.Store) -> None:
     """Lets go of everything, sends what is open and mapped still, and waits."""
     channel.recv()
     gc.collect()
-    channel.send((len(open_fds()), [name for name in mapped_files(path) if "/segments/" in name]))
+    opened(store).spares.clear()
+    channel.send((len(open_fds()), [name for name in mapped_files(store.root) if "/segments/" in name]))
     channel.recv()
 
 

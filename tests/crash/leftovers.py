@@ -109,7 +109,9 @@ def open_fds() -> set[str]:
     return found
 
 
-def shared_mappings(path: str) -> list[str]:
-    """Mappings of this process through which it could write to the segments of the store at `path`."""
+def shared_mappings(store: memstore.Store) -> list[str]:
+    """Mappings of this process through which it could write to segments, but for those kept for the next puts."""
+    opened(store).spares.clear()
+    path = store.root
     with open("/proc/self/maps") as file:
         return [line.rstrip("\n") for line in file if f"{path}/segments/" in line and line.split()[1][3] == "s"]

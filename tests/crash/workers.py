@@ -166,7 +166,7 @@ def be_interrupted(channel: Connection, path: str, name: str) -> None:
     operation.reset(store)
     gc.collect()
     store.gc()
-    channel.send((outcomes, leftovers(store) + shared_mappings(path)))
+    channel.send((outcomes, leftovers(store) + shared_mappings(store)))
 
 
 def use_in_handler(channel: Connection, path: str, nbytes: int) -> None:
