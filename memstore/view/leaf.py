@@ -112,6 +112,9 @@ class StoredTensor(torch.Tensor):
         dtype = f"dtype={self.dtype}{device}{grad}"
         return f"StoredTensor(key={source.key!r}, version={source.version}, shape={tuple(self.shape)}, {dtype})"
 
+    def __format__(self, spec: str) -> str:
+        return format(read(self), spec) if spec and not self.ndim else repr(self)
+
 
 def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
     """The lazy leaf over `real`, which lies in the mapping of the span's source."""
