@@ -234,6 +234,7 @@ def drop_from_memory(path: str) -> None:
 
     fd = os.open(path, os.O_RDONLY)
     try:
+        os.fsync(fd)  # what is dirty stays
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
@@ -262,3 +263,29 @@ def test_cold_rows_are_asked_for_at_once(disk_root: str, monkeypatch: pytest.Mon
         drop_from_memory(file)
         memstore.prefetch_rows(store.view("key"), index)
         assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("use", "sizes"),
+    [
+        (lambda view: view[5:7].sum(), [2 * 16384]),
+        (lambda view: view[5:10:2, 1024:2048].sum(), [4096] * 3),
+        (lambda view: view[[5, -1, 6]], [2 * 16384, 16384]),
+        (lambda view: view[torch.tensor([5, 6])], [2 * 16384]),
+    ],
+)
+def test_cold_boxes_are_asked_for_by_their_runs(
+    use: Any, sizes: list[int], disk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(syscalls, "will_need", lambda addresses, sizes: asked.extend(sizes))
+    with memstore.open(disk_root) as store:
+        store.put("key", torch.arange(2000.0).repeat_interleave(4096).view(2000, 4096))
+        file = store.info("key").files[0]
+    with memstore.open(disk_root) as store:
+        view = store.view("key")
+        drop_from_memory(file)
+        use(view)
+        assert asked == sizes
+        use(view)  # warm by now
+        assert asked == sizes
