@@ -2,7 +2,7 @@
 
 index     which rows are asked for
 gather    where each leaf's rows go: all checks, before anything is written
-pages     what lies on a disk still, and what is mapped already
+copy      the way that is the fastest
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def plan_collection(gather: Gather, source: Any, out: Any, path: Path) -> Any:
         return gather.plan(source._param_td, out, path)
     if type(source) is TensorDict:
         return _tensordict(gather, source, out, path)
-    rows = gather.rows(source.batch_size[0], path)
-    return source[rows] if out is None else out.update_(source[rows])
+    picked = source[gather.rows(source.batch_size[0], path)]  # of a lazy stack: members, as they are
+    return picked.clone() if out is None else out.update_(picked)
 
 
 def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path) -> Any:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memstore.rows import pages
+from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
 from memstore.structure import traits
+from memstore.view import pages
 from memstore.view.leaf import StoredTensor, count_of, geometry, span_of
 from memstore.view.source import Span
 
 Path = tuple[Any, ...]
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class Job(NamedTuple):
@@ -141,33 +141,22 @@ class Gather:
             pages.ask_for(self._jobs[i].real, self._jobs[i].rows)
         with torch.no_grad():
             for i, job in enumerate(self._jobs):
+                is_mapped = i not in cold
                 if job.leaf is not None:
                     count_of(job.leaf, job.target.nbytes)
-                    if i not in cold:
-                        pages.populate(span_of(job.leaf), job.target.nbytes)
-                _fill(job)
+                    is_mapped = is_mapped and pages.populate(span_of(job.leaf), job.target.nbytes)
+                _fill(job, is_mapped)
 
 
-def _fill(job: Job) -> None:
+def _fill(job: Job, is_mapped: bool) -> None:
     """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
-    target = job.target.detach()
+    target, source = job.target.detach(), job.span and job.span.source
     if target.device.type == "cpu":
-        _select(job, target)
+        copy_rows(job.real.cpu(), job.rows, target, source, is_mapped=is_mapped)
     elif target.device.type != "meta":
         staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
-        _select(job, staged)
+        copy_rows(job.real.cpu(), job.rows, staged, source, is_mapped=is_mapped)
         target.copy_(staged, non_blocking=True)
-
-
-def _select(job: Job, target: torch.Tensor) -> None:
-    if not target.numel():
-        return
-    same_size = _SAME_SIZE[target.dtype.itemsize]  # not every dtype has a kernel
-    torch.index_select(_bits(job.real.cpu(), same_size), 0, job.rows, out=_bits(target, same_size))
-
-
-def _bits(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

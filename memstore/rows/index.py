@@ -42,7 +42,7 @@ class Index:
                     f"a mask of {len(given):,} for {what}, which has {count:,} rows: it takes one for each"
                 )
             return given.nonzero().squeeze(1)
-        if self._low < -count or self._high >= count:
+        if given.numel() and (self._low < -count or self._high >= count):
             wrong = self._low if self._low < -count else self._high
             allowed = f"from {-count:,} to {count - 1:,}" if count else "none, for it is empty"
             raise IndexError(f"row {wrong:,} of {what}, which has {count:,}: rows are {allowed}")

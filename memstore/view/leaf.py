@@ -17,6 +17,7 @@ import torch
 from memstore.errors import ReadOnlyError
 from memstore.structure import traits
 from memstore.view.operators import rule_of
+from memstore.view.pages import bring, bring_rows
 from memstore.view.source import Span, count_read
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
@@ -55,7 +56,9 @@ class StoredTensor(torch.Tensor):
         kind = type(index)
         if kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index))):
             return wrap(self._real[index], self._span, self.device)
-        return _results(self._real[_plain_index(index)], self)
+        index = _plain_index(index)
+        bring_rows(self._span, self._real, index)
+        return _results(self._real[index], self)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise _refusal(self, "an assignment to its elements")
@@ -112,6 +115,9 @@ class StoredTensor(torch.Tensor):
         dtype = f"dtype={self.dtype}{device}{grad}"
         return f"StoredTensor(key={source.key!r}, version={source.version}, shape={tuple(self.shape)}, {dtype})"
 
+    def __format__(self, spec: str) -> str:
+        return format(read(self), spec) if spec and not self.ndim else repr(self)
+
 
 def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
     """The lazy leaf over `real`, which lies in the mapping of the span's source."""
@@ -156,6 +162,7 @@ def read(leaf: StoredTensor) -> torch.Tensor:
     """The leaf's values, on its device. On the CPU they lie in the mapping: as `geometry`."""
     real = leaf._real
     count_of(leaf, _nbytes(real))
+    bring(leaf._span, real)
     return real if leaf.device == _CPU else real.to(leaf.device)
 
 

@@ -75,6 +75,15 @@ class Source:
         return self._record.version
 
     @property
+    def segment(self) -> int:
+        return self._record.segment
+
+    @property
+    def start(self) -> int:
+        """Of the data section, in its file."""
+        return self._record.start
+
+    @property
     def is_on_disk(self) -> bool:
         """Whether its bytes may have to come from a disk."""
         return self.mapping is not None and not self.root.on_tmpfs
@@ -125,7 +134,7 @@ def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, A
 class Span:
     """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
 
-    `populated` is how many of them, from the first on, are mapped without a fault: see rows/pages.py.
+    `populated` is how many of them, from the first on, are mapped without a fault: see pages.py.
     """
 
     __slots__ = ("checksum", "nbytes", "offset", "populated", "source")
