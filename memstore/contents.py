@@ -12,6 +12,7 @@ import xxhash
 
 from memstore import structure
 from memstore.engine import publish
+from memstore.engine.adopted import read_sources
 from memstore.engine.header import Header, check_header, read_objects
 from memstore.engine.lookup import Held
 from memstore.engine.mapping import watch
@@ -198,6 +199,13 @@ def _verify(root: Root, key: str, record: Record, plan: structure.Plan, memory: 
             raise _damaged(root, key, record, f"the bytes of leaf {leaf.name} don't fit their checksum")
 
 
+def files_of(root: Root, record: Record) -> tuple[str, ...]:
+    """The paths of the bytes of a version."""
+    if record.adopted is not None:
+        return tuple(file.path for file in read_sources(record.adopted))
+    return (segment_path(root.segments, record.segment),) if record.segment else ()
+
+
 def _damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
-    path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
+    path = next(iter(files_of(root, record)), f"{root.path} (inline)")
     return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)

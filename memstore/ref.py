@@ -49,7 +49,7 @@ class Ref:
         record = self._record
         held: Held | None = (record, None, 0)
         with resource_errors(self.root, self.key):
-            if record.segment:
+            if record.has_files:
                 with root.guard:
                     mapped = map_record(root, self.key.encode(), record)
                 held = (record, *mapped) if mapped else None
@@ -106,7 +106,7 @@ def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str
         if root.settings.store != store:
             raise VersionGoneError(f"version {record.version} of {key!r} is gone: {path} is another store now", key=key)
         pin = None
-        if record.segment:
+        if record.has_files:
             try:
                 with root.guard:
                     mapped = map_record(root, name, record)

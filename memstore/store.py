@@ -14,7 +14,6 @@ from memstore.engine.pages import deadline_after
 from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
-from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError, VersionConflictError
 from memstore.info import EntryInfo, LeafInfo, StoreStats
 from memstore.keys import encode_key, encode_prefix, several
@@ -321,6 +320,55 @@ class Store:
             raise missing(name)
         return Ref(root, key, held[0], held[1], float(lease), {"mode": self._mode, **self._options()})
 
+    # --- files of others ----------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch", "npy"] | None = None,
+        copy: bool = False,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Makes files that are there already the new version of `key`, without a copy: gets map them in place.
+
+        The files stay where and whose they are. One that changes or goes is found out by the next get; but what is
+        done to it in place shows in values that were got before, which no value that was put ever does.
+
+        Args:
+            key: the key.
+            path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
+                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`.
+            format: what it must be; None: what it looks like.
+            copy: put the value that is there instead; the entry then has nothing to do with the files.
+            expect_version, timeout: as in `put`.
+
+        Returns:
+            The version.
+
+        Raises:
+            CorruptionError: a file is truncated, or is not what its format says.
+            UnsupportedValueError: it holds what can't be served in place, or what only pickle can read.
+            PermissionDeniedError: the folder has a link that leads out of it.
+            FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
+        """
+        from memstore.integrations import attach
+
+        root, name = self._writable(), encode_key(key)
+        deadline = self._deadline(timeout)
+        if expect_version is not None:
+            self._check_early(root, {key: expect_version})
+        with resource_errors(self.root, key):
+            content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
+            if not copy:
+                version = commit(root, [Change(name, content, expect_version)], deadline)[0]
+                self._puts += 1
+                return version
+            value = attach.load(key, content, allow_pickle=self._allow_pickle)
+        return self.put(key, value, expect_version=expect_version, timeout=timeout)
+
     # --- delete -------------------------------------------------------------------------------------------------------
 
     def delete(
@@ -389,18 +437,20 @@ class Store:
         record = self._record(root, name)
         if record is None:
             raise missing(name)
-        from memstore import structure
+        from memstore import contents, structure
 
         plan = structure.plan_of(record.description)
+        leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
+        is_adopted = record.adopted is not None  # its section has the headers of the files too
         return EntryInfo(
             key=key,
             version=record.version,
-            kind="segment" if record.segment else "inline",
-            nbytes=record.nbytes,
+            kind="adopted" if is_adopted else "segment" if record.segment else "inline",
+            nbytes=structure.stored_bytes(plan) if is_adopted else record.nbytes,
             created=record.created,
             structure=structure.structure_text(plan),
-            leaves=tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan)),
-            files=(segment_path(root.segments, record.segment),) if record.segment else (),
+            leaves=leaves,
+            files=contents.files_of(root, record),
         )
 
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
