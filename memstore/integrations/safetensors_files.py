@@ -9,9 +9,8 @@ holes, overlaps or anything behind them, and no name comes twice.
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any, NoReturn
+from typing import Any
 
 from memstore import structure
 from memstore.engine import syscalls
@@ -19,12 +18,11 @@ from memstore.engine.adopted import Sources, opened
 from memstore.engine.header import HEADER_LIMIT
 from memstore.engine.layout import SAFETENSORS_DTYPES
 from memstore.engine.record import Leaf
-from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
+from memstore.errors import PermissionDeniedError, UnsupportedValueError
+from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
 from memstore.structure.traits import DTYPES
 
 _DTYPE_NAMES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
-_MOST_DIMENSIONS = 64  # as torch has it
-_MOST_SIZE = 1 << 63
 
 
 def adopt_file(path: str, sources: Sources) -> structure.Adopted:
@@ -42,7 +40,7 @@ def adopt_index(path: str, sources: Sources) -> structure.Adopted:
     chosen: dict[str, Leaf] = {}
     for tensor, name in listed.items():
         if tensor not in tensors[name]:
-            _damaged(path, f"it says that the tensor {tensor!r} is in {name}, and there it is not")
+            damaged(path, f"it says that the tensor {tensor!r} is in {name}, and there it is not")
         chosen[tensor] = tensors[name][tensor]
     return _as_dict(chosen)
 
@@ -56,17 +54,13 @@ def _as_dict(tensors: dict[str, Leaf]) -> structure.Adopted:
 
 def _read_index(path: str) -> dict[str, str]:
     """Which file each tensor is in."""
-    real = os.path.realpath(path)
-    with opened(real) as (fd, found):
-        if found.st_size > HEADER_LIMIT:
-            _damaged(path, f"an index of {found.st_size:,} bytes, and {HEADER_LIMIT:,} are the limit")
-        index = _read_json(path, syscalls.read_at(fd, found.st_size, 0))
+    index = parse_object(path, read_whole(os.path.realpath(path)))
     listed = index.get("weight_map")
     if not isinstance(listed, dict):
-        _damaged(path, "it has no weight_map")
+        damaged(path, "it has no weight_map")
     for tensor, name in listed.items():
         if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
-            _damaged(path, f"it says that the tensor {tensor!r} is in {name!r}, which names no file beside it")
+            damaged(path, f"it says that the tensor {tensor!r} is in {name!r}, which names no file beside it")
     return listed
 
 
@@ -83,7 +77,7 @@ def _resolved(folder: str, name: str, index: str) -> str:
     if not any(path.startswith(f"{place}/") for place in allowed):
         raise PermissionDeniedError(f"{home}/{name} is a link out of its folder, to {path}: attach that by itself")
     if not os.path.lexists(path):
-        _damaged(index, f"it names {name}, which is missing")
+        damaged(index, f"it names {name}, which is missing")
     return path
 
 
@@ -96,10 +90,10 @@ def _read_file(path: str, sources: Sources) -> dict[str, Leaf]:
         start = syscalls.read_at(fd, 8, 0)
         size = int.from_bytes(start, "little")
         if len(start) < 8 or 8 + size > found.st_size:
-            _damaged(path, f"{found.st_size:,} bytes are not even its header: it is truncated, or no safetensors file")
+            damaged(path, f"{found.st_size:,} bytes are not even its header: it is truncated, or no safetensors file")
         if size > HEADER_LIMIT:
-            _damaged(path, f"a header of {size:,} bytes, and {HEADER_LIMIT:,} are the limit")
-        entries = _read_json(path, syscalls.read_at(fd, size, 8))
+            damaged(path, f"a header of {size:,} bytes, and {HEADER_LIMIT:,} are the limit")
+        entries = parse_object(path, syscalls.read_at(fd, size, 8))
         _check_metadata(path, entries.pop("__metadata__", {}))
         leaves = {name: _leaf(path, name, entry) for name, entry in entries.items()}
         ordered = dict(sorted(leaves.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
@@ -110,27 +104,9 @@ def _read_file(path: str, sources: Sources) -> dict[str, Leaf]:
     }
 
 
-def _read_json(path: str, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name that stands there twice")
-        return found
-
-    try:
-        decoded = text.decode()
-        decoded.encode()
-        found = json.loads(decoded, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:  # UnicodeError and JSONDecodeError are ValueErrors
-        _damaged(path, f"its JSON can't be read: {error}")
-    if not isinstance(found, dict):
-        _damaged(path, "its JSON is no object")
-    return found
-
-
 def _check_metadata(path: str, metadata: Any) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        _damaged(path, "its __metadata__ is no object of texts")
+        damaged(path, "its __metadata__ is no object of texts")
     if metadata.get("memstore", "").startswith("put="):
         raise UnsupportedValueError(f"{path} belongs to a store, which will use it for other values: export it first")
 
@@ -140,27 +116,23 @@ def _leaf(path: str, name: str, entry: Any) -> Leaf:
     try:
         name.encode()
     except UnicodeEncodeError:
-        _damaged(path, f"the name {name!r} is no Unicode text")
+        damaged(path, f"the name {name!r} is no Unicode text")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _damaged(path, f"its entry {name!r} is no dtype, shape and data_offsets")
+        damaged(path, f"its entry {name!r} is no dtype, shape and data_offsets")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in _DTYPE_NAMES:
         raise UnsupportedValueError(f"{path}: the tensor {name!r} has the dtype {code!r}, which can't be served")
-    if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
-        _damaged(path, f"the tensor {name!r} has no shape")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        _damaged(path, f"the tensor {name!r} has no data_offsets")
+    if not are_sizes(shape):
+        damaged(path, f"the tensor {name!r} has no shape")
+    if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        damaged(path, f"the tensor {name!r} has no data_offsets")
     nbytes = DTYPES[_DTYPE_NAMES[code]].itemsize
     for size in shape:
         nbytes *= size
     start, stop = offsets
     if stop - start != nbytes:
-        _damaged(path, f"the tensor {name!r} of {code} and shape {shape} takes {nbytes:,} bytes, not {stop - start:,}")
+        damaged(path, f"the tensor {name!r} of {code} and shape {shape} takes {nbytes:,} bytes, not {stop - start:,}")
     return Leaf((), _DTYPE_NAMES[code], tuple(shape), None, start, nbytes)
-
-
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and 0 <= size < _MOST_SIZE for size in value)
 
 
 def _check_cover(path: str, leaves: dict[str, Leaf], nbytes: int) -> None:
@@ -168,11 +140,7 @@ def _check_cover(path: str, leaves: dict[str, Leaf], nbytes: int) -> None:
     for name, leaf in leaves.items():
         if leaf.offset != end:
             what = "overlaps the one before it" if leaf.offset < end else "leaves a hole before it"
-            _damaged(path, f"the tensor {name!r} {what}: it starts at {leaf.offset:,} of the data, not {end:,}")
+            damaged(path, f"the tensor {name!r} {what}: it starts at {leaf.offset:,} of the data, not {end:,}")
         end += leaf.nbytes
     if end != nbytes:
-        _damaged(path, f"its tensors take {end:,} bytes, and it has {nbytes:,}: it is truncated, or has more behind it")
-
-
-def _damaged(path: str, detail: str) -> NoReturn:
-    raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+        damaged(path, f"its tensors take {end:,} bytes, and it has {nbytes:,}: it is truncated, or has more behind it")

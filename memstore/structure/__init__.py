@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
 import memstore.structure.containers.builtin  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
+from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.plan import Plan, plan_of
 from memstore.structure.rebuild import rebuild

@@ -1,0 +1,26 @@
+"""Where in its file mapped memory lies, by the kernel's account."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+
+def file_offsets(addresses: Sequence[int], inode: int) -> list[int] | None:
+    """Offsets in the file with this inode; None if any of the addresses is not in a mapping of it."""
+    starts: list[int] = []
+    ranges: list[tuple[int, int]] = []  # end; offset in the file
+    with open("/proc/self/maps", "rb") as file:
+        for line in file:
+            fields = line.split(maxsplit=5)
+            if int(fields[4]) == inode:
+                start, end = (int(word, 16) for word in fields[0].split(b"-"))
+                starts.append(start)
+                ranges.append((end, int(fields[2], 16)))
+    found: list[int] = []
+    for address in addresses:
+        i = bisect.bisect_right(starts, address) - 1
+        if i < 0 or address >= ranges[i][0]:
+            return None
+        found.append(address - starts[i] + ranges[i][1])
+    return found
