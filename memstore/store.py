@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.engine.limits import is_full, parse_size, resource_errors
@@ -368,6 +368,55 @@ class Store:
                 return version
             value = attach.load(key, content, allow_pickle=self._allow_pickle)
         return self.put(key, value, expect_version=expect_version, timeout=timeout)
+
+    def export(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch"] = "safetensors",
+        max_shard_size: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes the value of `key` for others to read. What is at `path` appears whole, or not at all.
+
+        Args:
+            key: the key.
+            path: a file, which is replaced if it is there; or a folder, which must be missing or empty: for memmap,
+                and for safetensors with `max_shard_size`, or where it is a folder already or ends with "/".
+            format: "safetensors": the tensors by their names joined with ".", in C order, tied ones each by itself.
+                "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`.
+            max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
+                files with an index if need be.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            UnsupportedValueError: the format can't express a leaf, which is named. Nothing was written.
+            AlreadyExistsError: the folder has something in it.
+        """
+        from memstore import contents
+        from memstore.integrations import export
+
+        target, limit = export.check_options(path, format, max_shard_size)
+        root, name = self._opened(), encode_key(key)
+        with resource_errors(self.root, key):
+            held = hold(root, (name,), self._deadline(None), may_lock=self._mode != "r")[0]
+        if held is None:
+            raise missing(name)
+        description = held[0].description
+        options = contents.Options(device="cpu" if export.has_devices(description) else None)
+        export.export(
+            key,
+            description,
+            self._load(root, key, held, options),
+            target,
+            format,
+            limit=limit,
+            progress=progress,
+            durable=root.settings.durable,
+            allow_pickle=self._allow_pickle,
+        )
 
     # --- delete -------------------------------------------------------------------------------------------------------
 

@@ -179,6 +179,10 @@ def rename(source: str, target: str) -> None:
     os.rename(source, target)
 
 
+def replace(source: str, target: str) -> None:
+    os.replace(source, target)
+
+
 def unlink(path: str, dir_fd: int | None = None) -> None:
     os.unlink(path if dir_fd is None else path.rpartition("/")[2], dir_fd=dir_fd)
 

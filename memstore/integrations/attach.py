@@ -7,6 +7,7 @@ leaf lies in a file. Only headers are read.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -14,27 +15,28 @@ import numpy as np
 from memstore import structure
 from memstore.engine import syscalls
 from memstore.engine.adopted import Sources, map_sources, opened, read_sources
+from memstore.engine.header import check_header
 from memstore.engine.publish import Content
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
-_INDEX = ".safetensors.index.json"
 
 
 def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
     """What a record says of a value that lies in the file or folder at `path`."""
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {', '.join(map(repr, FORMATS))} or None, and not {format!r}")
-    name = os.fspath(path)
+    name: Any = os.fspath(path)
     if not isinstance(name, str) or not name:
         raise TypeError(f"path is that of a file or folder, as text, and not {path!r}")
     name = os.path.abspath(name)
     try:
         sources = Sources()
         adopted = _adopt(name, format, sources, allow_pickle)
-        _check_places(name, adopted.plan, sources)
+        _check_places(adopted.plan, sources)
+        check_header(key, len(adopted.plan.description) + len(adopted.objects))
     except CorruptionError as error:
         where = error.path or name
         text = error.message if where in error.message else f"{where}: {error.message}"
@@ -47,15 +49,14 @@ def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allo
 
 def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: bool) -> structure.Adopted:
     if format in (None, "safetensors"):
-        target = _checkpoint(path) if os.path.isdir(path) else path
-        if target is not None and (format is not None or _is_safetensors(target)):
-            from memstore.integrations import safetensors_files
+        from memstore.integrations import safetensors_files
 
-            if target.endswith(".json"):
-                return safetensors_files.adopt_index(target, sources)
-            return safetensors_files.adopt_file(target, sources)
+        target = safetensors_files.find_in_folder(path) if os.path.isdir(path) else path
+        if target is not None and (format is not None or _is_safetensors(target)):
+            read = safetensors_files.adopt_index if target.endswith(".json") else safetensors_files.adopt_file
+            return read(target, sources)
         if format is not None:
-            raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *{_INDEX}")
+            raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
     found = format or _format_of(path)
     if found == "memmap":
         from memstore.integrations import memmap
@@ -70,23 +71,8 @@ def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: boo
     return npy.adopt_file(path, sources)
 
 
-def _checkpoint(folder: str) -> str | None:
-    """The file to begin with in a folder, as transformers chooses it; None if it is no checkpoint's."""
-    names = sorted(os.listdir(folder))
-    for name in ("model.safetensors", f"model{_INDEX}"):
-        if name in names:
-            return os.path.join(folder, name)
-    for ending in (_INDEX, ".safetensors"):
-        found = [name for name in names if name.endswith(ending)]
-        if len(found) > 1:
-            raise UnsupportedValueError(f"{folder} has several *{ending}, attach one of them: {', '.join(found[:5])}")
-        if found:
-            return os.path.join(folder, found[0])
-    return None
-
-
 def _is_safetensors(path: str) -> bool:
-    return path.endswith((".safetensors", _INDEX)) or _format_of_bytes(path) is None
+    return path.endswith((".safetensors", ".safetensors.index.json")) or _format_of_bytes(path) is None
 
 
 def _format_of_bytes(path: str) -> Format | None:
@@ -114,17 +100,14 @@ def _refuse(path: str, why: str) -> NoReturn:
     raise UnsupportedValueError(f"{path}: {why}")
 
 
-def _check_places(path: str, plan: structure.Plan, sources: Sources) -> None:
+def _check_places(plan: structure.Plan, sources: Sources) -> None:
     """Every leaf lies in one file, whatever the reader of the format believed."""
-    bases = np.array([file.base for file in sources.files], np.int64)
-    ends = bases + np.array([file.size for file in sources.files], np.int64)
-    leaves = [leaf for leaf in plan.leaves if leaf.nbytes]
-    starts = np.array([leaf.offset for leaf in leaves], np.int64)
-    stops = starts + np.array([leaf.nbytes for leaf in leaves], np.int64)
-    held_by = np.searchsorted(bases, starts, side="right") - 1
-    outside = (held_by < 0) | (stops > ends[held_by] if len(ends) else True)
-    for i in np.flatnonzero(outside)[:1]:
-        raise CorruptionError(detail := f"the leaf {leaves[i].name} lies beyond the end of its file", detail=detail)
+    bases = [file.base for file in sources.files]
+    for leaf in plan.leaves:
+        if leaf.nbytes:
+            i = bisect_right(bases, leaf.offset) - 1
+            if i < 0 or leaf.offset + leaf.nbytes > bases[i] + sources.files[i].size:
+                raise CorruptionError(detail := f"the leaf {leaf.name} lies beyond the end of its file", detail=detail)
 
 
 def load(key: str, content: Content, *, allow_pickle: bool) -> Any:

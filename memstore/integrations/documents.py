@@ -31,7 +31,7 @@ def parse_object(path: str, text: bytes) -> dict[str, Any]:
         damaged(path, f"its JSON can't be read: {error}")
     if not isinstance(found, dict):
         damaged(path, "its JSON is no object")
-    return found  # pyright: ignore[reportUnknownVariableType]
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -43,4 +43,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def are_sizes(value: Any, most: int = 64) -> bool:
     """Whether this is a list of up to `most` integers that may be sizes or offsets."""
-    return isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 1 << 63 for n in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 1 << 63 for n in value)

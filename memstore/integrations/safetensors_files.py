@@ -9,8 +9,11 @@ holes, overlaps or anything behind them, and no name comes twice.
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
+
+import torch
 
 from memstore import structure
 from memstore.engine import syscalls
@@ -20,9 +23,24 @@ from memstore.engine.layout import SAFETENSORS_DTYPES
 from memstore.engine.record import Leaf
 from memstore.errors import PermissionDeniedError, UnsupportedValueError
 from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
-from memstore.structure.traits import DTYPES
+from memstore.integrations.output import Meter, new_file, new_folder
+from memstore.structure.traits import DTYPE_NAMES, DTYPES
 
-_DTYPE_NAMES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
+_INDEX = "model.safetensors.index.json"
+_CODES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
+
+
+def find_in_folder(folder: str) -> str | None:
+    """The path of the file that a checkpoint begins with, as transformers chooses it; None if the folder has none."""
+    names = sorted(os.listdir(folder))
+    for ending in ("model.safetensors", _INDEX, ".safetensors.index.json", ".safetensors"):
+        found = [name for name in names if name == ending or (name.endswith(ending) and ending.startswith("."))]
+        if len(found) > 1:
+            raise UnsupportedValueError(f"{folder} has several *{ending}, attach one of them: {', '.join(found[:5])}")
+        if found:
+            _resolved(folder, found[0], folder)
+            return os.path.join(folder, found[0])
+    return None
 
 
 def adopt_file(path: str, sources: Sources) -> structure.Adopted:
@@ -120,19 +138,19 @@ def _leaf(path: str, name: str, entry: Any) -> Leaf:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         damaged(path, f"its entry {name!r} is no dtype, shape and data_offsets")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in _DTYPE_NAMES:
+    if not isinstance(code, str) or code not in _CODES:
         raise UnsupportedValueError(f"{path}: the tensor {name!r} has the dtype {code!r}, which can't be served")
     if not are_sizes(shape):
         damaged(path, f"the tensor {name!r} has no shape")
     if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         damaged(path, f"the tensor {name!r} has no data_offsets")
-    nbytes = DTYPES[_DTYPE_NAMES[code]].itemsize
+    nbytes = DTYPES[_CODES[code]].itemsize
     for size in shape:
         nbytes *= size
     start, stop = offsets
     if stop - start != nbytes:
         damaged(path, f"the tensor {name!r} of {code} and shape {shape} takes {nbytes:,} bytes, not {stop - start:,}")
-    return Leaf((), _DTYPE_NAMES[code], tuple(shape), None, start, nbytes)
+    return Leaf((), _CODES[code], tuple(shape), None, start, nbytes)
 
 
 def _check_cover(path: str, leaves: dict[str, Leaf], nbytes: int) -> None:
@@ -144,3 +162,72 @@ def _check_cover(path: str, leaves: dict[str, Leaf], nbytes: int) -> None:
         end += leaf.nbytes
     if end != nbytes:
         damaged(path, f"its tensors take {end:,} bytes, and it has {nbytes:,}: it is truncated, or has more behind it")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def why_not(name: str, tensor: torch.Tensor) -> str | None:
+    """What keeps a tensor from being written, if anything."""
+    if DTYPE_NAMES[tensor.dtype] not in SAFETENSORS_DTYPES:
+        return f"it is of {tensor.dtype}"
+    return "its name is that of the metadata" if name == "__metadata__" else None
+
+
+def write_file(path: str, tensors: dict[str, torch.Tensor], meter: Meter, *, durable: bool) -> None:
+    """A file by itself, in place of one that is there."""
+    header, order = _header(tensors)
+    with new_file(path, meter, durable=durable) as file:
+        file.write_uncounted(header)
+        for name in order:
+            file.write_tensor(tensors[name])
+
+
+def write_checkpoint(
+    path: str, tensors: dict[str, torch.Tensor], limit: int | None, meter: Meter, *, durable: bool
+) -> None:
+    """A folder as transformers writes it: `model.safetensors`, or shards of up to `limit` bytes and their index."""
+    shards = _shards(tensors, limit)
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    with new_folder(path, durable=durable) as folder:
+        for name, shard in zip(names, shards, strict=True):
+            write_file(f"{folder}/{name}", shard, meter, durable=False)
+        if len(shards) > 1:
+            listed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+            index = {"metadata": {"total_size": meter.total}, "weight_map": dict(sorted(listed.items()))}
+            with new_file(f"{folder}/{_INDEX}", meter, durable=False) as file:
+                file.write_uncounted(json.dumps(index, indent=2).encode())
+
+
+def _shards(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[str, torch.Tensor]]:
+    """Filled in the order of the tensors. One that is larger than the limit has a shard for itself."""
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    room = limit
+    for name, tensor in tensors.items():
+        nbytes = tensor.numel() * tensor.itemsize
+        if room is not None and limit is not None:
+            if nbytes > room and shards[-1]:
+                shards.append({})
+                room = limit
+            room -= nbytes
+        shards[-1][name] = tensor
+    return shards
+
+
+def _header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, list[str]]:
+    """And the order of the tensors: by element size, so that each starts on a multiple of its own, as the data does."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.itemsize
+        code = SAFETENSORS_DTYPES[DTYPE_NAMES[tensor.dtype]]
+        entries[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_LIMIT:
+        raise UnsupportedValueError(f"the names of {len(tensors):,} tensors don't fit into a header of safetensors")
+    return len(text).to_bytes(8, "little") + text, order

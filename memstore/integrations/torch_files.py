@@ -37,7 +37,7 @@ def adopt_file(path: str, sources: Sources, allow_pickle: bool) -> structure.Ado
         base = sources.add(path, found)
 
     def locate(addresses: Sequence[int]) -> list[int]:
-        offsets = file_offsets(addresses, found.st_ino)
+        offsets = file_offsets(addresses, path, found.st_ino)
         if offsets is None:
             raise UnsupportedValueError(f"{path}: a tensor that torch made anew, or the file was replaced meanwhile")
         return [base + offset for offset in offsets]
