@@ -16,7 +16,7 @@ from memstore import structure
 from memstore.engine.limits import parse_size
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
-from memstore.integrations.output import Meter, Progress, new_file
+from memstore.integrations.output import Meter, NewFile, Progress, new_file
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
@@ -72,11 +72,18 @@ def export(
             memmap.write_folder(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
-                torch.save(value, file)  # pyright: ignore[reportArgumentType]
+                _save(value, file)
     except UnsupportedValueError as error:
         error.key = key
         raise
     meter.finish()
+
+
+def _save(value: Any, file: NewFile) -> None:
+    try:
+        torch.save(value, file)  # pyright: ignore[reportArgumentType]
+    except RuntimeError as error:  # one memory with two dtypes, for instance
+        raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
 
 
 def _named_tensors(

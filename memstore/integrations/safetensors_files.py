@@ -135,7 +135,7 @@ def _leaf(path: str, name: str, entry: Any) -> Leaf:
         name.encode()
     except UnicodeEncodeError:
         damaged(path, f"the name {name!r} is no Unicode text")
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
         damaged(path, f"its entry {name!r} is no dtype, shape and data_offsets")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in _CODES:
