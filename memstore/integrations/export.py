@@ -16,7 +16,7 @@ from memstore import structure
 from memstore.engine.limits import parse_size
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
-from memstore.integrations.output import Meter, NewFile, Progress, new_file
+from memstore.integrations.output import Meter, NewFile, Progress, is_special, new_file
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
@@ -79,11 +79,37 @@ def export(
     meter.finish()
 
 
+class _Sink:
+    """What torch.save writes to. An error waits until torch is done: raised within its C++, it and what it refers to
+    would never be freed, and torch would raise another one instead.
+    """
+
+    def __init__(self, file: NewFile) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self.error is None:
+            try:
+                self._file.write(view)
+            except BaseException as error:
+                self.error = error
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 def _save(value: Any, file: NewFile) -> None:
+    sink = _Sink(file)
     try:
-        torch.save(value, file)  # pyright: ignore[reportArgumentType]
+        torch.save(value, sink)  # pyright: ignore[reportArgumentType]
     except RuntimeError as error:  # one memory with two dtypes, for instance
         raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
+    error, sink.error = sink.error, None
+    if error is not None:
+        raise error
 
 
 def _named_tensors(
@@ -99,7 +125,7 @@ def _named_tensors(
         name = ".".join(map(str, path)) or "tensor"
         if name in found:
             _refuse(path, f"another tensor is called {name!r} as well when names are joined by dots")
-        reason = "it is a nested tensor" if tensor.is_nested else why_not(name, tensor)
+        reason = f"it is a {type(tensor).__name__}" if is_special(tensor) else why_not(name, tensor)
         if reason:
             _refuse(path, reason)
         found[name] = tensor

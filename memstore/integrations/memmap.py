@@ -28,7 +28,7 @@ from memstore.engine.adopted import Sources, opened
 from memstore.engine.record import Leaf, Path
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
-from memstore.integrations.output import Meter, new_file, new_folder
+from memstore.integrations.output import Meter, is_special, new_file, new_folder
 from memstore.structure import objects
 from memstore.structure.classes import class_name
 from memstore.structure.node import MAX_DEPTH, TENSOR, Tree, name_of
@@ -244,8 +244,8 @@ def write_folder(path: str, value: Any, meter: Meter, *, durable: bool, allow_pi
     source = _as_collection(value, ())
     meter.total = 0
     for name, tensor in structure.iter_tensors(source):
-        if tensor.is_nested:
-            raise _refusal(name, "a nested tensor")
+        if is_special(tensor):
+            raise _refusal(name, f"a {type(tensor).__name__}")
         if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
             raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
         meter.total += tensor.numel() * tensor.itemsize

@@ -12,7 +12,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Generator
-from typing import Any
 
 import torch
 
@@ -21,6 +20,11 @@ from memstore.errors import AlreadyExistsError
 
 Progress = Callable[[int, int], None]
 _CHUNK = 16 << 20  # bytes between reports
+
+
+def is_special(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than its elements: nested, or unbatched."""
+    return tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
 
 
 class Meter:
@@ -45,14 +49,12 @@ class NewFile:
     def __init__(self, fd: int, meter: Meter) -> None:
         self._fd, self._meter, self._at = fd, meter, 0
 
-    def write(self, data: Any) -> int:
-        """Bytes that are counted, as torch.save writes them."""
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _CHUNK):
-            part = view[start : start + _CHUNK]
+    def write(self, data: memoryview) -> None:
+        """Bytes that are counted."""
+        for start in range(0, len(data), _CHUNK):
+            part = data[start : start + _CHUNK]
             self.write_uncounted(part)
             self._meter.add(len(part))
-        return len(view)
 
     def write_uncounted(self, data: bytes | memoryview) -> None:
         syscalls.write_at(self._fd, data, self._at)
@@ -62,10 +64,7 @@ class NewFile:
         """The elements in C order."""
         if tensor.numel():
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            self.write(flat.view(torch.uint8).numpy())
-
-    def flush(self) -> None:
-        """For those who take this for a file: nothing is kept back."""
+            self.write(flat.view(torch.uint8).numpy().data)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from memstore.engine import syscalls
 from memstore.engine.adopted import Sources, opened
 from memstore.engine.header import HEADER_LIMIT
 from memstore.engine.placing import file_offsets
-from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 from memstore.integrations.documents import damaged
 
 _STORAGE = re.compile(r"[^/]+/data/[^/]+")
@@ -94,9 +94,9 @@ def _read_directory(path: str, fd: int, size: int) -> list[tuple[int, int]]:
             order = names.get("byteorder")
             if order is not None and (order.file_size > 16 or archive.read(order) != b"little"):
                 raise UnsupportedValueError(f"{path} was written on a machine of another byte order")
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, LookupError, UnicodeError) as error:
-        if isinstance(error, UnsupportedValueError):
-            raise
+    except MemstoreError:
+        raise
+    except Exception as error:  # of zipfile, to whatever bytes
         damaged(path, f"it is truncated, or no file of torch.save since torch 1.6: {error}")
     found: list[tuple[int, int]] = []
     for member in members:
