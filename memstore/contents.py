@@ -13,12 +13,12 @@ import xxhash
 from memstore import structure
 from memstore.engine import publish
 from memstore.engine.header import HEAD_SIZE, Header, belongs, check_header, names_put, read_objects
-from memstore.engine.lookup import Held
+from memstore.engine.lookup import Held, files_of
 from memstore.engine.mapping import watch
 from memstore.engine.publish import Content
 from memstore.engine.record import OBJECTS_IN_RECORD, Record
 from memstore.engine.root import Root
-from memstore.engine.segment import Filling, segment_path
+from memstore.engine.segment import Filling
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 
 log = logging.getLogger("memstore")
@@ -261,5 +261,5 @@ def header_of(store: str, key: str, record: Record, content: memoryview) -> byte
 
 
 def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
-    path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
+    path = next(iter(files_of(root, record)), f"{root.path} (inline)")
     return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)

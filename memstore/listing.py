@@ -91,6 +91,8 @@ def _page(store: Store, prefix: bytes, after: bytes | None) -> list[tuple[bytes,
 
 
 def kind_of(record: Record) -> str:
+    if record.adopted is not None:
+        return "adopted"
     return "segment" if record.segment else "inline"
 
 

@@ -71,7 +71,7 @@ class Ref:
         root, record = self._root, self._record
         if root.catalog.is_released:
             reopen_root(root, deadline_after(self._options["timeout"]))
-        if not record.segment:
+        if not record.has_files:
             return record, None, 0
         with resource_errors(self.root, self.key), root.guard:
             mapped = map_record(root, self.key.encode(), record)
@@ -108,7 +108,7 @@ def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str
     root = arrive(path, store, key, record.version, options)
     try:
         pin = None
-        if record.segment:
+        if record.has_files:
             try:
                 with root.guard:
                     mapped = map_record(root, name, record)

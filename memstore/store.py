@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.engine.folder import absolute_path
 from memstore.engine.limits import is_full, parse_size, resource_errors
-from memstore.engine.lookup import Held, hold
+from memstore.engine.lookup import Held, files_of, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
-from memstore.engine.segment import segment_path
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError, VersionConflictError
 from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
@@ -356,6 +355,104 @@ class Store:
             raise missing(name)
         return held
 
+    # --- files of others ----------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch", "npy"] | None = None,
+        copy: bool = False,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Makes files that are there already the new version of `key`, without a copy: gets map them in place.
+
+        The files stay where and whose they are. One that changes or goes is found out by the next get; but what is
+        done to it in place shows in values that were got before, which no value that was put ever does.
+
+        Args:
+            key: the key.
+            path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
+                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`.
+            format: what it must be; None: what it looks like.
+            copy: put the value that is there instead; the entry then has nothing to do with the files.
+            expect_version, timeout: as in `put`.
+
+        Returns:
+            The version.
+
+        Raises:
+            CorruptionError: a file is truncated, or is not what its format says.
+            UnsupportedValueError: it holds what can't be served in place, or what only pickle can read.
+            PermissionDeniedError: the folder has a link that leads out of it.
+            FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
+        """
+        from memstore.integrations import attach
+
+        root, name = self._writable(), encode_key(key)
+        deadline = self._deadline(timeout)
+        if expect_version is not None:
+            self._check_early(root, {key: expect_version})
+        with resource_errors(self.root, key):
+            content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
+            if not copy:
+                version = commit(root, [Change(name, content, expect_version)], deadline)[0]
+                self._puts += 1
+                return version
+            value = attach.load(key, content, allow_pickle=self._allow_pickle)
+        return self.put(key, value, expect_version=expect_version, timeout=timeout)
+
+    def export(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch"] = "safetensors",
+        max_shard_size: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes the value of `key` for others to read. What is at `path` appears whole, or not at all.
+
+        Args:
+            key: the key.
+            path: a file, which is replaced if it is there; or a folder, which must be missing or empty: for memmap,
+                and for safetensors with `max_shard_size`, or where it is a folder already or ends with "/".
+            format: "safetensors": the tensors by their names joined with ".", in C order, tied ones each by itself.
+                "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`.
+            max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
+                files with an index if need be.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            UnsupportedValueError: the format can't express a leaf, which is named. Nothing was written.
+            AlreadyExistsError: the folder has something in it.
+        """
+        from memstore import contents
+        from memstore.integrations import export
+
+        target, limit = export.check_options(path, format, max_shard_size)
+        root, name = self._opened(), encode_key(key)
+        with resource_errors(self.root, key):
+            held = hold(root, (name,), self._deadline(None), may_lock=self._mode != "r")[0]
+        if held is None:
+            raise missing(name)
+        description = held[0].description
+        options = contents.Options(device="cpu" if export.has_devices(description) else None)
+        export.export(
+            key,
+            description,
+            self._load(root, key, held, options),
+            target,
+            format,
+            limit=limit,
+            progress=progress,
+            durable=root.settings.durable,
+            allow_pickle=self._allow_pickle,
+        )
+
     # --- delete -------------------------------------------------------------------------------------------------------
 
     def delete(
@@ -427,19 +524,18 @@ class Store:
         from memstore import structure
 
         plan = structure.plan_of(record.description)
+        leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
+        is_adopted = record.adopted is not None  # its section has the headers of the files too
         return EntryInfo(
             key=key,
             version=record.version,
-            kind="segment" if record.segment else "inline",
-            nbytes=record.nbytes,
+            kind="adopted" if is_adopted else "segment" if record.segment else "inline",
+            nbytes=structure.stored_bytes(plan) if is_adopted else record.nbytes,
             created=record.created,
             structure=structure.structure_text(plan),
-            leaves=tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan)),
-            files=self._files(record),
+            leaves=leaves,
+            files=files_of(root, record),
         )
-
-    def _files(self, record: Record) -> tuple[str, ...]:
-        return (segment_path(self._opened().segments, record.segment),) if record.segment else ()
 
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
         """Waits for a version of `key` that is newer than `newer_than`, and returns it.

@@ -12,6 +12,7 @@ import click
 
 import memstore
 from memstore.cli import render
+from memstore.engine.lookup import files_of
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.keys import encode_key
 from memstore.listing import Leaf, UnknownKindError, entries, outline
@@ -97,7 +98,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         record = store._record(store._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
         if record is None:
             raise KeyNotFoundError(f"no key {key!r}", key=key)
-        files = store._files(record)  # pyright: ignore[reportPrivateUsage]
+        files = files_of(store._opened(), record)  # pyright: ignore[reportPrivateUsage]
         try:
             structure, leaves = outline(record.description)
         except UnknownKindError:  # only torch can tell

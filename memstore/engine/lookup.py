@@ -3,7 +3,8 @@
 1. Read the record; no transaction outlives the call. Inline values are done.
 2. Open the segment, lock it shared without waiting, **then** compare the put id in its header with the record's. A
    refused lock, a missing file or another id: it was replaced since. Start again once, then do the same under the
-   store's mutex, where nobody can replace it: progress is certain, and a misfit is damage.
+   store's mutex, where nobody can replace it: progress is certain, and a misfit is damage. Files of others are
+   compared with what the record says of them (adopted.py) instead of being locked.
 3. Check the size, map privately, close the file: the mapping keeps the lock. A reader that dies owes nothing.
 
 All of it under the process's guard, so that no forked child inherits the file descriptor, and with it the lock.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from memstore.engine.adopted import map_sources, read_sources
 from memstore.engine.mapping import Mapping
 from memstore.engine.record import Record
 from memstore.engine.root import Root, reopen_root
@@ -63,19 +65,26 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
         for key, record in zip(keys, records, strict=True):
             if record is None:
                 held.append(None)
-            elif not record.segment:
+            elif not record.has_files:
                 held.append((record, None, 0))
             else:
-                mapped = map_record(root, key, record)
+                try:
+                    mapped = map_record(root, key, record)
+                except CorruptionError:
+                    if record.adopted is None:
+                        raise
+                    mapped = None  # a file of others was replaced, and maybe attached anew since the record was read
                 if mapped is None:
                     return [], (key, record)
                 held.append((record, *mapped))
     return held, None
 
 
-def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | None:
-    """Maps the segment that a record names; None if it holds another put by now. Call it under the guard."""
+def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping | None, int] | None:
+    """Maps what a record names; None if its segment holds another put by now. Call it under the guard."""
     try:
+        if record.adopted is not None:
+            return map_sources(read_sources(record.adopted)), 0
         path = segment_path(root.segments, record.segment)
         return map_segment(path, record, store=root.settings.store, dir_fd=root.segments_fd)
     except CorruptionError as error:
@@ -84,8 +93,20 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping, int] | 
 
 
 def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
+    if record.adopted is not None:
+        try:
+            map_record(root, key, record)
+        except CorruptionError as error:
+            return error
     name, path = key.decode(), segment_path(root.segments, record.segment)
     detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x} of this store"
     if not root.is_in_place():
         detail = "the store's folder was removed or replaced while it was open: open it again"
     return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)
+
+
+def files_of(root: Root, record: Record) -> tuple[str, ...]:
+    """The paths of the bytes of a version."""
+    if record.adopted is not None:
+        return tuple(file.path for file in read_sources(record.adopted))
+    return (segment_path(root.segments, record.segment),) if record.segment else ()

@@ -45,7 +45,7 @@ class Mapping(msgspec.Struct, gc=False):
 
 
 def map_file(fd: int, size: int) -> Mapping:
-    """Maps `size` bytes of a file copy-on-write."""
+    """Maps `size` bytes of a file copy-on-write; with `fd` -1 only takes the addresses, for `syscalls.map_over`."""
     place = [syscalls.NOT_MAPPED]
     sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
     cleanup = Cleanup(syscalls.unmap, place, sizes)

@@ -60,6 +60,7 @@ class Content:
     filling: Filling | None = None
     checksums: bytes | None = None
     objects_checksum: bytes | None = None
+    adopted: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -282,6 +283,7 @@ def _record(content: Content, version: int, number: int) -> Record:
         inline=content.inline,
         checksums=content.checksums,
         objects_checksum=content.objects_checksum,
+        adopted=content.adopted,
     )
 
 

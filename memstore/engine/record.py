@@ -31,7 +31,7 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A version of a key. `segment` is 0 for a value that lives in `inline`."""
+    """A version of a key. `segment` is 0 for a value that lives in `inline`, or in the files that `adopted` names."""
 
     version: int
     put_id: int
@@ -45,6 +45,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
     checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
     objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
+    adopted: bytes | None = None  # the files of others that hold the data: see adopted.py
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self.segment) or self.adopted is not None
 
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):

@@ -194,6 +194,10 @@ def link(source: str, target: str) -> None:
     os.link(source, target)
 
 
+def replace(source: str, target: str) -> None:
+    os.replace(source, target)
+
+
 def unlink(path: str, dir_fd: int | None = None) -> None:
     os.unlink(path if dir_fd is None else path.rpartition("/")[2], dir_fd=dir_fd)
 
@@ -255,6 +259,8 @@ class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can
 def map_into(place: list[int], fd: int, size: int) -> None:
     """Maps the file copy-on-write: whoever writes gets pages of their own. Sets `place[0]`, NOT_MAPPED before.
 
+    With `fd` -1 it maps no file, but zeros: room to map files over.
+
     Both in one C call, as in `open_into`. The mapping keeps a lock of `fd` after that is closed. The kernel maps huge
     pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
     2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
@@ -270,9 +276,16 @@ def map_into(place: list[int], fd: int, size: int) -> None:
 
 
 def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int = 0) -> None:
-    flags |= _MAP_PRIVATE | _MAP_NORESERVE
+    flags |= _MAP_PRIVATE | _MAP_NORESERVE | (_MAP_ANONYMOUS if fd < 0 else 0)
     mapped = map(_mmap, (wish,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
     drain(map(place.__setitem__, (0,), mapped))
+
+
+def map_over(address: int, fd: int, size: int) -> None:
+    """Maps the file copy-on-write over addresses that a mapping of the caller's has."""
+    flags = _MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
+    if _mmap(address, size, _PROT_READ | _PROT_WRITE, flags, fd, 0) != address:
+        raise _last_error()
 
 
 _wishes = [0, 0]  # the last one, and the lowest

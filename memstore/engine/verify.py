@@ -126,7 +126,7 @@ def look_at(
 
 def _check_header(root: Root, name: str, held: Held) -> None:
     record, mapping, start = held
-    if mapping is None:
+    if mapping is None or record.adopted is not None:
         return
     with mapping.view() as view, view[:start] as header:
         try:

@@ -72,7 +72,7 @@ def copy_rows(
     if target.nbytes < _SMALL:
         _copy(TAKE, real, rows, target, source)
         return
-    has_file = source is not None and source.mapping is not None
+    has_file = source is not None and source.segment > 0
     costs = _costs.setdefault((target.nbytes.bit_length(), is_mapped), Costs())
     way = costs.choose(range(3 if has_file and len(rows) * 2048 <= target.nbytes else 2))
     start = time.perf_counter()

@@ -5,6 +5,7 @@ flatten, ties        the plan of a value, from a cache; extents: how far tensors
 plan, node           descriptions: stored structure, compiled
 fill, storage        tensors into bytes, bytes as tensors
 objects              leaves that are no tensors; the only place that knows pickle
+adopt                values that lie in files of others
 rebuild, target      get; get with out= and like=
 transport            leaves through multiprocessing queues
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
 import memstore.structure.containers.builtin  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
 from memstore.structure.flatten import Flat, contents, fill, flatten
-from memstore.structure.info import iter_tensors, leaf_table, structure_text
+from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.plan import Plan, plan_of
 from memstore.structure.rebuild import rebuild, rebuild_lazily
 from memstore.structure.target import get_into, get_like
@@ -23,8 +25,11 @@ from memstore.structure.transport import register as _register_transport
 _register_transport()
 
 __all__ = [
+    "Adopted",
     "Flat",
     "Plan",
+    "adopt_tree",
+    "adopt_value",
     "contents",
     "fill",
     "flatten",
@@ -35,5 +40,6 @@ __all__ = [
     "plan_of",
     "rebuild",
     "rebuild_lazily",
+    "stored_bytes",
     "structure_text",
 ]

@@ -9,13 +9,19 @@ import torch
 
 from memstore.engine.record import Path
 from memstore.structure.node import name_of
-from memstore.structure.plan import Plan
+from memstore.structure.plan import Plan, cluster_leaves, storage_range
 from memstore.structure.traits import DTYPES
 
 
 def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int]]:
     """Name, dtype, shape and bytes of each tensor. A nested tensor is several: its values, offsets, lengths."""
     return [(leaf.name, DTYPES[leaf.dtype], leaf.shape, leaf.nbytes) for leaf in plan.leaves]
+
+
+def stored_bytes(plan: Plan) -> int:
+    """Bytes of the tensors, those that several share once."""
+    ranges = [storage_range(plan.leaves, cluster) for cluster in cluster_leaves(plan.leaves, plan.same)]
+    return sum(stop - start for start, stop in ranges)
 
 
 def structure_text(plan: Plan) -> str:

@@ -249,7 +249,7 @@ def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
         if code == _PICKLE:
             if not allow_pickle:
                 raise _PickleRefused
-            return _unpickle(data)
+            return unpickle(data)
         reader = _READERS.get(code)
         if reader is None:
             raise MalformedError(f"no extension has the code {code}")
@@ -258,7 +258,8 @@ def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
     return read
 
 
-def _unpickle(data: bytes) -> Any:
+def unpickle(data: bytes) -> Any:
+    """Only where `allow_pickle=True` was said: it runs what the bytes say."""
     try:
         return pickle.loads(data)
     except (ImportError, AttributeError) as error:

@@ -55,7 +55,7 @@ class _Part(NamedTuple):
 class Recipe:
     """A plan's leaves sorted by the way they are made. A plan makes its recipe once."""
 
-    __slots__ = ("alone", "buffers", "count", "empty", "parameters", "runs", "same", "storages", "traits")
+    __slots__ = ("alone", "buffers", "copied", "count", "empty", "parameters", "runs", "same", "storages", "traits")
 
     def __init__(self, plan: Plan) -> None:
         leaves = plan.leaves
@@ -64,6 +64,7 @@ class Recipe:
         self.alone: list[tuple[int, np.dtype[Any], tuple[int, ...], int]] = []  # leaf, dtype, shape, offset
         self.buffers: list[tuple[int, torch.dtype, tuple[Any, ...], int, int]] = []  # leaf, dtype, sizes, count, offset
         self.storages: list[tuple[int, int, tuple[_Part, ...]]] = []  # start, stop
+        self.copied: list[tuple[int, int, tuple[_Part, ...]]] = []  # the same; in files of others, between elements
         self.empty = [i for i, leaf in enumerate(leaves) if not leaf.nbytes and i not in plan.same]
         self.same = tuple(plan.same.items())
         marked = [(i, found) for i, found in enumerate(plan.traits) if found is not PLAIN and i not in plan.same]
@@ -71,7 +72,9 @@ class Recipe:
         self.traits = [(i, t) for i, t in marked if t.kind != PARAMETER or t.device is not None]
         rows: list[int] = []
         for cluster in cluster_leaves(leaves, plan.same):
-            if len(cluster) == 1 and _suits_numpy(leaves[cluster[0]]):
+            if len(cluster) == 1 and leaves[cluster[0]].offset % DTYPES[leaves[cluster[0]].dtype].itemsize:
+                self.copied.append(_storage(leaves, cluster))
+            elif len(cluster) == 1 and _suits_numpy(leaves[cluster[0]]):
                 rows.append(cluster[0])
             elif len(cluster) == 1 and leaves[cluster[0]].stride is None:
                 leaf = leaves[cluster[0]]
@@ -148,6 +151,9 @@ def _make(plan: Plan, recipe: Recipe, memory: Memory, mapping: object | None) ->
         storage = from_numpy(memory[start:stop]).untyped_storage()
         for part in parts:
             tensors[part.leaf] = _view(storage, part.dtype, part.offset, part.shape, part.stride)
+    for start, stop, (part,) in recipe.copied:
+        storage = from_numpy(memory[start:stop].copy()).untyped_storage()
+        tensors[part.leaf] = _view(storage, part.dtype, 0, part.shape, part.stride)
     for i in recipe.empty:
         tensors[i] = _empty(plan.leaves[i])
     for i, source in recipe.same:

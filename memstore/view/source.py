@@ -13,12 +13,11 @@ import msgspec
 import numpy as np
 import xxhash
 
-from memstore.engine.lookup import map_record
+from memstore.engine.lookup import files_of, map_record
 from memstore.engine.mapping import Mapping, watch
 from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.reference import arrive, gone, take_lease
 from memstore.engine.root import Root, abandon_root, close_root, retain_root
-from memstore.engine.segment import segment_path
 from memstore.errors import CorruptionError
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -76,6 +75,7 @@ class Source:
 
     @property
     def segment(self) -> int:
+        """The store's file that holds it, 0 for inline values and files of others."""
         return self._record.segment
 
     @property
@@ -86,11 +86,11 @@ class Source:
     @property
     def is_on_disk(self) -> bool:
         """Whether its bytes may have to come from a disk."""
-        return self.mapping is not None and not self.root.on_tmpfs
+        return self.mapping is not None and (not self.root.on_tmpfs or self._record.adopted is not None)
 
     def damaged(self, detail: str) -> CorruptionError:
         root, record = self.root, self._record
-        path = segment_path(root.segments, record.segment) if record.segment else f"{root.path} (inline)"
+        path = next(iter(files_of(root, record)), f"{root.path} (inline)")
         return CorruptionError(f"{self.key!r}: {path}: {detail}", key=self.key, path=path, detail=detail)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, A
     record = decode_record(name, stored)
     root = arrive(path, store, key, record.version, options)
     try:
-        if not record.segment:
+        if not record.has_files:
             memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
             if record.inline:
                 watch(memory.__array_interface__["data"][0], memory)
@@ -126,7 +126,8 @@ def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, A
         if mapped is None:
             raise gone(root, key, record.version, options["lease"])
         mapping, start = mapped
-        return Source(root, key, record, mapping, np.asarray(mapping)[start : start + record.nbytes], options)
+        memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)[start : start + record.nbytes]
+        return Source(root, key, record, mapping, memory, options)
     finally:
         close_root(root)
 

@@ -1,0 +1,299 @@
+"""Folders that `TensorDict.memmap` writes, adopted in place.
+
+    FOLDER/meta.json, KEY.memmap, KEY/...        a TensorDict: its keys, shapes, dtypes; bytes; what is nested
+    FOLDER/meta.json, _tensordict/...            a tensorclass: its class
+    FOLDER/meta.json, 0/..., 1/..., 2/...        a lazy stack
+    FOLDER/meta.json [, other.pickle]            NonTensorData and NonTensorStack: the data itself
+
+tensordict's own loader is not used: it would map each file for itself, unpickle, and run classes' code. What it makes
+of a folder is what a get gives, but for one thing: leaves are plain tensors.
+"""
+
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensordict
+import torch
+from tensordict.base import _ACCEPTED_CLASSES
+from tensordict.utils import _STR_DTYPE_TO_DTYPE, _encode_key_for_filesystem
+
+from memstore import structure
+from memstore.engine.adopted import Sources, opened
+from memstore.engine.record import Leaf, Path
+from memstore.errors import UnsupportedValueError
+from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
+from memstore.integrations.output import Meter, is_special, new_file, new_folder
+from memstore.structure import objects
+from memstore.structure.classes import class_name
+from memstore.structure.node import MAX_DEPTH, TENSOR, Tree, name_of
+from memstore.structure.traits import DTYPES, count
+from memstore.structure.walk import RefusedError, Walk
+
+_VERSION = 1  # of the layout
+_META = "meta.json"
+_PICKLES = ("other.pickle", "pickle.pkl")
+
+
+def adopt_folder(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:
+    import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    reader = _Reader(sources, allow_pickle)
+    tree = reader.read(os.path.realpath(path), _NOTHING)
+    return structure.adopt_tree(tree, reader.leaves, reader.walk.objects)
+
+
+class _Above(NamedTuple):
+    """What an entry takes over from the TensorDict that it is in."""
+
+    batch: tuple[int, ...] = ()
+    device: str | None = None
+    names: list[str | None] | None = None
+
+
+_NOTHING = _Above()
+
+
+class _Reader:
+    """Reads the folders of one value, in the order of its tree."""
+
+    def __init__(self, sources: Sources, allow_pickle: bool) -> None:
+        self.sources, self.allow_pickle = sources, allow_pickle
+        self.leaves: list[Leaf] = []
+        self.walk = Walk(allow_pickle)
+        self.walk.depth = 1  # so that containers of objects become one object, as they do in a TensorDict
+        self._depth = 0
+
+    def read(self, folder: str, above: _Above) -> Tree:
+        """The tree of what a folder holds."""
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            damaged(folder, "it is no folder, but a link or a file")
+        if self._depth == MAX_DEPTH:
+            raise UnsupportedValueError(f"{folder}: more than {MAX_DEPTH} levels of folders")
+        self._depth += 1
+        meta = parse_object(f"{folder}/{_META}", read_whole(f"{folder}/{_META}"))
+        version = meta.get("_format_version", 0)
+        if isinstance(version, int) and version > _VERSION:
+            raise UnsupportedValueError(f"{folder}: version {version} of TensorDict's layout; {_VERSION} is known")
+        tree = self._container(folder, meta, above)
+        self._depth -= 1
+        return tree
+
+    def _container(self, folder: str, meta: dict[str, Any], above: _Above) -> Tree:
+        kind = _class_of(folder, meta)
+        if kind in (tensordict.TensorDict, tensordict.TensorDictParams):
+            return self._tensordict(folder, meta)
+        if kind is tensordict.LazyStackedTensorDict:
+            return self._stack(folder, meta, above)
+        if kind is tensordict.NonTensorStack:
+            return self._values(folder, meta, above)
+        if kind in (tensordict.NonTensorData, tensordict.MetaData):
+            name = "nontensor" if kind is tensordict.NonTensorData else "metadata"
+            fields = self._fields(folder, meta)
+            if "data" not in fields:
+                damaged(f"{folder}/{_META}", "it has no data")
+            return (name, above.batch, "cpu", above.names, False, self._visit(folder, fields["data"]))
+        if tensordict.is_tensorclass(kind):
+            return self._tensorclass(folder, meta, kind, above)
+        raise UnsupportedValueError(f"{folder}: a {kind.__qualname__}, which can't be attached")
+
+    # --- TensorDicts --------------------------------------------------------------------------------------------------
+
+    def _tensordict(self, folder: str, meta: dict[str, Any]) -> Tree:
+        batch, device, names = meta.get("shape", []), meta.get("device", "None"), meta.get("_names")
+        if not are_sizes(batch):
+            damaged(f"{folder}/{_META}", "it has no batch size")
+        if device not in ("None", "cpu"):
+            raise UnsupportedValueError(f"{folder}: a TensorDict of device {device!r}, whose files are the CPU's")
+        above = _Above(tuple(batch), None if device == "None" else device, names if isinstance(names, list) else None)
+        entries = {key: entry for key, entry in meta.items() if isinstance(entry, dict)}
+        tensors = [key for key, entry in entries.items() if "type" not in entry]
+        nested = [key for key, entry in entries.items() if "type" in entry]
+        for key in tensors:
+            self.leaves.append(self._leaf(folder, key, entries[key]))
+        trees = [self.read(_path_of(folder, key, ""), above) for key in nested]
+        return ("td", *above, False, tensors + nested, [TENSOR] * len(tensors) + trees)
+
+    def _leaf(self, folder: str, key: str, entry: dict[str, Any]) -> Leaf:
+        path = _path_of(folder, key, ".memmap")
+        shape, dtype = entry.get("shape"), str(entry.get("dtype")).removeprefix("torch.")
+        if not are_sizes(shape) or dtype not in DTYPES:
+            damaged(f"{folder}/{_META}", f"its entry {key!r} is no shape and dtype")
+        assert isinstance(shape, list)
+        if entry.get("is_nested"):
+            raise UnsupportedValueError(f"{path}: a nested tensor, which can't be attached: load it, and put it")
+        nbytes = count(shape) * DTYPES[dtype].itemsize
+        if not nbytes:  # no file, or an empty one
+            return Leaf((), dtype, tuple(shape), None, 0, 0)
+        try:
+            with opened(path) as (_, found):
+                if found.st_size < nbytes:
+                    damaged(path, f"it has {found.st_size:,} bytes instead of {nbytes:,}: it is truncated")
+                base = self.sources.add(path, found)
+        except FileNotFoundError:
+            damaged(path, f"{folder}/{_META} names it, and it is missing")
+        return Leaf((), dtype, tuple(shape), None, base, nbytes)
+
+    def _stack(self, folder: str, meta: dict[str, Any], above: _Above) -> Tree:
+        dim, name = meta.get("stack_dim"), meta.get("stack_dim_name")
+        count = 0
+        while os.path.lexists(f"{folder}/{count}"):
+            count += 1
+        if type(dim) is not int or dim < 0 or not (name is None or isinstance(name, str)) or not count:
+            damaged(f"{folder}/{_META}", "it describes no lazy stack")
+        inner = above._replace(batch=above.batch[:dim] + above.batch[dim + 1 :], names=None)
+        return ("lazy", "", dim, name, False, [self.read(f"{folder}/{i}", inner) for i in range(count)])
+
+    def _tensorclass(self, folder: str, meta: dict[str, Any], kind: Any, above: _Above) -> Tree:
+        try:
+            name = class_name(kind)
+        except RefusedError as error:
+            raise UnsupportedValueError(f"{folder}: {error.reason}") from None
+        fields = {key: value for key, value in self._fields(folder, meta).items() if value is not None}
+        inner = self.read(f"{folder}/_tensordict", above)
+        return ("tensorclass", name, inner, list(fields), [self._visit(folder, value) for value in fields.values()])
+
+    # --- what is no tensor --------------------------------------------------------------------------------------------
+
+    def _values(self, folder: str, meta: dict[str, Any], above: _Above) -> Tree:
+        data = meta.get("data")
+        if data is None:
+            return self._stack(folder, meta, above)
+        if data == _PICKLES[1]:
+            data = self._unpickle(f"{folder}/{data}")
+        device = meta.get("device") or above.device
+        if not isinstance(data, list) or not data or device not in (None, "cpu"):
+            damaged(f"{folder}/{_META}", "it has no data of a NonTensorStack")
+        return self._stacked(folder, data, device, list(above.names or ()))
+
+    def _stacked(self, folder: str, data: list[Any], device: str | None, names: list[str | None]) -> Tree:
+        """As tensordict stacks a list: lists of one length become stacks of stacks."""
+        name = names[0] if names else None
+        if all(isinstance(item, list) and len(item) == len(data[0]) for item in data):
+            if not data[0]:
+                raise UnsupportedValueError(f"{folder}: a NonTensorStack of empty ones, which can't be attached")
+            members = [self._stacked(folder, item, device, names[1:]) for item in data]
+        elif device is None and name is None:
+            return ("values", False, self._visit(folder, data))
+        else:
+            members = [("nontensor", (), device, None, False, self._visit(folder, item)) for item in data]
+        return ("lazy", "values", 0, name, False, members)
+
+    def _fields(self, folder: str, meta: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a tensorclass that are no tensors."""
+        fields = {key: value for key, value in meta.items() if key != "_type"}
+        path = f"{folder}/{_PICKLES[0]}"
+        if os.path.lexists(path):
+            pickled = self._unpickle(path)
+            if not isinstance(pickled, dict):
+                damaged(path, "its pickle is no dict")
+            fields |= pickled
+        return fields
+
+    def _unpickle(self, path: str) -> Any:
+        if not self.allow_pickle:
+            raise UnsupportedValueError(
+                f"{path} is a pickle, which can run code: open the store with allow_pickle=True if you trust whoever "
+                "wrote it"
+            )
+        return objects.unpickle(read_whole(path))
+
+    def _visit(self, folder: str, value: Any) -> Tree:
+        try:
+            return self.walk.visit(value)
+        except RefusedError as error:
+            raise UnsupportedValueError(f"{folder}: {error.message()}") from None
+
+
+def _class_of(folder: str, meta: dict[str, Any]) -> Any:
+    """The class that a folder was saved from, among those that this process knows."""
+    identity, text = meta.get("_class"), meta.get("_type")
+    for kind in _ACCEPTED_CLASSES:
+        known = f"{'tensordict' if getattr(tensordict, kind.__qualname__, None) is kind else kind.__module__}"
+        if text == str(kind) or (isinstance(identity, str) and identity == f"{known}:{kind.__qualname__}"):
+            return kind
+    if not isinstance(text, str):
+        damaged(f"{folder}/{_META}", "it names no class")
+    raise UnsupportedValueError(f"{folder} was saved from {text}, which this process doesn't know: import its module")
+
+
+def _path_of(folder: str, key: str, ending: str) -> str:
+    """Where an entry lies: percent-encoded, or by older writers under the key itself."""
+    path = f"{folder}/{_encode_key_for_filesystem(key)}{ending}"
+    plain = key not in ("", ".", "..") and "/" not in key and "\0" not in key
+    if plain and not os.path.lexists(path) and os.path.lexists(f"{folder}/{key}{ending}"):
+        return f"{folder}/{key}{ending}"
+    return path
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+_TAKEN = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
+
+
+def write_folder(path: str, value: Any, meter: Meter, *, durable: bool, allow_pickle: bool) -> None:
+    """The folder that `TensorDict.load_memmap` reads. tensordict makes it, but for the bytes of the tensors.
+
+    Those it would write through mappings, where a full disk ends the process.
+    """
+    source = _as_collection(value, ())
+    meter.total = 0
+    for name, tensor in structure.iter_tensors(source):
+        if is_special(tensor):
+            raise _refusal(name, f"a {type(tensor).__name__}")
+        if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
+            raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
+        meter.total += tensor.numel() * tensor.itemsize
+        for part in _TAKEN.intersection(name):
+            raise _refusal(name, f"the key {part!r}, which the layout uses itself")
+    with new_folder(path, durable=durable) as folder:
+        try:
+            target = source.memmap_like(folder, copy_existing=True)
+        except OSError:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+            raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
+        if not allow_pickle:
+            _check_no_pickles(folder)
+        for (_, tensor), (_, place) in zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True):
+            if tensor.numel():
+                with new_file(str(place.filename), meter, durable=False) as file:  # type: ignore[attr-defined]
+                    file.write_tensor(tensor)
+
+
+def _as_collection(value: Any, path: Path) -> Any:
+    """dicts as TensorDicts without a batch size, what lies in them too."""
+    if tensordict.is_tensor_collection(value):
+        return value
+    if not isinstance(value, dict):
+        raise _refusal(path, f"a {type(value).__qualname__} instead of a TensorDict, tensorclass or dict")
+    entries: dict[str, Any] = {}
+    for key, entry in value.items():
+        if type(key) is not str:
+            raise _refusal((*path, name_of(key)), "a key that is no str")
+        if isinstance(entry, dict):
+            entries[key] = _as_collection(entry, (*path, key))
+        elif isinstance(entry, torch.Tensor) or tensordict.is_tensor_collection(entry):
+            entries[key] = entry
+        elif next(structure.iter_tensors(entry), None) is not None or isinstance(entry, np.ndarray):
+            raise _refusal((*path, key), f"a {type(entry).__qualname__} with tensors in it")
+        else:
+            entries[key] = tensordict.NonTensorData(entry)
+    return tensordict.TensorDict(entries, batch_size=[])
+
+
+def _check_no_pickles(folder: str) -> None:
+    for parent, _, names in os.walk(folder):
+        if not set(_PICKLES).isdisjoint(names):
+            what = os.path.relpath(parent, folder).split(os.sep)
+            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
+
+
+def _refusal(path: Path, why: str) -> UnsupportedValueError:
+    name = "value" + "".join(f"[{part!r}]" for part in path)
+    return UnsupportedValueError(f"{name}: {why}, which can't be exported as memmap")

@@ -1,0 +1,128 @@
+"""Files and folders that appear whole or not at all, in the place of what was there.
+
+Each is made beside its target under a name that starts with a dot and ends in `.new`, then renamed. An error removes
+it; a kill leaves it behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Generator
+
+import torch
+
+from memstore.engine import syscalls
+from memstore.errors import AlreadyExistsError
+
+Progress = Callable[[int, int], None]
+_CHUNK = 16 << 20  # bytes between reports
+
+
+def is_special(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than its elements: nested, or unbatched."""
+    return tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+
+
+class Meter:
+    """Tells a caller's callback how many bytes are done."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.total, self._progress, self._done = total, progress, 0
+
+    def add(self, nbytes: int) -> None:
+        self._done = min(self._done + nbytes, self.total)
+        if self._progress is not None:
+            self._progress(self._done, self.total)
+
+    def finish(self) -> None:
+        if self._done < self.total or not self.total:
+            self.add(self.total)
+
+
+class NewFile:
+    """A file being written, from its start on."""
+
+    def __init__(self, fd: int, meter: Meter) -> None:
+        self._fd, self._meter, self._at = fd, meter, 0
+
+    def write(self, data: memoryview) -> None:
+        """Bytes that are counted."""
+        for start in range(0, len(data), _CHUNK):
+            part = data[start : start + _CHUNK]
+            self.write_uncounted(part)
+            self._meter.add(len(part))
+
+    def write_uncounted(self, data: bytes | memoryview) -> None:
+        syscalls.write_at(self._fd, data, self._at)
+        self._at += len(data)
+
+    def write_tensor(self, tensor: torch.Tensor) -> None:
+        """The elements in C order."""
+        if tensor.numel():
+            flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            self.write(flat.view(torch.uint8).numpy().data)
+
+
+@contextlib.contextmanager
+def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
+    if os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
+    beside = _beside(path)
+    fd = syscalls.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            yield NewFile(fd, meter)
+            if durable:
+                syscalls.sync(fd)
+        finally:
+            syscalls.close(fd)
+        syscalls.replace(beside, path)
+    except BaseException:
+        syscalls.unlink(beside)
+        raise
+    if durable:
+        syscalls.sync_folder(os.path.dirname(path))
+
+
+@contextlib.contextmanager
+def new_folder(path: str, *, durable: bool) -> Generator[str]:
+    """Yields the folder to fill. What it becomes must not be there, or be an empty folder."""
+    path = os.path.realpath(path)
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise AlreadyExistsError(f"{path} is there, and no empty folder: remove it, or export to another")
+    beside = _beside(path)
+    syscalls.make_folder(beside, 0o777)
+    try:
+        yield beside
+        if durable:
+            _sync_all(beside)
+        try:
+            syscalls.rename(beside, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise AlreadyExistsError(f"{path} was filled by somebody else meanwhile") from None
+            raise
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    if durable:
+        syscalls.sync_folder(os.path.dirname(path))
+
+
+def _beside(path: str) -> str:
+    return f"{os.path.dirname(path)}/.{uuid.uuid4().hex}.new"
+
+
+def _sync_all(folder: str) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY)
+            try:
+                syscalls.sync(fd)
+            finally:
+                syscalls.close(fd)
+        syscalls.sync_folder(parent)

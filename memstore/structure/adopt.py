@@ -1,0 +1,65 @@
+"""Values that lie in files of others: descriptions whose leaves are where those files have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from memstore.engine.record import Leaf
+from memstore.errors import UnsupportedValueError
+from memstore.structure import objects, traits
+from memstore.structure.flatten import take_apart
+from memstore.structure.node import Tree
+from memstore.structure.plan import Plan, describe, plan_of
+from memstore.structure.traits import DTYPE_NAMES, PLAIN, Traits
+from memstore.structure.walk import RefusedError, Walk
+
+
+class Adopted(NamedTuple):
+    plan: Plan
+    objects: bytes  # the leaves that are no tensors, encoded
+
+
+def adopt_tree(
+    tree: Tree,
+    leaves: Sequence[Leaf],
+    written: Sequence[Any] = (),
+    leaf_traits: Sequence[Traits] | None = None,
+    same: dict[int, int] | None = None,
+) -> Adopted:
+    """Describes a value by its tree (see node.py), the places of its tensors, and its objects in their written form.
+
+    Raises CorruptionError for what no value is.
+    """
+    found = (PLAIN,) * len(leaves) if leaf_traits is None else leaf_traits
+    plan = plan_of(describe(tree, leaves, found, same or {}, False))
+    return Adopted(plan, objects.encode(list(written)))
+
+
+def adopt_value(value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *, allow_pickle: bool) -> Adopted:
+    """Describes a value whose tensors lie in mappings of files.
+
+    Args:
+        locate: from addresses of tensors to offsets in the files; for those of all tensors at once.
+    """
+    try:
+        tree, walk, facts, addresses = take_apart(value, lambda careful: Walk(allow_pickle, careful))
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
+    if facts.resolve is not None:
+        raise UnsupportedValueError("a tensor that is stored conjugated or negated has other values than its bytes say")
+    leaves: list[Leaf] = []
+    same: dict[int, int] = {}
+    firsts: dict[int, int] = {}
+    places = iter(locate([address for address, tensor in zip(addresses, walk.tensors, strict=True) if tensor.numel()]))
+    for i, (tensor, dtype, shape, stride) in enumerate(
+        zip(walk.tensors, facts.dtypes, facts.shapes, facts.strides, strict=True)
+    ):
+        reach = traits.reach(shape, stride)
+        kept = None if stride == traits.contiguous_stride(shape) else tuple(stride)
+        offset = next(places) if reach else 0
+        leaves.append(Leaf((), DTYPE_NAMES[dtype], tuple(shape), kept, offset, reach * dtype.itemsize))
+        first = firsts.setdefault(id(tensor), i)
+        if first != i:
+            same[i] = first
+    return adopt_tree(tree, leaves, walk.objects, facts.traits, same)
