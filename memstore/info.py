@@ -38,6 +38,16 @@ class EntryInfo:
     leaves: tuple[LeafInfo, ...]
     files: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        from memstore.wording import entry_text
+
+        return f"<memstore.EntryInfo {entry_text(self)}>"
+
+    def _repr_html_(self) -> str:
+        from memstore.wording import entry_html
+
+        return entry_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:

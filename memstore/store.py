@@ -663,6 +663,11 @@ class Store:
         state = "closed" if self._root is None else f"mode {self._mode!r}"
         return f"<memstore.Store {self.root} ({state})>"
 
+    def _repr_html_(self) -> str:
+        from memstore.wording import store_html
+
+        return repr(self) if self._root is None else store_html(self)
+
     # --- as a mapping -------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:

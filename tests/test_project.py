@@ -28,6 +28,8 @@ LAYERS = (
     ("rows",),
     ("ref", "rescue"),
     ("store",),
+    ("listing",),
+    ("wording",),
     ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything

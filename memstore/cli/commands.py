@@ -236,6 +236,45 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
 
 @cli.command()
 @root
+@key
+@click.argument("path", type=click.Path())
+@click.option("--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Else told by the name.")
+@click.option("--copy", is_flag=True, help="Copy the bytes into the store, instead of serving the file in place.")
+@click.option("--allow-pickle", is_flag=True, help="Read leaves that are pickles, which run code: trust the file.")
+@as_json
+def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle: bool, as_json: bool) -> None:
+    """Serve the file or folder PATH under KEY: safetensors, checkpoints of them, memmap folders, torch.save, .npy."""
+    with memstore.open(root, allow_pickle=allow_pickle) as store:
+        version = store.attach(key, path, format=format, copy=copy)
+        nbytes = store.info(key).nbytes
+    if as_json:
+        render.print_json({"version": version, "nbytes": nbytes})
+    else:
+        render.console.print(f"version {version}, {render.size(nbytes)} {'copied' if copy else 'in place'}")
+
+
+@cli.command()
+@root
+@key
+@click.argument("path", type=click.Path())
+@click.option(
+    "--format", type=click.Choice(["safetensors", "memmap", "torch"]), default="safetensors", show_default=True
+)
+@click.option("--max-shard-size", help='Of a checkpoint of several files, as "5GB".')
+@as_json
+def export(root: str, key: str, path: str, format: Any, max_shard_size: str | None, as_json: bool) -> None:
+    """Write KEY to the file or folder PATH, whole or not at all."""
+    with memstore.open(root, "r") as store, render.progress("exporting") as advance:
+        store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
+        nbytes = store.info(key).nbytes
+    if as_json:
+        render.print_json({"path": path, "nbytes": nbytes})
+    else:
+        render.console.print(f"{render.size(nbytes)} written to {render.printable(path)}")
+
+
+@cli.command()
+@root
 @click.argument("prefix", default="")
 @click.option("--interval", default=0.5, show_default=True, help="Seconds between looks.")
 @click.option("--count", default=0, help="Looks, then end; 0: until interrupted.")

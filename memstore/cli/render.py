@@ -15,30 +15,14 @@ from rich.table import Table
 from rich.tree import Tree
 
 from memstore.listing import Leaf
+from memstore.wording import age, size
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PATIENCE = 1.0  # seconds before a progress bar is shown
+
+__all__ = ["age", "console", "errors", "leaf_tree", "print_json", "printable", "progress", "size", "table"]
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def size(nbytes: float) -> str:
-    """ "1.5 MiB"."""
-    for unit in _UNITS[:-1]:
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} {_UNITS[-1]}"
-
-
-def age(created: float) -> str:
-    """ "3 min", since a time in Unix seconds."""
-    seconds = max(time.time() - created, 0.0)
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def plain(value: Any) -> Any:

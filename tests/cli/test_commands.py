@@ -144,6 +144,22 @@ def test_gc_rm_and_cp(filled: str, tmp_path: Path) -> None:
     assert call_json("rm", target, "policy/", "--prefix") == {"deleted": 2}
 
 
+def test_attach_and_export(filled: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    call("export", filled, "policy/weights", str(path), code=3)  # "step" is no tensor
+    assert call_json("export", filled, "policy/td", str(path))["nbytes"] == 24_012
+    call("export", filled, "policy/td", str(tmp_path / "folder"), "--format", "memmap")
+    assert "in place" in call("attach", filled, "adopted", str(path))
+    assert call_json("attach", filled, "folder", str(tmp_path / "folder"))["nbytes"] == 24_012
+    found = {one["key"]: one["kind"] for one in call_json("ls", filled)}
+    assert found["adopted"] == found["folder"] == "adopted"
+    assert str(path) in call("info", filled, "adopted")
+    with memstore.open(filled) as store:
+        assert (store.get("folder")["x"] == 1).all()
+    assert call_json("verify", filled)["unchecked"] == 2
+    call("attach", filled, "bad", "/dev/null", code=3)
+
+
 def test_watch_follows(filled: str) -> None:
     lines = [
         json.loads(line) for line in call("watch", filled, "--count", "3", "--interval", "0.05", "--json").splitlines()
