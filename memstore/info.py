@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from memstore.errors import CorruptionError
+from memstore.wording import shown, size, table_html
 
 if TYPE_CHECKING:
     import torch
@@ -38,15 +39,18 @@ class EntryInfo:
     leaves: tuple[LeafInfo, ...]
     files: tuple[str, ...]
 
-    def __repr__(self) -> str:
-        from memstore.wording import entry_text
+    def __str__(self) -> str:
+        return f"{self.key!r} version {self.version}: {self.structure}, {self.kind}, {size(self.nbytes)}"
 
-        return f"<memstore.EntryInfo {entry_text(self)}>"
+    def __repr__(self) -> str:
+        return f"<memstore.EntryInfo {self}>"
 
     def _repr_html_(self) -> str:
-        from memstore.wording import entry_html
-
-        return entry_html(self)
+        rows = (
+            (".".join(map(str, leaf.name)), str(leaf.dtype)[len("torch.") :], str(list(leaf.shape)), size(leaf.nbytes))
+            for leaf in self.leaves
+        )
+        return table_html(("leaf", "dtype", "shape", "size"), rows, f"{self}; {shown(len(self.leaves), 'leaves')}")
 
 
 @dataclass(frozen=True, slots=True)

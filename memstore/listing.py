@@ -15,6 +15,7 @@ import msgspec
 from memstore.engine.record import Path, Record
 from memstore.keys import encode_prefix
 from memstore.store import Store
+from memstore.wording import age, size
 
 if TYPE_CHECKING:
     from memstore.engine.tables import Transaction
@@ -62,6 +63,14 @@ class Leaf:
     name: Path
     dtype: str | None = None
     shape: tuple[int, ...] = ()
+
+
+COLUMNS = ("key", "version", "kind", "leaves", "size", "age")
+
+
+def cells(one: Listed) -> tuple[str, ...]:
+    """As text, under COLUMNS."""
+    return one.key, str(one.version), one.kind, str(one.leaves), size(one.nbytes), age(one.created)
 
 
 class UnknownKindError(Exception):

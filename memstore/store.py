@@ -19,6 +19,7 @@ from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError, 
 from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
+from memstore.wording import shown, table_html
 
 if TYPE_CHECKING:
     import torch
@@ -664,9 +665,11 @@ class Store:
         return f"<memstore.Store {self.root} ({state})>"
 
     def _repr_html_(self) -> str:
-        from memstore.wording import store_html
+        if self._root is None:
+            return repr(self)
+        from memstore.listing import COLUMNS, cells, entries
 
-        return repr(self) if self._root is None else store_html(self)
+        return table_html(COLUMNS, map(cells, entries(self)), f"{self.root}: {shown(len(self), 'keys')}")
 
     # --- as a mapping -------------------------------------------------------------------------------------------------
 

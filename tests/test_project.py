@@ -20,7 +20,8 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("errors", "box"),
-    ("keys", "info"),
+    ("keys", "wording"),
+    ("info",),
     ("engine",),
     ("structure", "sharding"),
     ("contents",),
@@ -29,7 +30,6 @@ LAYERS = (
     ("ref", "rescue"),
     ("store",),
     ("listing",),
-    ("wording",),
     ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything

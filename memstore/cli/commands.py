@@ -15,7 +15,7 @@ from memstore.cli import render
 from memstore.engine.lookup import files_of
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.keys import encode_key
-from memstore.listing import Leaf, UnknownKindError, entries, outline
+from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, outline
 
 DAMAGED, REFUSED, MISSING = 1, 3, 4
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -77,12 +77,8 @@ def ls(root: str, prefix: str, as_json: bool) -> None:
         if as_json:
             render.print_json(list(found))
             return
-        rows = [
-            (one.key, str(one.version), one.kind, str(one.leaves), render.size(one.nbytes), render.age(one.created))
-            for one in found
-        ]
-    right = ("version", "leaves", "size", "age")
-    render.console.print(render.table(("key", "version", "kind", "leaves", "size", "age"), rows, right=right))
+        rows = list(map(cells, found))
+    render.console.print(render.table(COLUMNS, rows, right=("version", "leaves", "size", "age")))
 
 
 @cli.command()
