@@ -23,6 +23,7 @@ from memstore.view.source import Span, count_read
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
 _CPU = torch.device("cpu")
 _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+_forbid_pointers: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
 
@@ -37,6 +38,7 @@ class StoredTensor(torch.Tensor):
 
     _real: torch.Tensor
     _span: Span
+    _place: torch.device  # to ask torch for it takes 0.3 us
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
@@ -55,7 +57,7 @@ class StoredTensor(torch.Tensor):
             return _tensor_getitem(self, _plain_index(index))  # for its history
         kind = type(index)
         if kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index))):
-            return wrap(self._real[index], self._span, self.device)
+            return wrap(self._real[index], self._span, self._place)
         index = _plain_index(index)
         bring_rows(self._span, self._real, index)
         return _results(self._real[index], self)
@@ -97,7 +99,7 @@ class StoredTensor(torch.Tensor):
     # --- copies and references ----------------------------------------------------------------------------------------
 
     def __copy__(self) -> StoredTensor:
-        return with_kind(wrap(self._real, self._span, self.device), kind_of(self))
+        return with_kind(wrap(self._real, self._span, self._place), kind_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredTensor:
         copied = memo[id(self)] = self.__copy__()
@@ -127,7 +129,8 @@ def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
     leaf = _make_wrapper(
         StoredTensor, _shape(real), _strides(real), _offset(real), None, real.dtype, torch.strided, device
     )
-    leaf._real, leaf._span = real, span
+    _forbid_pointers(leaf)  # else what looks for its memory in C ends the process
+    leaf._real, leaf._span, leaf._place = real, span, device
     return leaf
 
 
@@ -163,7 +166,11 @@ def read(leaf: StoredTensor) -> torch.Tensor:
     real = leaf._real
     count_of(leaf, _nbytes(real))
     bring(leaf._span, real)
-    return real if leaf.device == _CPU else real.to(leaf.device)
+    return real if leaf._place == _CPU else real.to(leaf._place)
+
+
+def _read_copy(leaf: StoredTensor) -> torch.Tensor:
+    return read(leaf).clone()
 
 
 def count_of(leaf: StoredTensor, nbytes: int) -> None:
@@ -200,7 +207,8 @@ def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rule.reads_rows and isinstance(args[0], StoredTensor):
         rest = [_on_cpu(_replace(argument, read)) for argument in args[1:]]
         return _results(operator(args[0]._real, *rest, **_replace(kwargs, read)), args[0])
-    made = operator(*_replace(args, read, used), **_replace(kwargs, read, used))
+    change = _read_copy if rule.keeps else read
+    made = operator(*_replace(args, change, used), **_replace(kwargs, change, used))
     return _apart(made, {leaf._real.untyped_storage()._cdata for leaf in used})
 
 
@@ -226,11 +234,11 @@ def _results(made: Any, leaf: StoredTensor) -> Any:
         return made
     if made.untyped_storage()._cdata != leaf._real.untyped_storage()._cdata:
         count_of(leaf, made.nbytes)
-        return made.to(leaf.device)
+        return made.to(leaf._place)
     if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
         count_of(leaf, _nbytes(made))
-        return made.resolve_conj().resolve_neg().to(leaf.device)
-    return wrap(made, leaf._span, leaf.device)
+        return made.resolve_conj().resolve_neg().to(leaf._place)
+    return wrap(made, leaf._span, leaf._place)
 
 
 def _apart(made: Any, storages: set[int]) -> Any:

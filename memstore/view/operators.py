@@ -1,7 +1,7 @@
 """What an operator does with its tensors, as its schema says it: makes views, writes, or reads.
 
-Schemas hide two things, which go by name: in-place collectives write what they are given, and gathers read rows of
-their first argument, not all of it.
+Schemas hide three things, which go by name: in-place collectives write what they are given, gathers read rows of their
+first argument, not all of it, and `set_` gives one tensor the memory of another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _OF_ROWS: frozenset[Any] = frozenset(
     }
 )
 _HARMLESS: frozenset[Any] = frozenset({_aten.detach_.default, _aten.requires_grad_.default, _aten.retain_grad.default})
-_SENDING: frozenset[str] = frozenset({"c10d::send"})
 
 
 class Rule(NamedTuple):
@@ -32,11 +31,13 @@ class Rule(NamedTuple):
     written: place and name of each argument that is written.
     makes_views: some result is a view of the arguments, as a rule.
     reads_rows: only those elements of the first argument are read that the result has.
+    keeps: another tensor gets the memory of an argument.
     """
 
     written: tuple[tuple[int, str], ...]
     makes_views: bool
     reads_rows: bool
+    keeps: bool
 
 
 _rules: dict[Any, Rule] = {}
@@ -61,4 +62,4 @@ def _find(operator: Any) -> Rule:
     if schema.name.startswith("c10d::") and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))
     views = [one.alias_info for one in schema.returns if one.alias_info is not None and not one.alias_info.is_write]
-    return Rule(tuple(written), bool(views), operator in _OF_ROWS)
+    return Rule(tuple(written), bool(views), operator in _OF_ROWS, schema.name == "aten::set_")

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memstore
+from tests.children import in_child
 from tests.view.strategies import tensors
 
 # name -> an operator that makes views of a tensor of 6 x 4 x 2 floats
@@ -240,6 +241,30 @@ def test_collectives_read_what_they_send(store: memstore.Store) -> None:
     lazy, gathered = store.view("key"), [torch.zeros(6)]
     dist.all_gather(gathered, lazy)
     assert gathered[0].sum() == 6
+
+
+def test_a_tensor_that_is_set_to_a_leaf_has_a_copy(pair: Any) -> None:
+    other = torch.zeros(1)
+    other.set_(pair[1])
+    assert torch.equal(other, pair[0])
+    other.fill_(7)
+    assert torch.equal(pair[1].clone(), pair[0])
+
+
+def through_dlpack(lazy: torch.Tensor) -> None:
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(lazy)).fill_(1)
+
+
+def into_data(lazy: torch.Tensor) -> None:
+    other = torch.zeros(1)
+    other.data = lazy
+    other.fill_(1)
+
+
+@pytest.mark.parametrize("take", [through_dlpack, into_data])
+def test_what_takes_the_memory_in_c_is_an_error_and_no_crash(take: Callable[..., None], pair: Any) -> None:
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        in_child(take, pair[1])
 
 
 def test_memory_is_refused(pair: Any) -> None:
