@@ -84,6 +84,7 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "foreach": lambda x: torch._foreach_add([x, x[0]], 1),
     "allclose": lambda x: torch.allclose(x, x),
     "dropout": lambda x: torch.nn.functional.dropout(x, 0.5, training=False) + 0,
+    "unsafe view": lambda x: torch.ops.aten._unsafe_view(x, (48,)),  # a view, and its schema doesn't say so
     "einsum": lambda x: torch.einsum("abc,dbc->ad", x, x),
 }
 
@@ -155,6 +156,15 @@ def test_gathers_read_the_elements_that_they_give(name: str, nbytes: int, pair: 
     with reads() as count:
         READS[name](pair[1])
         assert count() == nbytes
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, torch.empty_like, lambda x: x.new_ones(3), torch.rand_like])
+def test_what_takes_the_shape_alone_reads_nothing(make: Any, pair: Any, reads: Any) -> None:
+    with reads() as count:
+        made = make(pair[1])
+        assert count() == 0
+    assert type(made) is torch.Tensor
+    assert made.shape == make(pair[0]).shape
 
 
 def test_printing_reads_nothing(pair: Any, reads: Any) -> None:
