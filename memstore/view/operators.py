@@ -30,7 +30,6 @@ _OF_SHAPES = frozenset(
         *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
     )
 )
-_HARMLESS: frozenset[Any] = frozenset({_aten.detach_.default, _aten.requires_grad_.default, _aten.retain_grad.default})
 
 
 class Rule(NamedTuple):
@@ -66,8 +65,6 @@ def _find(operator: Any) -> Rule:
         for i, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    if operator in _HARMLESS:
-        written = []
     if schema.name.startswith("c10d::") and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))
     views = [one.alias_info for one in schema.returns if one.alias_info is not None and not one.alias_info.is_write]

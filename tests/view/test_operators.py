@@ -297,6 +297,7 @@ def test_gradients_flow_to_a_leaf_that_asks_for_them(pair: Any) -> None:
     assert torch.equal(lazy.grad, plain.grad)
     with torch.no_grad():
         assert lazy[0].requires_grad is False
+    assert lazy.requires_grad_(False).detach_() is lazy
 
 
 def test_a_leaf_made_in_inference_mode_trains(store: memstore.Store) -> None:
