@@ -120,7 +120,7 @@ class UnsupportedFilesystemError(MemstoreError):
 
 
 class ReadOnlyError(MemstoreError):
-    """A write by a store that was opened with mode "r"."""
+    """A write by a store that was opened with mode "r", or into a lazy leaf of a view."""
 
 
 class StoreClosedError(MemstoreError):

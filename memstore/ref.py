@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, map_record
@@ -12,9 +12,6 @@ from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.reference import arrive, gone, take_lease
 from memstore.engine.root import Root, abandon_root, close_root, reopen_root, retain_root
 from memstore.errors import MemstoreError, VersionGoneError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Ref:
@@ -57,14 +54,14 @@ class Ref:
         verify, allow_pickle = self._options["verify"], self._options["allow_pickle"]
         return contents.read(self._root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
 
-    def view(self, *, device: torch.device | str | None = None) -> Any:
-        """Returns this version with lazy leaves. Device and errors as `Store.view` and `get` have them."""
+    def view(self, **options: Any) -> Any:
+        """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
         from memstore.view import view
 
         held = self._hold()
         if held is None:
             raise self._gone()
-        return view(self._root, self.key, held, {**self._options, "lease": self._lease}, device)
+        return view(self._root, self.key, held, {**self._options, "lease": self._lease}, **options)
 
     def _hold(self) -> Held | None:
         """The version, mapped anew; None if it is gone."""

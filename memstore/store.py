@@ -319,19 +319,14 @@ class Store:
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
 
-        The view stays at this version, whatever others put or delete. It can't be written; it is pickled as a
-        reference. See docs/views.md.
+        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md.
 
         Args:
-            key: the key.
             device: what is read from the view moves there; None: to where it was put from.
 
         Returns:
-            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Jagged, nested
-            and quantized tensors, UnbatchedTensors and numpy arrays come loaded.
-
-        Raises:
-            KeyNotFoundError: no such key.
+            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor; those that a
+            container looks into (jagged, nested, quantized, unbatched, numpy arrays) come loaded.
 
         Example:
             >>> import memstore, tempfile, torch

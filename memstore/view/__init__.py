@@ -3,6 +3,7 @@
 source       a pinned version, its bytes in memory, and what has been read of them
 operators    what an operator of torch does with its arguments, by its schema
 leaf         StoredTensor, the lazy leaf
+run          operators on lazy leaves
 pages        what lies on a disk still, and what is mapped already
 build        views of held versions; lazy leaves as references in pickles
 """

@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(
 ).decode
 
 
-def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None) -> Any:
+def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None = None) -> Any:
     """The held version's containers with lazy leaves. `options`: of the store, and the lease of references."""
     record, mapping, _ = held
     wanted = None if device is None else torch.device(device)

@@ -16,13 +16,13 @@ import torch
 
 from memstore.errors import ReadOnlyError
 from memstore.structure import traits
-from memstore.view.operators import rule_of
-from memstore.view.pages import bring, bring_rows
+from memstore.view.pages import bring
 from memstore.view.source import Span, count_read
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
 _CPU = torch.device("cpu")
 _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+_forbid_pointers: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
 
@@ -37,6 +37,7 @@ class StoredTensor(torch.Tensor):
 
     _real: torch.Tensor
     _span: Span
+    _place: torch.device  # to ask torch for it takes 0.3 us
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
@@ -46,22 +47,26 @@ class StoredTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _run(func, args, kwargs or {})
+        from memstore.view.run import run
+
+        return run(func, args, kwargs or {})
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
         if self.requires_grad and torch.is_grad_enabled():
-            return _tensor_getitem(self, _plain_index(index))  # for its history
+            from memstore.view.run import plain_index
+
+            return _tensor_getitem(self, plain_index(index))  # for its history
         kind = type(index)
         if kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index))):
-            return wrap(self._real[index], self._span, self.device)
-        index = _plain_index(index)
-        bring_rows(self._span, self._real, index)
-        return _results(self._real[index], self)
+            return wrap(self._real[index], self._span, self._place)
+        from memstore.view.run import index_leaf
+
+        return index_leaf(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise _refusal(self, "an assignment to its elements")
+        raise refusal(self, "an assignment to its elements")
 
     # --- as memory ----------------------------------------------------------------------------------------------------
 
@@ -82,7 +87,7 @@ class StoredTensor(torch.Tensor):
 
     @data.setter
     def data(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        raise _refusal(self, "an assignment to .data")
+        raise refusal(self, "an assignment to .data")
 
     def share_memory_(self) -> StoredTensor:
         """Nothing: processes share the file already."""
@@ -97,7 +102,7 @@ class StoredTensor(torch.Tensor):
     # --- copies and references ----------------------------------------------------------------------------------------
 
     def __copy__(self) -> StoredTensor:
-        return with_kind(wrap(self._real, self._span, self.device), kind_of(self))
+        return with_kind(wrap(self._real, self._span, self._place), kind_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredTensor:
         copied = memo[id(self)] = self.__copy__()
@@ -127,7 +132,8 @@ def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
     leaf = _make_wrapper(
         StoredTensor, _shape(real), _strides(real), _offset(real), None, real.dtype, torch.strided, device
     )
-    leaf._real, leaf._span = real, span
+    _forbid_pointers(leaf)  # else what looks for its memory in C ends the process
+    leaf._real, leaf._span, leaf._place = real, span, device
     return leaf
 
 
@@ -161,9 +167,9 @@ def span_of(leaf: StoredTensor) -> Span:
 def read(leaf: StoredTensor) -> torch.Tensor:
     """The leaf's values, on its device. On the CPU they lie in the mapping: as `geometry`."""
     real = leaf._real
-    count_of(leaf, _nbytes(real))
+    count_of(leaf, nbytes_of(real))
     bring(leaf._span, real)
-    return real if leaf.device == _CPU else real.to(leaf.device)
+    return real if leaf._place == _CPU else real.to(leaf._place)
 
 
 def count_of(leaf: StoredTensor, nbytes: int) -> None:
@@ -173,88 +179,9 @@ def count_of(leaf: StoredTensor, nbytes: int) -> None:
     count_read(nbytes)
 
 
-def _nbytes(real: torch.Tensor) -> int:
+def nbytes_of(real: torch.Tensor) -> int:
     """Of the elements; those that several indices share count once."""
     return min(real.numel(), traits.reach(real.shape, real.stride())) * real.dtype.itemsize
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
-
-
-def _run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    rule = rule_of(operator)
-    for place, name in rule.written:
-        found: list[StoredTensor] = []
-        _replace(args[place] if place < len(args) else kwargs.get(name), lambda leaf, found=found: found.append(leaf))
-        if found:
-            raise _refusal(found[0], f"{operator} (its argument {name!r})")
-    used: list[StoredTensor] = []
-
-    def use(leaf: StoredTensor) -> torch.Tensor:
-        used.append(leaf)
-        return leaf._real
-
-    if rule.makes_views:
-        made = operator(*_replace(args, use), **_replace(kwargs, use))
-        return _results(made, used[0])
-    if rule.reads_rows and isinstance(args[0], StoredTensor):
-        rest = [_on_cpu(_replace(argument, read)) for argument in args[1:]]
-        return _results(operator(args[0]._real, *rest, **_replace(kwargs, read)), args[0])
-    made = operator(*_replace(args, read, used), **_replace(kwargs, read, used))
-    return _apart(made, {leaf._real.untyped_storage()._cdata for leaf in used})
-
-
-def _replace(value: Any, change: Callable[[StoredTensor], Any], used: list[StoredTensor] | None = None) -> Any:
-    """`value` with every lazy leaf in it changed."""
-    if isinstance(value, StoredTensor):
-        if used is not None:
-            used.append(value)
-        return change(value)
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return kind(_replace(one, change, used) for one in value)
-    if kind is dict:
-        return {name: _replace(one, change, used) for name, one in value.items()}
-    return value
-
-
-def _results(made: Any, leaf: StoredTensor) -> Any:
-    """What an operator made of a leaf's `_real`: lazy where it lies there still, else loaded."""
-    if isinstance(made, (tuple, list)):
-        return type(made)(_results(one, leaf) for one in made)
-    if not isinstance(made, torch.Tensor):
-        return made
-    if made.untyped_storage()._cdata != leaf._real.untyped_storage()._cdata:
-        count_of(leaf, made.nbytes)
-        return made.to(leaf.device)
-    if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
-        count_of(leaf, _nbytes(made))
-        return made.resolve_conj().resolve_neg().to(leaf.device)
-    return wrap(made, leaf._span, leaf.device)
-
-
-def _apart(made: Any, storages: set[int]) -> Any:
-    """Results with memory of their own: some operators return an argument, and their schemas don't say so."""
-    if isinstance(made, (tuple, list)):
-        return type(made)(_apart(one, storages) for one in made)
-    if isinstance(made, torch.Tensor) and made.layout is torch.strided and not made.is_nested:
-        try:
-            storage = made.untyped_storage()._cdata
-        except (NotImplementedError, RuntimeError):  # another wrapper: no memory, so none of ours
-            return made
-        return made.clone() if storage in storages else made
-    return made
-
-
-def _plain_index(index: Any) -> Any:
-    return _on_cpu(_replace(index, read))
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    kind = type(value)
-    return kind(_on_cpu(one) for one in value) if kind is tuple or kind is list else value
 
 
 def _name(leaf: StoredTensor) -> str:
@@ -262,7 +189,7 @@ def _name(leaf: StoredTensor) -> str:
     return f"a lazy leaf of {source.key!r}"
 
 
-def _refusal(leaf: StoredTensor, what: str) -> ReadOnlyError:
+def refusal(leaf: StoredTensor, what: str) -> ReadOnlyError:
     return ReadOnlyError(
         f"{what} would write into {_name(leaf)}, whose version never changes: take a copy with clone(), write into "
         "that, and put it as a new version",

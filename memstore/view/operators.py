@@ -1,7 +1,7 @@
 """What an operator does with its tensors, as its schema says it: makes views, writes, or reads.
 
-Schemas hide two things, which go by name: in-place collectives write what they are given, and gathers read rows of
-their first argument, not all of it.
+Schemas hide some things, which go by name: in-place collectives write what they are given, gathers read rows of their
+first argument, not all of it, `zeros_like` and its kin none, and `set_` gives one tensor the memory of another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ _OF_ROWS: frozenset[Any] = frozenset(
         _aten.embedding.default,
     }
 )
-_HARMLESS: frozenset[Any] = frozenset({_aten.detach_.default, _aten.requires_grad_.default, _aten.retain_grad.default})
-_SENDING: frozenset[str] = frozenset({"c10d::send"})
+_OF_SHAPES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+        *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+    )
+)
 
 
 class Rule(NamedTuple):
@@ -32,11 +37,15 @@ class Rule(NamedTuple):
     written: place and name of each argument that is written.
     makes_views: some result is a view of the arguments, as a rule.
     reads_rows: only those elements of the first argument are read that the result has.
+    reads_nothing: only shapes and dtypes matter.
+    keeps: another tensor gets the memory of an argument.
     """
 
     written: tuple[tuple[int, str], ...]
     makes_views: bool
     reads_rows: bool
+    reads_nothing: bool
+    keeps: bool
 
 
 _rules: dict[Any, Rule] = {}
@@ -56,9 +65,13 @@ def _find(operator: Any) -> Rule:
         for i, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    if operator in _HARMLESS:
-        written = []
     if schema.name.startswith("c10d::") and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))
     views = [one.alias_info for one in schema.returns if one.alias_info is not None and not one.alias_info.is_write]
-    return Rule(tuple(written), bool(views), operator in _OF_ROWS)
+    return Rule(
+        tuple(written),
+        makes_views=bool(views),
+        reads_rows=operator in _OF_ROWS,
+        reads_nothing=schema.name in _OF_SHAPES,
+        keeps=schema.name == "aten::set_",
+    )

@@ -36,6 +36,11 @@ SIGNATURES = {
     "Store.values": "self",
     "Store.update": "self, items",
     "Ref.get": "self, **options",
+    "Store.view": "self, key, *, device=None",
+    "Ref.view": "self, **options",
+    "read_rows": "source, index, *, out=None, device=None",
+    "prefetch_rows": "source, index",
+    "bytes_read": "",
 }
 
 

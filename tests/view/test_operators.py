@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memstore
+from tests.children import in_child
 from tests.view.strategies import tensors
 
 # name -> an operator that makes views of a tensor of 6 x 4 x 2 floats
@@ -83,6 +84,7 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "foreach": lambda x: torch._foreach_add([x, x[0]], 1),
     "allclose": lambda x: torch.allclose(x, x),
     "dropout": lambda x: torch.nn.functional.dropout(x, 0.5, training=False) + 0,
+    "unsafe view": lambda x: torch.ops.aten._unsafe_view(x, (48,)),  # a view, and its schema doesn't say so
     "einsum": lambda x: torch.einsum("abc,dbc->ad", x, x),
 }
 
@@ -154,6 +156,15 @@ def test_gathers_read_the_elements_that_they_give(name: str, nbytes: int, pair: 
     with reads() as count:
         READS[name](pair[1])
         assert count() == nbytes
+
+
+@pytest.mark.parametrize("make", [torch.zeros_like, torch.empty_like, lambda x: x.new_ones(3), torch.rand_like])
+def test_what_takes_the_shape_alone_reads_nothing(make: Any, pair: Any, reads: Any) -> None:
+    with reads() as count:
+        made = make(pair[1])
+        assert count() == 0
+    assert type(made) is torch.Tensor
+    assert made.shape == make(pair[0]).shape
 
 
 def test_printing_reads_nothing(pair: Any, reads: Any) -> None:
@@ -242,6 +253,30 @@ def test_collectives_read_what_they_send(store: memstore.Store) -> None:
     assert gathered[0].sum() == 6
 
 
+def test_a_tensor_that_is_set_to_a_leaf_has_a_copy(pair: Any) -> None:
+    other = torch.zeros(1)
+    other.set_(pair[1])
+    assert torch.equal(other, pair[0])
+    other.fill_(7)
+    assert torch.equal(pair[1].clone(), pair[0])
+
+
+def through_dlpack(lazy: torch.Tensor) -> None:
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(lazy)).fill_(1)
+
+
+def into_data(lazy: torch.Tensor) -> None:
+    other = torch.zeros(1)
+    other.data = lazy
+    other.fill_(1)
+
+
+@pytest.mark.parametrize("take", [through_dlpack, into_data])
+def test_what_takes_the_memory_in_c_is_an_error_and_no_crash(take: Callable[..., None], pair: Any) -> None:
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        in_child(take, pair[1])
+
+
 def test_memory_is_refused(pair: Any) -> None:
     with pytest.raises(RuntimeError, match="no memory of its own"):
         pair[1].data_ptr()
@@ -262,6 +297,7 @@ def test_gradients_flow_to_a_leaf_that_asks_for_them(pair: Any) -> None:
     assert torch.equal(lazy.grad, plain.grad)
     with torch.no_grad():
         assert lazy[0].requires_grad is False
+    assert lazy.requires_grad_(False).detach_() is lazy
 
 
 def test_a_leaf_made_in_inference_mode_trains(store: memstore.Store) -> None:

@@ -151,7 +151,7 @@ def test_rows_go_to_a_device(store: memstore.Store) -> None:
         (None, TypeError, "a NoneType is no index"),
         (torch.tensor([[1]]), ValueError, r"one dimension, and not 2: shape \(1, 1\)"),
         (torch.tensor(1), ValueError, "one dimension, and not 0"),
-        ([[1, 2], [3]], (TypeError, ValueError), ""),
+        ([[1, 2], [3]], (TypeError, ValueError), "inhomogeneous"),
     ],
 )
 def test_a_bad_index_is_an_error(index: Any, error: Any, message: str, store: memstore.Store) -> None:

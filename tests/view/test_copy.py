@@ -1,0 +1,71 @@
+"""How rows are copied: each way gives the same, the fastest lately is used, and page faults come to an end."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from memstore.rows import copy
+from memstore.rows.copy import PREADV, SELECT, TAKE, Costs
+
+
+@pytest.mark.parametrize("way", [SELECT, TAKE, PREADV])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128])
+def test_each_way_gives_the_rows(
+    way: int, dtype: torch.dtype, store: memstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = torch.arange(64).view(64, 1, 1).expand(64, 16, 512).remainder(50).to(dtype)
+    store.put("key", {"other": torch.zeros(100), "x": value.contiguous()})
+    used: list[int] = []
+    original = copy._copy
+    monkeypatch.setattr(Costs, "choose", lambda self, ways: way)
+    monkeypatch.setattr(copy, "_copy", lambda chosen, *rest: (used.append(chosen), original(chosen, *rest)))
+    rows = [62, 0, 5, 5, -2, 17] * 10
+    assert torch.equal(memstore.read_rows(store.view("key")["x"][1:], rows[:-1]), value[1:][rows[:-1]])
+    assert used == [way]
+
+
+def test_the_way_that_took_the_least_lately_is_used() -> None:
+    costs = Costs()
+    for seconds in (3.0, 1.0, 2.0):
+        costs.note(costs.choose(range(3)), seconds)
+    assert [costs.choose(range(3)) for _ in range(5)] == [TAKE] * 5
+    assert costs.choose(range(1)) == SELECT
+    for _ in range(20):
+        costs.note(TAKE, 4.0)
+    assert costs.choose(range(3)) == PREADV
+    assert costs.choose(range(2)) == SELECT
+
+
+def test_the_other_ways_are_tried_again() -> None:
+    costs = Costs()
+    for seconds in (3.0, 1.0, 2.0):
+        costs.note(costs.choose(range(3)), seconds)
+    chosen = [costs.choose(range(3)) for _ in range(64 * 6)]
+    assert chosen.count(TAKE) > 370
+    assert set(chosen) == {SELECT, TAKE, PREADV}
+
+
+def faults_of(view: Any, rows: list[int], out: torch.Tensor) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memstore.read_rows(view, rows, out=out)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_a_leaf_that_rows_are_read_from_is_mapped_in_advance(
+    disk_store: memstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk, where there are no huge pages: 256 far rows are at least 64 faults, of 64 KiB each."""
+    disk_store.put("key", torch.zeros(2000, 4096))
+    out, near, far = torch.zeros(256, 4096), list(range(256)), list(range(1700, 1956))
+    monkeypatch.setattr(Costs, "choose", lambda self, ways: TAKE)
+    memstore.read_rows(disk_store.view("key"), near, out=out)  # what is imported then has faults as well
+    assert faults_of(disk_store.view("key"), far, out) >= 64
+    view = disk_store.view("key")
+    for _ in range(5):
+        memstore.read_rows(view, near, out=out)
+    assert faults_of(view, far, out) < 16
