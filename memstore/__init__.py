@@ -7,6 +7,7 @@ The layers; each imports only what stands above it:
     structure/            nested value <-> flat list of tensors and a description
     contents              what a put writes, and what a get makes of it
     ref, store            what a user calls
+    integrations/         files of others, adopted and exported; a Store's methods import it when they are called
     testing/              what tests share, and users may reuse
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog.

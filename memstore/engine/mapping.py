@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Any
 
 import msgspec
@@ -41,11 +41,20 @@ class Mapping(msgspec.Struct, gc=False):
 
 
 def map_file(fd: int, size: int) -> Mapping:
-    """Maps `size` bytes of a file copy-on-write; with `fd` -1 only takes the addresses, for `syscalls.map_over`."""
+    """Maps `size` bytes of a file copy-on-write."""
+    return _own(size, lambda place: syscalls.map_into(place, fd, size))
+
+
+def map_room(size: int) -> Mapping:
+    """Takes `size` bytes of addresses, for `syscalls.map_over`. What is mapped there goes with it."""
+    return _own(size, lambda place: syscalls.map_room_into(place, size))
+
+
+def _own(size: int, map_into: Callable[[list[int]], None]) -> Mapping:
     place = [syscalls.NOT_MAPPED]
     sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
     cleanup = Cleanup(syscalls.unmap, place, sizes)
-    syscalls.map_into(place, fd, size)
+    map_into(place)
     address = place[0]
     _live[address] = size
     return Mapping(address, size, cleanup)
