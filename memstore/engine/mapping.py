@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from typing import Any
 
 import msgspec
@@ -40,21 +40,15 @@ class Mapping(msgspec.Struct, gc=False):
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
 
 
-def map_file(fd: int, size: int) -> Mapping:
-    """Maps `size` bytes of a file copy-on-write."""
-    return _own(size, lambda place: syscalls.map_into(place, fd, size))
-
-
-def map_room(size: int) -> Mapping:
-    """Takes `size` bytes of addresses, for `syscalls.map_over`. What is mapped there goes with it."""
-    return _own(size, lambda place: syscalls.map_room_into(place, size))
-
-
-def _own(size: int, map_into: Callable[[list[int]], None]) -> Mapping:
+def map_file(fd: int | None, size: int) -> Mapping:
+    """Maps `size` bytes of a file copy-on-write; without one, zeros: room for `syscalls.map_over`."""
     place = [syscalls.NOT_MAPPED]
     sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
     cleanup = Cleanup(syscalls.unmap, place, sizes)
-    map_into(place)
+    if fd is None:
+        syscalls.map_room_into(place, size)
+    else:
+        syscalls.map_into(place, fd, size)
     address = place[0]
     _live[address] = size
     return Mapping(address, size, cleanup)

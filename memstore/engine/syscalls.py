@@ -241,22 +241,13 @@ class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can
     __del__ = map.__next__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def map_into(place: list[int], fd: int, size: int) -> None:
+def map_into(place: list[int], fd: int, size: int, flags: int = 0) -> None:
     """Maps the file copy-on-write: whoever writes gets pages of their own. Sets `place[0]`, NOT_MAPPED before.
 
     Both in one C call, as in `open_into`. The mapping keeps a lock of `fd` after that is closed. The kernel maps huge
     pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
     2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
     """
-    _map_aligned(place, fd, size, 0)
-
-
-def map_room_into(place: list[int], size: int) -> None:
-    """As `map_into`, but no file: zeros, for `map_over`."""
-    _map_aligned(place, -1, size, _MAP_ANONYMOUS)
-
-
-def _map_aligned(place: list[int], fd: int, size: int, flags: int) -> None:
     if size < HUGE_PAGE:
         _map_into(place, 0, fd, size, flags)
     else:
@@ -265,6 +256,11 @@ def _map_aligned(place: list[int], fd: int, size: int, flags: int) -> None:
             _map_into(place, _free_address(size), fd, size, flags)
     if place[0] == NOT_MAPPED:
         raise _last_error()
+
+
+def map_room_into(place: list[int], size: int) -> None:
+    """As `map_into`, but no file: zeros, for `map_over`."""
+    map_into(place, -1, size, _MAP_ANONYMOUS)
 
 
 def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int) -> None:

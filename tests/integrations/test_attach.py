@@ -15,6 +15,9 @@ from tensordict import is_tensor_collection
 
 import memstore
 from memstore import structure
+from memstore.engine.adopted import Sources
+from memstore.engine.record import Leaf
+from memstore.integrations import attach
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.integrations.files import WRITERS, contents, data_files, write_checkpoint, write_npy, write_safetensors
@@ -459,3 +462,15 @@ def test_a_checkpoint_is_found_in_its_folder(store: memstore.Store, folder: Path
     (folder / "model.safetensors").rename(folder / "more.safetensors")
     with pytest.raises(memstore.UnsupportedValueError, match="several"):
         store.attach("key", folder)
+
+
+def test_no_reader_of_a_format_can_place_a_leaf_outside_its_file(tmp_path: Path) -> None:
+    """A net below the formats' own checks."""
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    for offset, nbytes in ((0, 101), (100, 1), (1 << 20, 4)):
+        sources = Sources()
+        sources.add(str(tmp_path / "file"), (tmp_path / "file").stat())
+        adopted = structure.adopt_tree(0, [Leaf((), "uint8", (nbytes,), None, offset, nbytes)])
+        with pytest.raises(memstore.CorruptionError, match="beyond the end"):
+            attach._check_places(adopted.plan, sources)
+    attach._check_places(structure.adopt_tree(0, [Leaf((), "uint8", (100,), None, 0, 100)]).plan, sources)
