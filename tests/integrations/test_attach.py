@@ -15,6 +15,7 @@ from tensordict import is_tensor_collection
 
 import memstore
 from memstore import structure
+from memstore.engine import header
 from memstore.engine.adopted import Sources
 from memstore.engine.record import Leaf
 from memstore.integrations import attach
@@ -474,3 +475,17 @@ def test_no_reader_of_a_format_can_place_a_leaf_outside_its_file(tmp_path: Path)
         with pytest.raises(memstore.CorruptionError, match="beyond the end"):
             attach._check_places(adopted.plan, sources)
     attach._check_places(structure.adopt_tree(0, [Leaf((), "uint8", (100,), None, 0, 100)]).plan, sources)
+
+
+def test_a_record_has_a_limit(store: memstore.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = write_safetensors(folder)
+    store.attach("before", path)  # what reads files has its own limit by now
+    monkeypatch.setattr(header, "HEADER_LIMIT", 50)
+    with pytest.raises(memstore.UnsupportedValueError, match="may take 50"):
+        store.attach("key", path)
+
+
+def test_a_conflict_is_seen_before_anything_is_read(store: memstore.Store, folder: Path) -> None:
+    store.put("key", torch.ones(3))
+    with pytest.raises(memstore.VersionConflictError):
+        store.attach("key", folder / "missing.npy", expect_version=0)
