@@ -41,6 +41,7 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 SOLE_IMPORTERS = {
     "pickle": {"memstore/structure/objects.py"},
     "lmdb": {"memstore/engine/catalog.py"},
+    "zipfile": {"memstore/integrations/torch_files.py"},
     "ctypes": {"memstore/engine/syscalls.py", "memstore/structure/fill.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}

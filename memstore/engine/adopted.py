@@ -111,7 +111,7 @@ def map_sources(files: list[SourceFile]) -> Mapping | None:
     if len(files) == 1 and not files[0].base:
         with _unchanged(files[0]) as fd:
             return map_file(fd, files[0].size)
-    mapping = map_file(-1, files[-1].base + files[-1].size)
+    mapping = map_file(None, files[-1].base + files[-1].size)
     for file in files:
         with _unchanged(file) as fd:
             syscalls.map_over(mapping.address + file.base, fd, file.size)

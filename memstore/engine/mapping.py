@@ -44,12 +44,15 @@ class Mapping(msgspec.Struct, gc=False):
         return syscalls.memory_at(self.address, self.size)
 
 
-def map_file(fd: int, size: int) -> Mapping:
-    """Maps `size` bytes of a file copy-on-write; with `fd` -1 only takes the addresses, for `syscalls.map_over`."""
+def map_file(fd: int | None, size: int) -> Mapping:
+    """Maps `size` bytes of a file copy-on-write; without one, zeros: room for `syscalls.map_over`."""
     place = [syscalls.NOT_MAPPED]
     sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
     cleanup = Cleanup(syscalls.unmap, place, sizes)
-    syscalls.map_into(place, fd, size)
+    if fd is None:
+        syscalls.map_room_into(place, size)
+    else:
+        syscalls.map_into(place, fd, size)
     address = place[0]
     _live[address] = size
     return Mapping(address, size, cleanup)

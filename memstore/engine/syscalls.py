@@ -256,27 +256,30 @@ class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can
     __del__ = map.__next__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def map_into(place: list[int], fd: int, size: int) -> None:
+def map_into(place: list[int], fd: int, size: int, flags: int = 0) -> None:
     """Maps the file copy-on-write: whoever writes gets pages of their own. Sets `place[0]`, NOT_MAPPED before.
-
-    With `fd` -1 it maps no file, but zeros: room to map files over.
 
     Both in one C call, as in `open_into`. The mapping keeps a lock of `fd` after that is closed. The kernel maps huge
     pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
     2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
     """
     if size < HUGE_PAGE:
-        _map_into(place, 0, fd, size)
+        _map_into(place, 0, fd, size, flags)
     else:
-        _map_into(place, _wish(size), fd, size, _MAP_FIXED_NOREPLACE)
+        _map_into(place, _wish(size), fd, size, flags | _MAP_FIXED_NOREPLACE)
         if place[0] == NOT_MAPPED:  # as a rule, since something lies there
-            _map_into(place, _free_address(size), fd, size)
+            _map_into(place, _free_address(size), fd, size, flags)
     if place[0] == NOT_MAPPED:
         raise _last_error()
 
 
-def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int = 0) -> None:
-    flags |= _MAP_PRIVATE | _MAP_NORESERVE | (_MAP_ANONYMOUS if fd < 0 else 0)
+def map_room_into(place: list[int], size: int) -> None:
+    """As `map_into`, but no file: zeros, for `map_over`."""
+    map_into(place, -1, size, _MAP_ANONYMOUS)
+
+
+def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int) -> None:
+    flags |= _MAP_PRIVATE | _MAP_NORESERVE
     mapped = map(_mmap, (wish,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
     drain(map(place.__setitem__, (0,), mapped))
 

@@ -94,10 +94,14 @@ def _read_directory(path: str, fd: int, size: int) -> list[tuple[int, int]]:
             order = names.get("byteorder")
             if order is not None and (order.file_size > 16 or archive.read(order) != b"little"):
                 raise UnsupportedValueError(f"{path} was written on a machine of another byte order")
+            return _places(path, fd, members, size)
     except MemstoreError:
         raise
     except Exception as error:  # of zipfile, to whatever bytes
         damaged(path, f"it is truncated, or no file of torch.save since torch 1.6: {error}")
+
+
+def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for member in members:
         if _STORAGE.fullmatch(member.filename) and member.compress_type == zipfile.ZIP_STORED and member.file_size:

@@ -15,6 +15,10 @@ from tensordict import is_tensor_collection
 
 import memstore
 from memstore import structure
+from memstore.engine import header
+from memstore.engine.adopted import Sources
+from memstore.engine.record import Leaf
+from memstore.integrations import attach
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.integrations.files import WRITERS, contents, data_files, write_checkpoint, write_npy, write_safetensors
@@ -459,3 +463,29 @@ def test_a_checkpoint_is_found_in_its_folder(store: memstore.Store, folder: Path
     (folder / "model.safetensors").rename(folder / "more.safetensors")
     with pytest.raises(memstore.UnsupportedValueError, match="several"):
         store.attach("key", folder)
+
+
+def test_no_reader_of_a_format_can_place_a_leaf_outside_its_file(tmp_path: Path) -> None:
+    """A net below the formats' own checks."""
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    for offset, nbytes in ((0, 101), (100, 1), (1 << 20, 4)):
+        sources = Sources()
+        sources.add(str(tmp_path / "file"), (tmp_path / "file").stat())
+        adopted = structure.adopt_tree(0, [Leaf((), "uint8", (nbytes,), None, offset, nbytes)])
+        with pytest.raises(memstore.CorruptionError, match="beyond the end"):
+            attach._check_places(adopted.plan, sources)
+    attach._check_places(structure.adopt_tree(0, [Leaf((), "uint8", (100,), None, 0, 100)]).plan, sources)
+
+
+def test_a_record_has_a_limit(store: memstore.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = write_safetensors(folder)
+    store.attach("before", path)  # what reads files has its own limit by now
+    monkeypatch.setattr(header, "HEADER_LIMIT", 50)
+    with pytest.raises(memstore.UnsupportedValueError, match="may take 50"):
+        store.attach("key", path)
+
+
+def test_a_conflict_is_seen_before_anything_is_read(store: memstore.Store, folder: Path) -> None:
+    store.put("key", torch.ones(3))
+    with pytest.raises(memstore.VersionConflictError):
+        store.attach("key", folder / "missing.npy", expect_version=0)

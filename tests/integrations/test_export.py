@@ -19,6 +19,10 @@ from safetensors.torch import load_file
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor
 
 import memstore
+from memstore import structure
+from memstore.engine.record import Leaf
+from memstore.integrations import export as export_module
+from memstore.structure.traits import Traits
 from memstore.testing.equality import assert_same
 from memstore.testing.faults import at_step, raising, record
 from tests.children import in_child
@@ -433,3 +437,10 @@ def test_parameters_are_exported_as_tensors(store: memstore.Store, folder: Path)
     store.put("key", TensorDictParams(TensorDict(a=torch.ones(3))))
     store.export("key", folder / "x.safetensors")
     assert load_file(folder / "x.safetensors")["a"].sum() == 3
+
+
+def test_values_of_other_devices_are_read_without_them() -> None:
+    leaf = Leaf((), "float32", (3,), None, 0, 12)
+    for device in (None, "cuda:0"):
+        description = structure.adopt_tree(0, [leaf], leaf_traits=[Traits(0, False, device)]).plan.description
+        assert export_module.has_devices(description) == (device is not None)
