@@ -47,6 +47,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rounds, small sizes: to try the harness")
     parser.add_argument("--peers", help="ids of peers to run, comma-separated; 'none': memstore and the limits only")
     parser.add_argument("--root", type=Path, default=Path("/dev/shm"), help="where to put stores (/dev/shm)")
+    parser.add_argument("--disk", type=Path, default=OUTPUT.parent, help="a folder on a disk, for gather-cold (build)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where JSON, plots and page go (build/benchmarks)")
     parser.add_argument("--report", type=Path, metavar="JSON", help="show and write this report; measure nothing")
     parser.add_argument("--publish", action="store_true", help="write docs/performance.{json,md} and its plots")
@@ -78,7 +79,7 @@ def _measure(options: argparse.Namespace) -> Report:
     peers = None if options.peers is None else frozenset(options.peers.split(",")) - {"none"}
     done: list[Workload] = []
     others = 0.0
-    with session(options.root, quick=options.quick, peers=peers) as run:
+    with session(options.root, options.disk, quick=options.quick, peers=peers) as run:
         for id in options.workload or WORKLOADS:
             print(f"{id}: {(WORKLOADS | LONG)[id]} ...", file=sys.stderr, flush=True)
             others = max(others, used_by_others())

@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
+from tests.benchmarks.pages import can_drop_pages
 from tests.benchmarks.peers import Peer
 from tests.benchmarks.report import Absent
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NEEDED_BYTES = 8 << 30  # the largest workload: files of the store and its peers side by side
+NEEDED_ON_DISK = 10 << 30  # three times 100,000 rows
 FRESH_BYTES = 1 << 29  # what one contestant may put into new space: that is slow to take and to give back
 
 
@@ -24,6 +28,9 @@ class Session:
     root: Path
     quick: bool = False
     peers: frozenset[str] | None = None  # ids; None: all that are here
+    disk: Path | None = None  # a folder whose pages can be dropped, where there is one
+    until_end: ExitStack = field(default_factory=ExitStack)
+    _shared: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -33,8 +40,16 @@ class Session:
         """How many puts that take new space are affordable."""
         return max(self.rounds + 8, FRESH_BYTES // max(nbytes, 1))
 
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """What several workloads measure: made by the first, and kept to the end of the run."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]
+
     @contextmanager
-    def started(self, kinds: Iterable[type[Peer]]) -> Iterator[tuple[list[Peer], list[Absent]]]:
+    def started(
+        self, kinds: Iterable[type[Peer]], *, where: Path | None = None
+    ) -> Iterator[tuple[list[Peer], list[Absent]]]:
         """Starts the peers that are here, says why the others are not, and closes all at the end."""
         running: list[Peer] = []
         absent: list[Absent] = []
@@ -45,7 +60,7 @@ class Session:
                     continue
                 reason = kind.missing()
                 if reason is None:
-                    folder = Path(tempfile.mkdtemp(prefix=f"{kind.id}-", dir=self.root))
+                    folder = Path(tempfile.mkdtemp(prefix=f"{kind.id}-", dir=where or self.root))
                     stack.callback(shutil.rmtree, folder, ignore_errors=True)
                     peer = kind(folder)
                     stack.callback(peer.close)
@@ -71,14 +86,20 @@ def _start(peer: Peer) -> str | None:
 
 
 @contextmanager
-def session(where: Path, *, quick: bool, peers: frozenset[str] | None) -> Iterator[Session]:
+def session(where: Path, disk: Path, *, quick: bool, peers: frozenset[str] | None) -> Iterator[Session]:
     free = shutil.disk_usage(where).free
     if free < NEEDED_BYTES:
         raise SystemExit(
             f"{where} has {free / 2**30:.1f} GiB free, the benchmarks need {NEEDED_BYTES >> 30}: use --root"
         )
     root = Path(tempfile.mkdtemp(prefix="memstore-bench-", dir=where))
+    disk.mkdir(parents=True, exist_ok=True)
+    on_disk = Path(tempfile.mkdtemp(prefix="memstore-bench-", dir=disk))
+    has_room = shutil.disk_usage(on_disk).free > NEEDED_ON_DISK
     try:
-        yield Session(root, quick=quick, peers=peers)
+        run = Session(root, quick=quick, peers=peers, disk=on_disk if has_room and can_drop_pages(on_disk) else None)
+        with run.until_end:
+            yield run
     finally:
         shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(on_disk, ignore_errors=True)
