@@ -8,6 +8,7 @@ The layers; each imports only what stands above it:
     contents              what a put writes, and what a get makes of it
     view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
     ref, store, rescue    what a user calls
+    listing, cli/         what is told without torch, and the command line
     integrations/         files of others, adopted and exported; a Store's methods import it when they are called
     testing/              what tests share, and users may reuse
 
