@@ -116,7 +116,8 @@ def keep_mapped(root: Root, fillings: Sequence[Filling]) -> None:
     for filling in fillings:
         spare = filling.spare()
         if spare is not None:
-            root.spares.keep(filling.segment, spare)
+            with root.guard:
+                root.spares.keep(filling.segment, spare)
         filling.close()
 
 

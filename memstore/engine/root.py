@@ -343,6 +343,7 @@ def _before_fork() -> None:
     _registry_lock.acquire()
     for root in _registry.values():
         root.guard.acquire()
+        root.spares.clear()  # where these were, a child has holes, that something else may be mapped into
 
 
 def _after_fork_in_parent() -> None:
@@ -358,7 +359,6 @@ def _after_fork_in_child() -> None:
     for root in _registry.values():
         root.guard = threading.RLock()
         root.catalog.release()
-        root.spares.clear()
         if root.lock is not None:
             root.lock.forget_threads()
 

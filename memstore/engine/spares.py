@@ -42,5 +42,5 @@ class Spares:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Also in a forked child, which has no such mappings."""
+        """Before a fork too: a child would not get these mappings, but what unmaps them."""
         self._kept.clear()
