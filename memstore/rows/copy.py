@@ -25,6 +25,7 @@ from memstore.view.source import Source
 
 _SMALL = 64 << 10  # bytes; below, all ways cost their call
 _TRY_AGAIN = 64  # calls
+_FAR = 4  # times as slow: tried again the more seldom
 _LATELY = 0.3  # the weight of the last measurement
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -43,9 +44,12 @@ class Costs:
         for way in ways:
             if self._seconds[way] < 0:
                 return way
+        best = min(ways, key=self._seconds.__getitem__)
         if self._calls % _TRY_AGAIN == 0:
-            return ways[self._calls // _TRY_AGAIN % len(ways)]
-        return min(ways, key=self._seconds.__getitem__)
+            other = ways[self._calls // _TRY_AGAIN % len(ways)]
+            if self._seconds[other] < _FAR * self._seconds[best] or self._calls % (_TRY_AGAIN * 16) == 0:
+                return other
+        return best
 
     def note(self, way: int, seconds: float) -> None:
         last = self._seconds[way]

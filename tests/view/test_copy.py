@@ -50,6 +50,15 @@ def test_the_other_ways_are_tried_again() -> None:
     assert set(chosen) == {SELECT, TAKE, PREADV}
 
 
+def test_a_way_that_is_far_slower_is_tried_again_more_seldom() -> None:
+    costs = Costs()
+    for seconds in (30.0, 1.0, 2.0):
+        costs.note(costs.choose(range(3)), seconds)
+    chosen = [costs.choose(range(3)) for _ in range(64 * 16 * 3)]
+    assert chosen.count(SELECT) == 1
+    assert chosen.count(PREADV) > 10
+
+
 def faults_of(view: Any, rows: list[int], out: torch.Tensor) -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     memstore.read_rows(view, rows, out=out)
