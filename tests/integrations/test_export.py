@@ -451,3 +451,10 @@ def test_shards_are_filled_to_their_limit(store: memstore.Store, folder: Path) -
     store.export("key", folder / "out", max_shard_size=10_000)
     shards = [load_file(path) for path in sorted((folder / "out").glob("*.safetensors"))]
     assert [len(shard) for shard in shards] == [2, 2, 2, 1]
+
+
+def test_progress_is_told_of_nothing_too(store: memstore.Store, folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    store.put("key", {})
+    store.export("key", folder / "x.safetensors", progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(0, 0)]
