@@ -48,6 +48,6 @@ def _read_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtyp
         damaged(path, f"its header can't be read: {error}")
     if not are_sizes(list(shape)):
         damaged(path, f"an array of shape {shape}")
-    if dtype.kind not in "biufc" or str(dtype) not in DTYPES or not dtype.isnative:
+    if dtype.kind not in "biufc" or str(dtype) not in DTYPES:
         raise UnsupportedValueError(f"{path}: an array of dtype {dtype.str}, which no tensor has as it is")
     return tuple(shape), bool(is_fortran), dtype, file.tell()

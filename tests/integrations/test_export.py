@@ -444,3 +444,17 @@ def test_values_of_other_devices_are_read_without_them() -> None:
     for device in (None, "cuda:0"):
         description = structure.adopt_tree(0, [leaf], leaf_traits=[Traits(0, False, device)]).plan.description
         assert export_module.has_devices(description) == (device is not None)
+
+
+def test_shards_are_filled_to_their_limit(store: memstore.Store, folder: Path) -> None:
+    store.put("key", {f"{i}": torch.ones(1000) for i in range(7)})
+    store.export("key", folder / "out", max_shard_size=10_000)
+    shards = [load_file(path) for path in sorted((folder / "out").glob("*.safetensors"))]
+    assert [len(shard) for shard in shards] == [2, 2, 2, 1]
+
+
+def test_progress_is_told_of_nothing_too(store: memstore.Store, folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    store.put("key", {})
+    store.export("key", folder / "x.safetensors", progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(0, 0)]

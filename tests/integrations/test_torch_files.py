@@ -173,3 +173,20 @@ def test_damaged_files_never_give_bytes_from_elsewhere(
     for _, tensor in structure.iter_tensors(got):
         assert tensor.nbytes <= 40  # of a storage
         tensor.clone()
+
+
+def test_a_tensor_longer_than_its_storage_is_refused(store: memstore.Store, folder: Path) -> None:
+    """torch would show what lies behind the storage in the file."""
+    torch.save({"t": torch.zeros(40, dtype=torch.uint8)}, folder / "x.pt")
+    for size in (40, 100):
+        with zipfile.ZipFile(folder / "x.pt") as source, zipfile.ZipFile(folder / f"{size}.pt", "w") as target:
+            for member in source.infolist():
+                data = source.read(member)
+                if member.filename.endswith("data.pkl"):
+                    assert data.count(b"K\x28") == 2  # the storage's elements and the tensor's
+                    data = data.replace(b"K\x28", bytes([ord("K"), size]))
+                target.writestr(member.filename, data)
+    store.attach("key", folder / "40.pt")
+    assert torch.load(folder / "100.pt", mmap=True)["t"].shape == (100,)
+    with pytest.raises(memstore.CorruptionError, match="none of its storages"):
+        store.attach("key", folder / "100.pt")
