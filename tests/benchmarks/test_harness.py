@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import tests.benchmarks.__main__ as main
+from tests.benchmarks import pages
 from tests.benchmarks.document import markdown
 from tests.benchmarks.measure import Contestant, compare, spread, take_turns
 from tests.benchmarks.peers import same
@@ -29,10 +32,13 @@ from tests.benchmarks.report import (
     read,
     write,
 )
+from tests.benchmarks.session import session
 from tests.benchmarks.table import amount, text
 from tests.benchmarks.workloads import WORKLOADS
+from tests.benchmarks.workloads.gather import Picks
 from tests.benchmarks.workloads.long import NOISE, drift_of
 from tests.benchmarks.workloads.readers import is_torn
+from tests.benchmarks.workloads.slice import Boxes
 
 
 def _sleeper(name: str, log: list[str], seconds: float = 0.0) -> Contestant:
@@ -216,6 +222,63 @@ def test_a_run_of_its_own_keeps_the_page_of_the_other(tmp_path: Path, monkeypatc
     assert "## The small" in page and "## Minutes" in page
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["performance-long.json", "performance.json"]
     assert [path.name for path in old.parent.iterdir()] == ["long-rate.svg"], "plots that the page shows"
+
+
+@pytest.mark.parametrize("shards", [1, 16])
+@pytest.mark.parametrize("shape", [(16, 4096), (256, 256)])
+def test_a_slice_has_rows_of_two_shards(shards: int, shape: tuple[int, int]) -> None:
+    boxes = Boxes(4096, shards, shape)
+    matrix = torch.arange(4096 * 4096, dtype=torch.int32).reshape(4096, 4096)
+    stored = dict(enumerate(matrix.split(4096 // shards)))
+    for row, column in boxes.all():
+        pieces = boxes.pieces(row, column)
+        parts = [stored[int(name.removeprefix("rows-"))][rows, columns] for name, rows, columns in pieces]
+        assert torch.equal(torch.cat(parts), matrix[row : row + shape[0], column : column + shape[1]])
+        assert len(pieces) == min(shards, 2)
+
+
+def test_every_contestant_gathers_the_same_rows() -> None:
+    one, other = Picks(1000, seed=1), Picks(1000, seed=1)
+    first = one.index
+    for picks in (one, other):
+        picks.next()
+    assert torch.equal(one.index, other.index) and not torch.equal(one.index, first)
+
+
+def test_dropped_pages_are_gone_and_a_mapped_one_stays(disk_root: str) -> None:
+    path = Path(f"{disk_root}-file")
+    path.write_bytes(bytes(1 << 20))
+    pages.flush(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        assert not sum(mapping[:: mmap.PAGESIZE])
+        pages.drop(path)
+        assert pages.are_in_memory(path)
+    pages.drop(path)
+    assert not pages.are_in_memory(path)
+    path.unlink()
+
+
+def test_a_folder_in_memory_is_no_disk() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert not pages.can_drop_pages(Path(folder))
+
+
+def test_what_workloads_share_is_made_once_and_closed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.benchmarks.session.NEEDED_BYTES", 0)
+    log: list[str] = []
+    with session(tmp_path, tmp_path, quick=True, peers=None) as run:
+
+        def make() -> str:
+            run.until_end.callback(log.append, "closed")
+            log.append("made")
+            return "it"
+
+        assert [run.shared("it", make), run.shared("it", make)] == ["it", "it"]
+        assert log == ["made"]
+    assert log == ["made", "closed"]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("given", ["long small", "small --minutes 1", "long --minutes 0", "small --publish"])
