@@ -7,7 +7,7 @@ The layers; each imports only what stands above it:
     structure/            nested value <-> flat list of tensors and a description
     contents              what a put writes, and what a get makes of it
     view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
-    ref, store, rescue    what a user calls
+    ref, store, opening   what a user calls; also weights, rescue
     listing, cli/         what is told without torch, and the command line
     integrations/         files of others, adopted and exported; a Store's methods import it when they are called
     testing/              what tests share, and users may reuse
@@ -48,18 +48,20 @@ from memstore.errors import (
 
 if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
+    from memstore.opening import open
     from memstore.ref import Ref
     from memstore.rescue import repair
     from memstore.rows import prefetch_rows, read_rows
-    from memstore.store import Store, iter_weights, open
+    from memstore.store import Store
     from memstore.view import StoredTensor, bytes_read
+    from memstore.weights import iter_weights
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "open": "memstore.store",
+    "open": "memstore.opening",
     "Store": "memstore.store",
-    "iter_weights": "memstore.store",
+    "iter_weights": "memstore.weights",
     "Ref": "memstore.ref",
     "EntryInfo": "memstore.info",
     "LeafInfo": "memstore.info",

@@ -13,13 +13,17 @@ import xxhash
 from memstore import structure
 from memstore.engine import publish
 from memstore.engine.header import HEAD_SIZE, Header, belongs, check_header, names_put, read_objects
+from memstore.engine.limits import is_full
 from memstore.engine.lookup import Held, files_of
 from memstore.engine.mapping import watch
-from memstore.engine.publish import Content
+from memstore.engine.pool import sweep_all
+from memstore.engine.publish import Change, Content, commit
 from memstore.engine.record import OBJECTS_IN_RECORD, Record
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling
-from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, VersionConflictError
+
+Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
 
 log = logging.getLogger("memstore")
 
@@ -93,6 +97,43 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
         publish.park(root, filling, deadline)
     content.filling = filling
     return content
+
+
+def publish_where_room_is(root: Root, batch: Batch, deadline: float) -> list[int]:
+    """Writes and publishes a batch; a second time if files that are kept for reuse stood in the way."""
+    key = batch[0][0].decode() if len(batch) == 1 else None
+    try:
+        return _publish(root, batch, deadline)
+    except OSError as error:
+        if not is_full(error):
+            raise
+    sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
+    try:
+        return _publish(root, batch, deadline)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise _explained(root, error, key) from error
+
+
+def _publish(root: Root, batch: Batch, deadline: float) -> list[int]:
+    fillings: list[Filling] = []
+    try:
+        changes = [
+            Change(name, write(root, name, flat, fillings, deadline), expected) for name, flat, expected in batch
+        ]
+        versions = commit(root, changes, deadline)
+    except BaseException as error:
+        give_back(root, fillings, keep=isinstance(error, VersionConflictError))
+        raise
+    keep_mapped(root, fillings)
+    return versions
+
+
+def _explained(root: Root, error: OSError, key: str | None) -> OSError:
+    from memstore.engine.usage import explain_full
+
+    return explain_full(root, error, key)
 
 
 def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.engine.folder import absolute_path
-from memstore.engine.limits import is_full, parse_size, resource_errors
+from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, files_of, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.root import Creation, Root, abandon_root, close_root, open_root, reopen_root
-from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError, VersionConflictError
+from memstore.engine.root import Root, abandon_root, close_root, reopen_root
+from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
 from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
@@ -24,98 +23,14 @@ from memstore.wording import shown, table_html
 if TYPE_CHECKING:
     import torch
 
-    from memstore import structure
     from memstore.engine.record import Record
-    from memstore.engine.segment import Filling
-
-    Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
 
 Mode = Literal["r", "r+", "a", "x"]
 _REQUIRED: Any = ...  # a get's default that means: raise
-_INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
 _KEYS_A_PAGE = 1024
 _NET = 1.0  # seconds between looks of a wait, should a wake get lost
 
 log = logging.getLogger("memstore")
-
-
-def open(
-    root: str | os.PathLike[str],
-    mode: Mode = "a",
-    *,
-    durability: Literal["process", "disk"] | None = None,
-    checksum: bool | None = None,
-    inline_limit: int | None = None,
-    capacity: int | str | None = None,
-    verify: bool = False,
-    allow_pickle: bool = False,
-    unix_group: int | str | None = None,
-    file_mode: int = 0o600,
-    timeout: float = 30.0,
-) -> Store:
-    """Opens the store in the folder `root`, and creates it if need be.
-
-    Args:
-        root: a folder on `/dev/shm` or a local disk. Its parent must exist.
-        mode: "r" reads only; "r+" reads and writes what exists; "a" creates the store if there is none; "x" must
-            create it.
-        durability: "process": a put survives the death of any process. "disk": also that of the host; refused on
-            tmpfs. Fixed at creation; None takes the store as it is ("process" if new).
-        checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
-        inline_limit: values of up to this many bytes live in the catalog, without a file. Fixed at creation; None: as
-            created (new: 1536). 0 puts every value in a file.
-        capacity: bytes that the files of all values may take in all, or as text ("8GiB", "500MB"); what the catalog
-            grows beyond its first 8 MiB counts too. None: as created (new: no limit); another one changes it for all.
-        verify: check the checksums of what is read, where it has any.
-        allow_pickle: store and load leaves that nothing else can store by pickle. Loading a pickle runs code of
-            whoever wrote it: allow it only for stores whose writers you trust.
-        unix_group, file_mode: who else may open the store; at creation.
-        timeout: seconds that any call waits for a lock, unless it is told otherwise.
-
-    Returns:
-        A Store; close it, or use it in a `with`.
-
-    Raises:
-        NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
-        AlreadyExistsError: mode "x", and there is a store.
-        PermissionDeniedError: the folder or a file in it is somebody else's, open to others, or a link.
-        ValueError: an option makes no sense, or the store was created with another.
-        FormatVersionError, UnsupportedFilesystemError, StoreTimeoutError, StoreFullError.
-
-    Example:
-        >>> import memstore, tempfile, torch
-        >>> with memstore.open(tempfile.mkdtemp()) as store:
-        ...     version = store.put("policy", {"w": torch.ones(2, 2)})
-        ...     store.get("policy")["w"].sum()
-        tensor(4.)
-    """
-    if mode not in ("r", "r+", "a", "x"):
-        raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
-    if durability not in (None, "process", "disk"):
-        raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
-    if inline_limit is not None and not 0 <= inline_limit <= _INLINE_LIMIT_MOST:
-        raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
-    if type(file_mode) is not int or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
-        found = oct(file_mode) if type(file_mode) is int else repr(file_mode)
-        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
-    if capacity is not None and mode == "r":
-        raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
-    path = absolute_path(os.fspath(root))
-    limit = None if capacity is None else parse_size(capacity)
-    creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
-    with resource_errors(path):
-        opened = open_root(path, mode, creation, timeout)
-    return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
-
-
-def _reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:
-    return open(path, mode, **options)
-
-
-def _explained(root: Root, error: OSError, key: str | None) -> OSError:
-    from memstore.engine.usage import explain_full
-
-    return explain_full(root, error, key)
 
 
 class Store:
@@ -188,39 +103,8 @@ class Store:
             self._check_early(root, expected)
         batch = list(zip(names, flats, [expected.get(key) for key in items], strict=True))
         with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None):
-            versions = self._publish_where_room_is(root, batch, deadline)
+            versions = contents.publish_where_room_is(root, batch, deadline)
         self._puts += len(names)
-        return versions
-
-    def _publish_where_room_is(self, root: Root, batch: Batch, deadline: float) -> list[int]:
-        key = batch[0][0].decode() if len(batch) == 1 else None
-        try:
-            return self._publish(root, batch, deadline)
-        except OSError as error:
-            if not is_full(error):
-                raise
-        sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
-        try:
-            return self._publish(root, batch, deadline)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise _explained(root, error, key) from error
-
-    def _publish(self, root: Root, batch: Batch, deadline: float) -> list[int]:
-        from memstore import contents
-
-        fillings: list[Filling] = []
-        try:
-            changes = [
-                Change(name, contents.write(root, name, flat, fillings, deadline), expected)
-                for name, flat, expected in batch
-            ]
-            versions = commit(root, changes, deadline)
-        except BaseException as error:
-            contents.give_back(root, fillings, keep=isinstance(error, VersionConflictError))
-            raise
-        contents.keep_mapped(root, fillings)
         return versions
 
     def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
@@ -640,8 +524,10 @@ class Store:
         return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from memstore.opening import reopen
+
         self._opened()
-        return _reopen, (self.root, self._mode, self._options())
+        return reopen, (self.root, self._mode, self._options())
 
     def __enter__(self) -> Store:
         self._opened()
@@ -705,24 +591,3 @@ class Store:
 
 
 _ABSENT = object()
-
-
-def iter_weights(
-    store: Store, key: str, *, newer_than: int | None = None, timeout: float | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterates over the tensors of one version of a nested value, named by their paths joined with ".".
-
-    What inference engines take as weights (`model.load_weights(iter_weights(store, "policy"))`).
-
-    Args:
-        store, key: where to read.
-        newer_than: wait first for a version that is newer than this one.
-        timeout: seconds to wait; None: the store's.
-    """
-    from memstore import structure
-
-    if newer_than is not None:
-        store.wait(key, newer_than=newer_than, timeout=timeout)
-    value = store.get(key, timeout=timeout)
-    for path, tensor in structure.iter_tensors(value):
-        yield ".".join(map(str, path)), tensor

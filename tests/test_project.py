@@ -29,7 +29,7 @@ LAYERS = (
     ("rows",),
     ("ref", "rescue"),
     ("store",),
-    ("listing",),
+    ("listing", "opening", "weights"),
     ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything
