@@ -63,7 +63,7 @@ class NewFile:
     def write_tensor(self, tensor: torch.Tensor) -> None:
         """The elements in C order."""
         if tensor.numel():
-            flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+            flat = tensor.detach().contiguous().reshape(-1)
             self.write(flat.view(torch.uint8).numpy().data)
 
 
