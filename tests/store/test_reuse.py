@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 import torch
 
 import memstore
+from memstore.engine import segment, syscalls
 from tests.children import Child, Wire, in_child
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 
@@ -134,6 +136,38 @@ def _comes_back(folder: str) -> None:
 def _collect(root: str) -> int:
     with memstore.open(root) as store:
         return store.gc()
+
+
+@pytest.mark.parametrize("refused", ["collapse", "populate", "both"])
+def test_where_the_kernel_refuses_huge_pages(
+    store: memstore.Store, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    for name in ("collapse", "populate"):
+        if refused in (name, "both"):
+            monkeypatch.setattr(syscalls, name, lambda address, size: False)
+    for number in range(6):
+        store.put("key", {"a": of_size(5 * MIB, number), "b": of_size(3 * MIB + 77, number)})
+        value = store.get("key")
+        assert (value["a"] == number).all() and (value["b"] == number).all()
+        blocks = [os.stat(f"{store.root}/segments/{name}").st_blocks * 512 for name in files(store)]
+        sizes = [os.path.getsize(f"{store.root}/segments/{name}") for name in files(store)]
+        assert blocks >= sizes, "what is not allocated is a SIGBUS when the disk is full"
+    if refused in ("collapse", "both"):
+        assert store.stats().huge_page_bytes == 0
+
+
+def test_a_slow_kernel_is_asked_for_no_more_huge_pages(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def slowly(address: int, size: int) -> bool:
+        asked.append(size)
+        time.sleep(segment.COLLAPSE_SLOW * 1.1)
+        return True
+
+    monkeypatch.setattr(syscalls, "collapse", slowly)
+    store.put("key", of_size(64 * MIB))
+    assert asked == [segment.COLLAPSE_STEP]
+    assert (store.get("key") == 7).all()
 
 
 def test_a_lost_race_costs_no_file(store: memstore.Store) -> None:
