@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 import memstore
 from memstore.testing.equality import assert_same
-from tests.children import Child, Wire
+from tests.children import Child, Wire, children
 
 
 def test_versions_and_values_come_back_in_order(store: memstore.Store) -> None:
@@ -143,3 +145,40 @@ def _put_and_delete_pairs(wire: Wire, root: str) -> None:
         while not wire.has_message:
             store.put_many({"a": torch.zeros(1000), "b": 1})
             store.delete_many(["a", "b"])
+
+
+def test_get_many_is_never_starved(root: str) -> None:
+    """With all of its keys overwritten at full speed, each call ends: after two misfits it takes the mutex."""
+    with memstore.open(root, timeout=30.0) as store:
+        _overwrite_all(store, 0)
+        with children(2, _overwrite_until_told, root) as writers:
+            for writer in writers:
+                writer.receive()
+            longest = 0.0
+            for _ in range(60):
+                start = time.monotonic()
+                values = store.get_many(NAMES)
+                longest = max(longest, time.monotonic() - start)
+                assert len({int(value[0]) for value in values.values()}) == 1, "not of one moment"
+                del values
+            for writer in writers:
+                writer.send()
+                assert writer.receive(60) > 0
+        assert longest < 5.0
+
+
+NAMES = [f"{number}" for number in range(20)]
+
+
+def _overwrite_all(store: memstore.Store, number: int) -> None:
+    store.put_many({name: torch.full((3000,), number) for name in NAMES})
+
+
+def _overwrite_until_told(wire: Wire, number: int, root: str) -> int:
+    with memstore.open(root) as store:
+        wire.send()
+        count = 0
+        while not wire.has_message:
+            count += 1
+            _overwrite_all(store, 2 * count + number)
+    return count
