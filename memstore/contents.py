@@ -103,20 +103,20 @@ def publish_where_room_is(root: Root, batch: Batch, deadline: float) -> list[int
     """Writes and publishes a batch; a second time if files that are kept for reuse stood in the way."""
     key = batch[0][0].decode() if len(batch) == 1 else None
     try:
-        return _publish(root, batch, deadline)
+        return publish_batch(root, batch, deadline)
     except OSError as error:
         if not is_full(error):
             raise
     sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
     try:
-        return _publish(root, batch, deadline)
+        return publish_batch(root, batch, deadline)
     except OSError as error:
         if not is_full(error):
             raise
         raise _explained(root, error, key) from error
 
 
-def _publish(root: Root, batch: Batch, deadline: float) -> list[int]:
+def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:
     fillings: list[Filling] = []
     try:
         changes = [

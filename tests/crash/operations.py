@@ -94,7 +94,7 @@ def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
         root, deadline = opened(store), deadline_after(5.0)
         flat = contents.flatten("a", stamped(NEW, nbytes), root, allow_pickle=False)
         with resource_errors(store.root, "a"), contextlib.suppress(memstore.VersionConflictError):
-            store._publish(root, [(b"a", flat, 1 << 60)], deadline)
+            contents.publish_batch(root, [(b"a", flat, 1 << 60)], deadline)
 
     return put
 
