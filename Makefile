@@ -6,11 +6,13 @@
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
 #   make clean       removes .venv and caches
 #
-# PYTHON=python3.12 chooses the interpreter. On x86-64, torch from PyPI brings CUDA (gigabytes); for the CPU build:
+# PYTHON=python3.12 chooses the interpreter, WORKERS=4 how many processes test. On x86-64, torch from PyPI brings CUDA
+# (gigabytes); for the CPU build:
 #   export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 TORCH := 2.13.0
 VENV  := .venv
+WORKERS ?= 2
 RUN   := $(VENV)/bin/python
 
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
@@ -24,10 +26,10 @@ demo: $(VENV)/.has-demo
 	$(RUN) -m examples.follow_policy
 
 test: $(VENV)/.has-test
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-full: $(VENV)/.has-test
-	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -m "full or not full"
+	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full"
 
 check: $(VENV)/.has-check
 	$(RUN) -m ruff check .
