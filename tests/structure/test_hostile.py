@@ -238,7 +238,7 @@ def test_pickles_never_run_unasked() -> None:
         Ext(31, b"\xff"),
         Ext(32, b"floppy"),
     ],
-    ids=repr,
+    ids=lambda extension: f"{extension.code} {extension.data!r:.40}",
 )
 def test_crafted_objects(extension: Any) -> None:
     with pytest.raises(CorruptionError):

@@ -44,7 +44,7 @@ LEAVES = [
 ]
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=str)
+@pytest.mark.parametrize("leaf", LEAVES, ids=range(len(LEAVES)))
 def test_leaves_are_the_memory_and_alone_in_their_storage(leaf: torch.Tensor) -> None:
     value = {"before": torch.randn(5000), "leaf": leaf, "after": torch.randn(5000)}
     got, memory, mapping = got_with_mapping(value)

@@ -305,7 +305,7 @@ OBJECTS = [
 ]
 
 
-@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: f"{type(value).__name__} {value!r:.20}")
+@pytest.mark.parametrize("value", OBJECTS, ids=[f"{i} {type(value).__name__}" for i, value in enumerate(OBJECTS)])
 def test_objects(value: Any) -> None:
     check(value)
     check({"a": value, "t": torch.zeros(1)})
