@@ -14,6 +14,7 @@ from memstore.engine.pages import deadline_after
 from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Root, abandon_root, close_root, reopen_root
+from memstore.engine.tables import Transaction
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
 from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
@@ -373,7 +374,7 @@ class Store:
         while True:
             root = self._opened()
             with root.guard:
-                page = root.catalog.view(lambda transaction, after=after: transaction.keys(prefix, after, _KEYS_A_PAGE))
+                page = root.catalog.view(Transaction.keys, prefix, after, _KEYS_A_PAGE)
             yield from (key.decode() for key in page)
             if len(page) < _KEYS_A_PAGE:
                 return

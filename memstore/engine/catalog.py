@@ -18,7 +18,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import lmdb
 
@@ -27,6 +27,7 @@ from memstore.engine.record import Record
 from memstore.engine.tables import NAMES, Transaction
 from memstore.errors import CorruptionError, NotAStoreError, ResourceLimitError, StoreClosedError, StoreFullError
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 STEP = 8 << 20
@@ -165,21 +166,18 @@ class Catalog:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes) -> Record | None:
-        handle = self._begin()
-        try:
-            return Transaction(handle, self._tables).record(key)
-        except lmdb.Error as error:
-            raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
-        except CorruptionError as error:
-            raise self._located(error) from None
-        finally:
-            handle.abort()
+        return self.view(Transaction.record, key)
 
-    def view(self, action: Callable[[Transaction], Result]) -> Result:
-        """Calls `action` with one moment of the catalog."""
+    def view(
+        self,
+        action: Callable[Concatenate[Transaction, Arguments], Result],
+        *arguments: Arguments.args,
+        **keywords: Arguments.kwargs,
+    ) -> Result:
+        """Calls `action` with one moment of the catalog, and the arguments."""
         handle = self._begin()
         try:
-            return action(Transaction(handle, self._tables))
+            return action(Transaction(handle, self._tables), *arguments, **keywords)
         except lmdb.Error as error:
             raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
         except CorruptionError as error:

@@ -17,6 +17,8 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from memstore.engine import syscalls
 from memstore.engine.header import erase_put_id
 from memstore.engine.lockfile import LockFile
@@ -159,17 +161,17 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
         action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         freed += root.mutex.run(action, deadline)
         for file in unlinked:
-            _empty(file)
+            free_blocks(file.fd)
+            file.close()
     return freed
 
 
-def _empty(file: LockFile) -> None:
-    """Frees the blocks of an unlinked file that is locked for good; it may still be mapped, see `spares.py`."""
+def free_blocks(fd: int) -> None:
+    """Of an unlinked file that is locked for good: it may still be mapped, see `spares.py`."""
     try:
-        syscalls.free_blocks(file.fd, syscalls.size_of(file.fd))
+        syscalls.free_blocks(fd, syscalls.size_of(fd))
     except OSError as error:  # a file system without holes
         log.debug("an unlinked file keeps its blocks until it is unmapped: %s", str(error))
-    file.close()
 
 
 class _Sweep(NamedTuple):
@@ -219,6 +221,8 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
 
 def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[LockFile], keep: int | None) -> int:
     counters, freed, now = transaction.counters(), 0, boot_clock()
+    before = msgspec.structs.astuple(counters)
+    rotate = transaction.count("held") > len(chosen.held)  # else the next look sees them all again
     for row in chosen.surplus:
         if not _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
             _set_aside(transaction, counters, row)
@@ -228,7 +232,7 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
         freed += row.size
     held = counters.held
     for row in chosen.held:
-        freed += _look_again(root, transaction, counters, row, unlinked, now, keep)
+        freed += _look_again(root, transaction, counters, row, unlinked, now, keep, rotate=rotate)
     if counters.held < held:  # somebody let go, maybe of more: the next put looks on
         root.looked_at_held = 0.0
     for segment in chosen.dead:
@@ -238,7 +242,8 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
             size = found.nbytes if found else 0
             counters.filling -= size
             freed += size
-    transaction.put_counters(counters)
+    if msgspec.structs.astuple(counters) != before:  # a look that changed nothing writes nothing: on a disk, no sync
+        transaction.put_counters(counters)
     return freed
 
 
@@ -250,21 +255,29 @@ def _look_again(
     unlinked: list[LockFile],
     now: int,
     keep: int | None,
+    *,
+    rotate: bool,
 ) -> int:
-    """A held file that nobody holds any more may be reused, or goes. Returns the bytes that went."""
-    transaction.delete_number("held", row.sequence)
+    """A held file that nobody holds any more may be reused, or goes. Returns the bytes that went.
+
+    With `rotate`, one that is held still goes behind the others.
+    """
     found = transaction.segment(row.segment)
     size = found.nbytes if found else 0
     if keep == 0 or not _is_usable(root, row.segment, size):
         if _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
+            transaction.delete_number("held", row.sequence)
             counters.held -= size
             return size
     elif not _is_leased(transaction, row.segment, now) and _lock_free(root, transaction, row.segment):
+        transaction.delete_number("held", row.sequence)
         counters.held -= size
         retire(transaction, counters, row.segment, size)
         return 0
-    counters.sequence += 1
-    transaction.put_number("held", counters.sequence, row.segment)
+    if rotate:
+        transaction.delete_number("held", row.sequence)
+        counters.sequence += 1
+        transaction.put_number("held", counters.sequence, row.segment)
     return 0
 
 

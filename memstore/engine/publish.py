@@ -32,7 +32,7 @@ from memstore.engine import syscalls
 from memstore.engine.folder import adopt
 from memstore.engine.lockfile import LockFile
 from memstore.engine.pages import deadline_after
-from memstore.engine.pool import Reuse, boot_clock, needs_sweep, retire, size_class, sweep_some
+from memstore.engine.pool import Reuse, boot_clock, free_blocks, needs_sweep, retire, size_class, sweep_some
 from memstore.engine.record import FILLING, LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.recovery import mark_retired
 from memstore.engine.root import Root
@@ -167,7 +167,7 @@ def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> N
         for filling in ours:
             _drop(transaction, filling.segment, keep=filling.segment in kept)
 
-    def action() -> None:
+    def action() -> list[Filling]:
         with root.guard:
             ours = root.catalog.view(lambda transaction: [f for f in fillings if is_ours(transaction, f)])
             for filling in ours:  # before their rows: a row without a file is swept, a file without a row never
@@ -177,8 +177,11 @@ def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> N
                     remove_file(filling.path, root.segments_fd)
             if ours:
                 root.catalog.update(lambda transaction: forget(transaction, ours), is_delete=True)
+            return ours
 
-    root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT))
+    for filling in root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT)):
+        if filling.segment not in kept and filling.fd >= 0:
+            free_blocks(filling.fd)
 
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:

@@ -21,6 +21,7 @@ from memstore.engine.record import LIVE, Record
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
 from memstore.engine.survey import Damage, survey
+from memstore.engine.tables import Transaction
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.info import Progress, VerifyReport
 
@@ -81,7 +82,7 @@ def _all_keys(root: Root) -> Iterator[bytes]:
     after: bytes | None = None
     while True:
         with root.guard:
-            page = root.catalog.view(lambda transaction, after=after: transaction.keys(b"", after, _KEYS_A_PAGE))
+            page = root.catalog.view(Transaction.keys, b"", after, _KEYS_A_PAGE)
         yield from page
         if len(page) < _KEYS_A_PAGE:
             return
