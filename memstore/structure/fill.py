@@ -19,6 +19,7 @@ from memstore.structure.storage import Memory
 
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
+_WORD = torch.int32  # what large leaves are copied as: by bytes, torch takes an eighth longer
 
 # With PYFUNCTYPE the GIL stays held: giving it up and taking it back costs more than the copy of a small leaf.
 _memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
@@ -90,10 +91,13 @@ def _run_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Mem
     devices: set[torch.device] = set()
     for leaf, offset, nbytes in copies.large:
         source = tensors[leaf]
-        target = torch.from_numpy(memory[offset : offset + nbytes])
         start = source.storage_offset() * source.dtype.itemsize
-        flat = torch.empty(0, dtype=torch.uint8, device=source.device)
-        target.copy_(flat.set_(source.untyped_storage(), start, (nbytes,), (1,)), non_blocking=True)
+        dtype = _WORD if (start | offset | nbytes) % _WORD.itemsize == 0 else torch.uint8
+        shape = (nbytes // dtype.itemsize,)
+        flat = torch.empty(0, dtype=dtype, device=source.device)
+        flat.set_(source.untyped_storage(), start // dtype.itemsize, shape, (1,))
+        target = torch.from_numpy(memory[offset : offset + nbytes]).view(dtype)
+        target.copy_(flat, non_blocking=True)
         devices.add(source.device)
     for leaf, offset, resolve in copies.gathered:
         source = tensors[leaf]
