@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from memstore import contents, structure
+from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.engine.lookup import Held
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError, MemstoreError
@@ -25,7 +26,6 @@ from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, w
 from memstore.view.source import Source, Span, count_read
 
 _CPU = torch.device("cpu")
-_CHECKSUM = 8  # bytes
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
     tuple[str, int, tuple[int, ...], tuple[int, ...] | None, int, str | None, tuple[int, int, bytes] | None]
@@ -43,7 +43,7 @@ def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torc
 
         def make_leaf(i: int, real: torch.Tensor) -> torch.Tensor:
             stored, kind = plan.leaves[i], plan.traits[i]
-            checksum = None if sums is None else sums[i * _CHECKSUM : (i + 1) * _CHECKSUM]
+            checksum = None if sums is None else sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
             span = Span(source, stored.offset, stored.nbytes, checksum)
             if kind is traits.PLAIN:
                 return wrap(real, span, wanted or _CPU)
@@ -52,7 +52,7 @@ def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torc
         for i in plan.loaded:
             stored = plan.leaves[i]
             if sums is not None:
-                Span(source, stored.offset, stored.nbytes, sums[i * _CHECKSUM : (i + 1) * _CHECKSUM]).check()
+                Span(source, stored.offset, stored.nbytes, sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]).check()
             count_read(stored.nbytes)
         return structure.rebuild_lazily(
             plan, objects, memory, mapping, make_leaf, allow_pickle=options["allow_pickle"], device=wanted

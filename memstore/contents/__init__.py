@@ -1,0 +1,24 @@
+"""Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
+
+writing      a value into a segment or a record, and the batch published
+reading      a mapped segment or a record's bytes as a value; verify, and headers made anew
+checksums    of leaves: made by the one, compared by the other
+"""
+
+from __future__ import annotations
+
+from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, read, verify
+from memstore.contents.writing import flatten, publish_batch, publish_where_room_is
+
+__all__ = [
+    "PLAIN",
+    "Options",
+    "damaged",
+    "flatten",
+    "header_of",
+    "locate",
+    "publish_batch",
+    "publish_where_room_is",
+    "read",
+    "verify",
+]

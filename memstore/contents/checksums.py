@@ -1,0 +1,52 @@
+"""The checksums of a value's bytes: xxh3-64, one for each leaf, and one for objects that don't fit into the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+
+from memstore import structure
+from memstore.engine.header import read_objects
+from memstore.engine.record import Record
+from memstore.engine.root import Root
+from memstore.errors import CorruptionError
+
+CHECKSUM_SIZE = 8  # bytes a leaf
+
+
+def checksums_of(root: Root, plan: structure.Plan, data: memoryview) -> bytes | None:
+    if not root.settings.checksum:
+        return None
+    return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
+
+
+def compare(
+    record: Record, plan: structure.Plan, memory: np.ndarray, done: Callable[[int], None] | None = None
+) -> None:
+    """Compares the leaves with their checksums, if they have any; `done` is told how many bytes more were seen."""
+    stored = record.checksums
+    if stored is None:
+        return
+    if len(stored) != CHECKSUM_SIZE * len(plan.leaves):
+        detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
+        raise CorruptionError(detail, detail=detail)
+    data, reached = memory.data, 0
+    for i, leaf in enumerate(plan.leaves):
+        end = leaf.offset + leaf.nbytes
+        if xxhash.xxh3_64_digest(data[leaf.offset : end]) != stored[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]:
+            detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
+            raise CorruptionError(detail, detail=detail)
+        if done is not None:
+            done(max(end - reached, 0))
+        reached = max(end, reached)
+
+
+def checked_objects(record: Record, header: bytes) -> bytes:
+    """The objects of a value that has too many for its record."""
+    objects = read_objects(header)
+    if xxhash.xxh3_64_digest(objects) != record.objects_checksum:
+        detail = "the objects in the header don't fit their checksum"
+        raise CorruptionError(detail, detail=detail)
+    return objects

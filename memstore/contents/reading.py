@@ -1,0 +1,150 @@
+"""What a get makes of the bytes that it holds, and how they are verified. Nothing is copied unless it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memstore import structure
+from memstore.contents.checksums import checked_objects, compare
+from memstore.engine.header import HEAD_SIZE, Header, belongs, names_put
+from memstore.engine.lookup import Held, files_of
+from memstore.engine.mapping import watch
+from memstore.engine.record import Record
+from memstore.engine.root import Root
+from memstore.errors import CorruptionError, MemstoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a get wants its value. As the arguments of `Store.get`."""
+
+    out: Any = None
+    like: Any = None
+    device: Any = None
+    dtype: Any = None
+    non_blocking: bool = False
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.like is not None:
+            raise TypeError("get takes out= or like=, not both: out= fills what is there, like= makes its double")
+        if (self.out is not None or self.like is not None) and (self.device is not None or self.dtype is not None):
+            raise TypeError("out= and like= have devices and dtypes of their own: leave device= and dtype= out")
+
+
+PLAIN = Options()
+
+
+def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+    """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
+    try:
+        return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
+    except MemstoreError as error:
+        if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
+            raise damaged(root, key, held[0], error.detail) from error
+        error.key = key
+        raise
+
+
+def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+    record, mapping, _ = held
+    plan, objects, memory = locate(root, key, held)
+    if verify:
+        compare(record, plan, memory)
+    target = options.like if options.out is None else options.out
+    if target is not None:
+        copy = structure.get_like if options.out is None else structure.get_into
+        return copy(
+            plan,
+            objects,
+            memory,
+            target,
+            strict=options.strict,
+            non_blocking=options.non_blocking,
+            allow_pickle=allow_pickle,
+        )
+    return structure.rebuild(
+        plan,
+        objects,
+        memory,
+        mapping,
+        allow_pickle=allow_pickle,
+        device=options.device,
+        dtype=options.dtype,
+        non_blocking=options.non_blocking,
+    )
+
+
+def locate(root: Root, key: str, held: Held) -> tuple[structure.Plan, bytes, np.ndarray]:
+    """The plan of a held value, its objects, and its data section in memory."""
+    record, mapping, start = held
+    objects = record.objects
+    if mapping is None:
+        memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
+        if record.inline:
+            watch(memory.__array_interface__["data"][0], memory)
+    else:
+        file = np.asarray(mapping)
+        memory = file[start : start + record.nbytes]
+        if record.objects_checksum is not None:
+            objects = checked_objects(record, file[8:start].tobytes())
+    plan = structure.plan_of(record.description)
+    if plan.nbytes != memory.nbytes:
+        raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+    return plan, objects, memory
+
+
+def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
+    path = next(iter(files_of(root, record)), f"{root.path} (inline)")
+    return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)
+
+
+def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> bool:
+    """Compares the bytes of a value with their checksums; `done` is told how many there were.
+
+    Returns whether it has any; an inline value has its record's. Raises CorruptionError.
+    """
+    record, mapping, start = held
+    file = np.asarray(mapping) if mapping is not None else np.frombuffer(record.inline or b"", np.uint8)
+    memory = file[start : start + record.nbytes]
+    try:
+        if mapping is not None and record.objects_checksum is not None:
+            checked_objects(record, file[8:start].tobytes())
+        plan = structure.plan_of(record.description)
+        if plan.nbytes != memory.nbytes:
+            raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
+        compare(record, plan, memory, done)
+    except CorruptionError as error:
+        raise damaged(root, key, record, error.detail) from error
+    if record.checksums is None:
+        done(record.nbytes)
+    return mapping is None or record.checksums is not None or not record.nbytes
+
+
+def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
+    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
+
+    None if the content can't be told to be that put's. Raises CorruptionError if it isn't.
+    """
+    plan = structure.plan_of(record.description)
+    memory = np.frombuffer(content, np.uint8, record.nbytes, record.start)
+    head = bytes(content[:HEAD_SIZE])
+    if plan.nbytes != record.nbytes:
+        return None
+    if record.checksums is None and not (
+        belongs(head, record.put_id, store) or names_put(head, record.put_id, record.version)
+    ):
+        return None
+    compare(record, plan, memory)
+    objects = record.objects
+    if record.objects_checksum is not None:
+        objects = checked_objects(record, bytes(content[8 : record.start]))
+    header = Header(key, store, plan.description, objects, plan.header, checksums=len(record.checksums or b""))
+    slack = record.size - record.start - record.nbytes
+    if header.nbytes != record.start or slack < 0:
+        return None
+    return bytes(header.finish(record.put_id, record.nbytes, slack, record.checksums))

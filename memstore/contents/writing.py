@@ -1,0 +1,138 @@
+"""What a put writes: values into claimed segments or records, and the batch of them published at one moment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from memstore import structure
+from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
+from memstore.engine import publish
+from memstore.engine.header import Header, check_header
+from memstore.engine.limits import is_full
+from memstore.engine.pool import sweep_all
+from memstore.engine.publish import Change, Content, commit
+from memstore.engine.record import OBJECTS_IN_RECORD
+from memstore.engine.root import Root
+from memstore.engine.segment import Filling
+from memstore.errors import MemstoreError, UnsupportedValueError, VersionConflictError
+
+Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
+
+log = logging.getLogger("memstore")
+
+_OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings
+
+
+def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:
+    """Raises UnsupportedValueError, naming the leaf, before anything is written."""
+    try:
+        return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=root.settings.inline_limit)
+    except UnsupportedValueError as error:
+        error.key = key
+        raise
+
+
+def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling], deadline: float) -> Content:
+    """Copies a flattened value to where it is to lie: a claimed and sealed segment, or the bytes of a record.
+
+    `fillings` are the segments of this batch so far; a new one is appended at once, and is the caller's to give back.
+    """
+    plan, objects = flat.plan, flat.objects
+    content = Content(plan.description, objects, plan.nbytes)
+    limit = root.settings.inline_limit
+    if plan.inline and plan.nbytes + len(objects) <= limit and limit:
+        check_header(key.decode(), len(plan.description))
+        content.inline = structure.contents(flat)
+        content.checksums = checksums_of(root, plan, memoryview(content.inline))
+        return content
+    if len(objects) > OBJECTS_IN_RECORD:
+        content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
+    header = Header(
+        key.decode(),
+        root.settings.store,
+        plan.description,
+        objects,
+        plan.header,
+        checksums=CHECKSUM_SIZE * len(plan.leaves) if root.settings.checksum else 0,
+    )
+    batch = fillings[0].put_id if fillings else 0
+    filling = publish.claim(root, key, header.nbytes, plan.nbytes, batch, deadline)
+    fillings.append(filling)
+    filling.allocate(header, plan.nbytes, root.guard, huge_pages=root.on_tmpfs)
+    memory = np.asarray(filling)
+    structure.fill(flat, memory)
+    content.checksums = checksums_of(root, plan, memory.data)
+    del memory
+    filling.seal(content.checksums, durable=root.settings.durable)
+    if len(fillings) > _OPEN_FILES:
+        publish.park(root, filling, deadline)
+    content.filling = filling
+    return content
+
+
+def publish_where_room_is(root: Root, batch: Batch, deadline: float) -> list[int]:
+    """Writes and publishes a batch; a second time if files that are kept for reuse stood in the way."""
+    key = batch[0][0].decode() if len(batch) == 1 else None
+    try:
+        return publish_batch(root, batch, deadline)
+    except OSError as error:
+        if not is_full(error):
+            raise
+    sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
+    try:
+        return publish_batch(root, batch, deadline)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise _explained(root, error, key) from error
+
+
+def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:
+    fillings: list[Filling] = []
+    try:
+        changes = [
+            Change(name, write(root, name, flat, fillings, deadline), expected) for name, flat, expected in batch
+        ]
+        versions = commit(root, changes, deadline)
+    except BaseException as error:
+        give_back(root, fillings, keep=isinstance(error, VersionConflictError))
+        raise
+    keep_mapped(root, fillings)
+    return versions
+
+
+def _explained(root: Root, error: OSError, key: str | None) -> OSError:
+    from memstore.engine.usage import explain_full
+
+    return explain_full(root, error, key)
+
+
+def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:
+    """After an error: the rows and files of a batch that was not published. `keep` as `publish.abandon` has it."""
+    try:
+        if fillings:
+            publish.abandon(root, fillings, keep=keep)
+    except (OSError, MemstoreError) as error:
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(error))
+    finally:
+        close(fillings)
+
+
+def close(fillings: Sequence[Filling]) -> None:
+    for filling in fillings:
+        filling.close()
+
+
+def keep_mapped(root: Root, fillings: Sequence[Filling]) -> None:
+    """Closes what was published, but for the mappings that the next puts can use."""
+    for filling in fillings:
+        spare = filling.spare()
+        if spare is not None:
+            with root.guard:
+                root.spares.keep(filling.segment, spare)
+        filling.close()
