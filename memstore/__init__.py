@@ -5,9 +5,9 @@ The layers; each imports only what stands above it:
     errors, keys, info    what can go wrong, what a key is, what a store tells
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
-    contents              what a put writes, and what a get makes of it
+    contents/             what a put writes, and what a get makes of it
     view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
-    ref, store, opening   what a user calls; also weights, rescue
+    ref, store, opening   what a user calls; also entries (what the catalog says of them), as_mapping, weights, rescue
     listing, cli/         what is told without torch, and the command line
     integrations/         files of others, adopted and exported; a Store's methods import it when they are called
     testing/              what tests share, and users may reuse

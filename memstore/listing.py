@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from memstore.engine.record import Path, Record
+from memstore.entries import kind_of
 from memstore.keys import encode_prefix
 from memstore.store import Store
 from memstore.wording import age, size
@@ -97,12 +98,6 @@ def _page(store: Store, prefix: bytes, after: bytes | None) -> list[tuple[bytes,
     root = store._opened()  # pyright: ignore[reportPrivateUsage]
     with root.guard:
         return root.catalog.view(read)
-
-
-def kind_of(record: Record) -> str:
-    if record.adopted is not None:
-        return "adopted"
-    return "segment" if record.segment else "inline"
 
 
 def _listed(key: bytes, record: Record) -> Listed:

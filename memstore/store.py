@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore import entries
+from memstore.as_mapping import AsMapping
 from memstore.engine.limits import resource_errors
-from memstore.engine.lookup import Held, files_of, hold
+from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.root import Root, abandon_root, close_root, reopen_root
-from memstore.engine.tables import Transaction
-from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError
-from memstore.info import EntryInfo, LeafInfo, Progress, StoreStats, VerifyReport
+from memstore.errors import ReadOnlyError, StoreClosedError
+from memstore.info import EntryInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.ref import Ref
 from memstore.wording import shown, table_html
@@ -24,17 +25,13 @@ from memstore.wording import shown, table_html
 if TYPE_CHECKING:
     import torch
 
-    from memstore.engine.record import Record
-
 Mode = Literal["r", "r+", "a", "x"]
 _REQUIRED: Any = ...  # a get's default that means: raise
-_KEYS_A_PAGE = 1024
-_NET = 1.0  # seconds between looks of a wait, should a wake get lost
 
 log = logging.getLogger("memstore")
 
 
-class Store:
+class Store(AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
@@ -111,7 +108,7 @@ class Store:
     def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
         """Before anything is copied; the commit checks again."""
         for key, version in expected.items():
-            check_version(encode_key(key), version, self._version(root, encode_key(key)))
+            check_version(encode_key(key), version, entries.version_of(root, encode_key(key)))
 
     # --- get ----------------------------------------------------------------------------------------------------------
 
@@ -315,11 +312,8 @@ class Store:
         from memstore.integrations import export
 
         target, limit = export.check_options(path, format, max_shard_size)
-        root, name = self._opened(), encode_key(key)
-        with resource_errors(self.root, key):
-            held = hold(root, (name,), self._deadline(None), may_lock=self._mode != "r")[0]
-        if held is None:
-            raise missing(name)
+        root = self._opened()
+        held = self._hold(root, key, None)
         description = held[0].description
         options = contents.Options(device="cpu" if export.has_devices(description) else None)
         export.export(
@@ -367,56 +361,19 @@ class Store:
         """
         encoded = encode_prefix(prefix)
         self._opened()
-        return self._pages(encoded)
-
-    def _pages(self, prefix: bytes) -> Iterator[str]:
-        after: bytes | None = None
-        while True:
-            root = self._opened()
-            with root.guard:
-                page = root.catalog.view(Transaction.keys, prefix, after, _KEYS_A_PAGE)
-            yield from (key.decode() for key in page)
-            if len(page) < _KEYS_A_PAGE:
-                return
-            after = page[-1]
+        return entries.keys_from(self._opened, encoded)
 
     def version(self, key: str) -> int:
         """Returns the version of `key`. Raises KeyNotFoundError."""
         name = encode_key(key)
-        found = self._version(self._opened(), name)
+        found = entries.version_of(self._opened(), name)
         if not found:
             raise missing(name)
         return found
 
-    def _record(self, root: Root, name: bytes) -> Record | None:
-        with root.guard:
-            return root.catalog.read(name)
-
-    def _version(self, root: Root, name: bytes) -> int:
-        record = self._record(root, name)
-        return record.version if record else 0
-
     def info(self, key: str) -> EntryInfo:
         """Describes the present version of `key`, without reading its tensors. Raises KeyNotFoundError."""
-        root, name = self._opened(), encode_key(key)
-        record = self._record(root, name)
-        if record is None:
-            raise missing(name)
-        from memstore import structure
-
-        plan = structure.plan_of(record.description)
-        leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
-        is_adopted = record.adopted is not None  # its section has the headers of the files too
-        return EntryInfo(
-            key=key,
-            version=record.version,
-            kind="adopted" if is_adopted else "segment" if record.segment else "inline",
-            nbytes=structure.stored_bytes(plan) if is_adopted else record.nbytes,
-            created=record.created,
-            structure=structure.structure_text(plan),
-            leaves=leaves,
-            files=files_of(root, record),
-        )
+        return entries.describe(self._opened(), key)
 
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
         """Waits for a version of `key` that is newer than `newer_than`, and returns it.
@@ -431,38 +388,14 @@ class Store:
         Raises:
             StoreTimeoutError (a TimeoutError too): there was none in time.
         """
-        root, name = self._opened(), encode_key(key)
-        bell = root.doorbell.bell(name)
-        deadline = self._deadline(timeout)
-        while True:
-            seen = root.doorbell.load(bell)  # before the catalog: a put in between changes it
-            version = self._version(self._opened(), name)
-            if version > newer_than:
-                return version
-            left = deadline - time.monotonic()
-            if left <= 0:
-                at = f"is at version {version}" if version else "doesn't exist"
-                raise StoreTimeoutError(f"{key!r} {at}: waited in vain for a version above {newer_than}", key=key)
-            root.doorbell.wait(bell, seen, min(_NET, left))
+        self._opened()
+        return entries.wait_for(self._opened, encode_key(key), newer_than, self._deadline(timeout))
 
     def stats(self) -> StoreStats:
         """Measures the store; takes milliseconds."""
         from memstore.engine.usage import measure
 
-        usage = measure(self._opened())
-        return StoreStats(
-            keys=usage.keys,
-            live_bytes=usage.live_bytes,
-            reusable_bytes=usage.reusable_bytes,
-            pinned_bytes=usage.pinned_bytes,
-            filling_bytes=usage.filling_bytes,
-            capacity=usage.capacity,
-            catalog_bytes=usage.catalog_bytes,
-            huge_page_bytes=usage.huge_page_bytes,
-            puts=self._puts,
-            gets=self._gets,
-            pinned_by=usage.pinned_by,
-        )
+        return StoreStats(**asdict(measure(self._opened())), puts=self._puts, gets=self._gets)
 
     def gc(self, *, timeout: float | None = None) -> int:
         """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
@@ -549,11 +482,12 @@ class Store:
     def _repr_html_(self) -> str:
         if self._root is None:
             return repr(self)
-        from memstore.listing import COLUMNS, cells, entries
+        from memstore import listing
 
-        return table_html(COLUMNS, map(cells, entries(self)), f"{self.root}: {shown(len(self), 'keys')}")
+        rows = map(listing.cells, listing.entries(self))
+        return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'keys')}")
 
-    # --- as a mapping -------------------------------------------------------------------------------------------------
+    # --- as a mapping: see also AsMapping -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
         root = self._opened()
@@ -561,34 +495,4 @@ class Store:
             return root.catalog.view(lambda transaction: transaction.count("entries"))
 
     def __contains__(self, key: object) -> bool:
-        return bool(self._version(self._opened(), encode_key(key)))
-
-    def __iter__(self) -> Iterator[str]:
-        return self.keys()
-
-    def __getitem__(self, key: str) -> Any:
-        return self.get(key)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        self.delete(key)
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Iterates over keys and values; keys that are deleted meanwhile are left out."""
-        for key in self.keys():
-            value = self.get(key, _ABSENT)
-            if value is not _ABSENT:
-                yield key, value
-
-    def values(self) -> Iterator[Any]:
-        """Iterates over the values, as `items`."""
-        return (value for _, value in self.items())
-
-    def update(self, items: Mapping[str, Any]) -> dict[str, int]:
-        """As `put_many`."""
-        return self.put_many(items)
-
-
-_ABSENT = object()
+        return bool(entries.version_of(self._opened(), encode_key(key)))

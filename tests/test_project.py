@@ -27,7 +27,7 @@ LAYERS = (
     ("contents",),
     ("view",),
     ("rows",),
-    ("ref", "rescue"),
+    ("ref", "rescue", "entries", "as_mapping"),
     ("store",),
     ("listing", "opening", "weights"),
     ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),

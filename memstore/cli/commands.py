@@ -13,6 +13,7 @@ import click
 import memstore
 from memstore.cli import render
 from memstore.engine.lookup import files_of
+from memstore.entries import find
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.keys import encode_key
 from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, outline
@@ -91,7 +92,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         if as_json:
             render.print_json(store.info(key))
             return
-        record = store._record(store._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
+        record = find(store._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
         if record is None:
             raise KeyNotFoundError(f"no key {key!r}", key=key)
         files = files_of(store._opened(), record)  # pyright: ignore[reportPrivateUsage]

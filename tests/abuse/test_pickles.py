@@ -22,6 +22,7 @@ import memstore
 from memstore.engine import folder
 from memstore.engine.catalog import STEP
 from memstore.engine.record import decode_record, encode_record
+from memstore.entries import find
 from tests.children import in_child
 
 
@@ -229,7 +230,7 @@ def test_a_class_by_name_is_no_callable_to_call(scratch: str, crater: str, name:
 
 def _description(root: str) -> bytes:
     with memstore.open(root) as store:
-        record = store._record(store._opened(), b"key")
+        record = find(store._opened(), b"key")
         assert record is not None
         return record.description
 
