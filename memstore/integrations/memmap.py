@@ -31,7 +31,8 @@ from memstore.integrations.documents import are_sizes, damaged, parse_object, re
 from memstore.integrations.output import Meter, is_special, new_file, new_folder
 from memstore.structure import objects
 from memstore.structure.classes import class_name
-from memstore.structure.node import MAX_DEPTH, TENSOR, Tree, name_of
+from memstore.structure.dict_keys import name_of
+from memstore.structure.node import MAX_DEPTH, TENSOR, Tree
 from memstore.structure.traits import DTYPES, count
 from memstore.structure.walk import RefusedError, Walk
 

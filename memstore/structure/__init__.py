@@ -1,8 +1,10 @@
 """Nested values and flat lists of tensors: a value is taken apart for a put, and built again for a get.
 
 walk, containers/    the value's tree, its tensors, its other leaves
-flatten, ties        the plan of a value, from a cache; extents: how far tensors reach
-plan, node           descriptions: stored structure, compiled
+flatten, ties        the plan of a value, from a cache; extents: how far tensors reach; facts: what plans depend on
+planning             the plan of a structure that is new; clusters: leaves by their storages
+plan, description    how a value is laid out and built; the same as bytes
+node, dict_keys      trees of containers, compiled; checks of what was read from bytes
 fill, storage        tensors into bytes, bytes as tensors
 objects              leaves that are no tensors; the only place that knows pickle
 adopt                values that lie in files of others
@@ -15,9 +17,10 @@ from __future__ import annotations
 import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
 import memstore.structure.containers.builtin  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
+from memstore.structure.description import plan_of
 from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.plan import Plan, plan_of
+from memstore.structure.plan import Plan
 from memstore.structure.rebuild import rebuild, rebuild_lazily
 from memstore.structure.target import get_into, get_like
 from memstore.structure.transport import register as _register_transport

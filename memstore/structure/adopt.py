@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from memstore.engine.record import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.structure import objects, traits
-from memstore.structure.flatten import take_apart
+from memstore.structure.description import describe, plan_of
+from memstore.structure.facts import take_apart
 from memstore.structure.node import Tree
-from memstore.structure.plan import Plan, describe, plan_of
+from memstore.structure.plan import Plan
 from memstore.structure.traits import DTYPE_NAMES, PLAIN, Traits
 from memstore.structure.walk import RefusedError, Walk
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from memstore.errors import UnsupportedValueError
-from memstore.structure.node import MalformedError
+from memstore.structure.checks import MalformedError
 from memstore.structure.walk import RefusedError
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from memstore.engine.record import Path
-from memstore.structure.node import name_of
-from memstore.structure.plan import Plan, cluster_leaves, storage_range
+from memstore.structure.clusters import cluster_leaves, storage_range
+from memstore.structure.dict_keys import name_of
+from memstore.structure.plan import Plan
 from memstore.structure.traits import DTYPES
 
 

@@ -10,21 +10,18 @@ flattened the same tree is made of tuples, and serves as the key of the plan cac
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from memstore.engine.record import Path
+from memstore.structure.checks import MalformedError, as_list, require
+from memstore.structure.dict_keys import name_of
 
 Tree = Any  # see the grammar above
 TENSOR, OBJECT = 0, 1
 MAX_DEPTH = 200  # levels of containers in a value
-
-
-class MalformedError(Exception):
-    """A description or an object that no flatten wrote. Becomes a CorruptionError where the bytes are known."""
 
 
 class Parts:
@@ -165,103 +162,6 @@ class Reader:
 
     def kids(self, trees: Any) -> Kids:
         return Kids([self.node(tree) for tree in as_list(trees)])
-
-
-def require(condition: bool, complaint: str) -> None:
-    """For the shape of what was read. Never an assert: those go away under -O."""
-    if not condition:
-        raise MalformedError(complaint)
-
-
-def as_list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise MalformedError("something else where an array must be")
-    return value
-
-
-def unpack(payload: list[Any], *types: type | tuple[type, ...]) -> list[Any]:
-    """The payload, once it is known to have exactly these types."""
-    require(
-        len(payload) == len(types)
-        and all(
-            type(item) in (kind if type(kind) is tuple else (kind,)) for item, kind in zip(payload, types, strict=True)
-        ),
-        "a node with other fields than its kind has",
-    )
-    return payload
-
-
-def sizes(value: Any) -> tuple[int, ...]:
-    """A shape: integers from 0 to 2**63 - 1."""
-    require(type(value) is list and all(type(item) is int and 0 <= item < 1 << 63 for item in value), "no shape")
-    return tuple(value)
-
-
-# -- keys of dicts ---------------------------------------------------------------------------------------------------
-# str and int keys stand for themselves. The others are tagged, so that True, 1 and 1.0, which Python holds equal,
-# stay three keys, in a description and in the plan cache.
-
-Key = Any
-
-
-def write_key(key: Any) -> Key:
-    """The form of a dict's key in a tree; raises TypeError for a type that has none, UnicodeEncodeError for no text."""
-    kind = type(key)
-    if kind is str:
-        if not key.isascii():
-            key.encode()
-        return key
-    if kind is int:
-        return key if -(1 << 63) <= key < 1 << 63 else ("int", str(key))
-    if kind is bool:
-        return ("bool", int(key))
-    if key is None:
-        return ("none",)
-    if kind is float:
-        return ("float", struct.pack("<d", key))
-    if kind is bytes:
-        return ("bytes", key)
-    if kind is tuple:
-        return ("tuple", *map(write_key, key))
-    raise TypeError(f"a key of type {kind.__qualname__}")
-
-
-_KEY_READERS: dict[str, tuple[type, Callable[[Any], Any]]] = {
-    "bool": (int, bool),
-    "int": (str, int),
-    "float": (bytes, lambda data: struct.unpack("<d", data)[0]),
-    "bytes": (bytes, bytes),
-}
-
-
-def read_key(key: Any) -> Any:
-    if type(key) is str or type(key) is int:
-        return key
-    key = as_list(key)
-    require(len(key) > 0 and type(key[0]) is str, "no key")
-    tag = key[0]
-    if tag == "tuple":
-        return tuple(map(read_key, key[1:]))
-    if tag == "none" and len(key) == 1:
-        return None
-    kind, convert = _KEY_READERS.get(tag, (None, bytes))
-    require(kind is not None and len(key) == 2 and type(key[1]) is kind, "no key")
-    require(tag != "int" or len(key[1]) <= 4000, "a key of too many digits")  # Python refuses more than 4300
-    try:
-        return convert(key[1])
-    except (ValueError, struct.error):
-        raise MalformedError("no key") from None
-
-
-def read_keys(keys: Any) -> tuple[Any, ...]:
-    found = tuple(map(read_key, as_list(keys)))
-    require(len(set(found)) == len(found) or any(key != key for key in found), "a key that stands there twice")
-    return found
-
-
-def name_of(key: Any) -> str | int:
-    """What a key is called in a leaf's name, where only str and int are allowed."""
-    return key if type(key) in (str, int) and (type(key) is str or -(1 << 63) <= key < 1 << 63) else repr(key)
 
 
 def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:

@@ -19,7 +19,8 @@ import torch
 from msgspec.msgpack import Ext
 
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure.node import MalformedError, as_list, read_keys, require, unpack
+from memstore.structure.checks import MalformedError, as_list, require, unpack
+from memstore.structure.dict_keys import read_keys
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NUMPY_KINDS = frozenset("biufcSUmMV")

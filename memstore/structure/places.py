@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memstore.engine.record import Path
-from memstore.structure.node import name_of
+from memstore.structure.dict_keys import name_of
 from memstore.structure.walk import render_path
 
 Setting = Callable[[], None]

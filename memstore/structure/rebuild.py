@@ -9,7 +9,8 @@ import torch
 
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import objects
-from memstore.structure.node import MalformedError, Parts
+from memstore.structure.checks import MalformedError
+from memstore.structure.node import Parts
 from memstore.structure.plan import Plan
 from memstore.structure.storage import Memory, finish, finish_one, tensors_of
 

@@ -17,7 +17,8 @@ import torch
 from memstore.engine.record import Leaf
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
-from memstore.structure.plan import Plan, cluster_leaves, storage_range
+from memstore.structure.clusters import cluster_leaves, storage_range
+from memstore.structure.plan import Plan
 from memstore.structure.traits import DTYPES, PARAMETER, PLAIN, with_traits
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]

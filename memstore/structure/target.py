@@ -19,9 +19,10 @@ from memstore.engine.record import Path
 from memstore.errors import StructureMismatchError
 from memstore.structure import objects, places, traits
 from memstore.structure.extents import Extents
-from memstore.structure.flatten import Facts, compile_tree, take_apart
+from memstore.structure.facts import Facts, take_apart
 from memstore.structure.node import ObjectNode, Parts, TensorNode, Tree, walk_names
 from memstore.structure.plan import Plan
+from memstore.structure.planning import compile_tree
 from memstore.structure.storage import Memory, tensors_of
 from memstore.structure.walk import RefusedError, Walk, render_path
 

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from memstore.structure import objects
-from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree, write_key
+from memstore.structure.dict_keys import write_key
+from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree
 
 Flattener = Callable[[Any, "Walk"], Tree]
 _FlattenerT = TypeVar("_FlattenerT", bound=Flattener)

@@ -263,8 +263,7 @@ def test_classes_are_found_only_among_what_is_imported() -> None:
 
 
 def test_caches_are_bounded() -> None:
-    from memstore.structure import flatten as _  # noqa: F401
-    from memstore.structure import plan as plans
+    from memstore.structure import description as plans
 
     for i in range(1000):
         plan_of(pack([["dict", [f"k{i}"], [0]], LEAVES, True]))

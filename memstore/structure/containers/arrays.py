@@ -18,16 +18,9 @@ import numpy as np
 import torch
 
 from memstore.engine.record import Path
+from memstore.structure.checks import unpack
 from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
-from memstore.structure.node import (
-    TENSOR,
-    Node,
-    Parts,
-    Reader,
-    Tree,
-    register,
-    unpack,
-)
+from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse, refuse_unless_pickled, rule
 
 _NONE = type(None)

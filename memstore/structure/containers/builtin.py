@@ -17,20 +17,10 @@ import torch
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure import objects
+from memstore.structure.checks import require, unpack
 from memstore.structure.classes import class_name, find_class
-from memstore.structure.node import (
-    OBJECT,
-    Kids,
-    Node,
-    Parts,
-    Reader,
-    Tree,
-    named,
-    read_keys,
-    register,
-    require,
-    unpack,
-)
+from memstore.structure.dict_keys import read_keys
+from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse_unless_pickled, rule
 
 # The factories of defaultdicts that can be named without running anything.

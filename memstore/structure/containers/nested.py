@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from memstore.engine.record import Path
-from memstore.structure.node import TENSOR, Kids, Node, Parts, Reader, Tree, register, require, unpack
+from memstore.structure.checks import require, unpack
+from memstore.structure.node import TENSOR, Kids, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import RefusedError, Walk
 
 _NONE = type(None)

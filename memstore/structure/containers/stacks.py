@@ -25,20 +25,8 @@ from tensordict import (
 
 from memstore.engine.record import Path
 from memstore.structure import objects
-from memstore.structure.node import (
-    OBJECT,
-    Kids,
-    MalformedError,
-    Node,
-    Parts,
-    Reader,
-    Tree,
-    named,
-    register,
-    require,
-    sizes,
-    unpack,
-)
+from memstore.structure.checks import MalformedError, require, sizes, unpack
+from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import RefusedError, Walk, flattens
 
 _NONE = type(None)

@@ -25,20 +25,10 @@ from tensordict import (
 )
 
 from memstore.engine.record import Path
+from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.classes import class_name, find_class
 from memstore.structure.containers.stacks import read_batch
-from memstore.structure.node import (
-    Kids,
-    Node,
-    Parts,
-    Reader,
-    Tree,
-    named,
-    register,
-    require,
-    sizes,
-    unpack,
-)
+from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, rule
 
 _NONE = type(None)

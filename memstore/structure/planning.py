@@ -1,0 +1,114 @@
+"""The plan of a structure that was not seen before: its leaves laid out, its description, and what is copied where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from memstore.engine.layout import ALIGNMENT, lay_out
+from memstore.engine.record import Leaf, Path
+from memstore.errors import UnsupportedValueError
+from memstore.structure import traits
+from memstore.structure.checks import MalformedError
+from memstore.structure.clusters import spans_of, storage_range
+from memstore.structure.description import check_extent, describe, encode_tree, plan_of
+from memstore.structure.facts import Facts
+from memstore.structure.fill import Copies, Gather, Raw
+from memstore.structure.node import Node, Reader, TensorNode, Tree, walk_names
+from memstore.structure.plan import Plan
+from memstore.structure.ties import Group, Ties
+from memstore.structure.traits import DTYPE_NAMES, PLAIN
+from memstore.structure.walk import render_path
+
+
+def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple[Plan, Copies]:
+    root, _ = compile_tree(tree)
+    names = [name for name, leaf in walk_names(root) if isinstance(leaf, TensorNode)]
+    same = dict(found.same)
+    leaves, gathers = _loose_leaves(names, facts, found)
+    _check_extents(tree, leaves)
+    spans = spans_of(leaves, same)
+    layout = lay_out([span for span, _ in spans], aligned=False)
+    inline = layout.nbytes <= inline_limit
+    if not inline:
+        layout = lay_out([span for span, _ in spans])
+    for (_, members), offset in zip(spans, layout.offsets, strict=True):
+        start = storage_range(leaves, members)[0]
+        for i in members:
+            leaves[i] = msgspec.structs.replace(leaves[i], offset=offset + leaves[i].offset - start)
+    leaf_traits = facts.traits or (PLAIN,) * len(leaves)
+    plan = plan_of(describe(tree, leaves, leaf_traits, same, inline))
+    on_cpu = [trait.device is None for trait in leaf_traits]
+    return plan, Copies(_raw_copies(leaves, gathers, found), _gathers(leaves, gathers, facts), len(leaves), on_cpu)
+
+
+def _check_extents(tree: Tree, leaves: Sequence[Leaf]) -> None:
+    for i, leaf in enumerate(leaves):
+        try:
+            check_extent(leaf.shape, leaf.stride, traits.DTYPES[leaf.dtype])
+        except MalformedError as error:
+            raise unsupported(tree, i, f"{error}: shape {list(leaf.shape)}, strides {leaf.stride}") from None
+
+
+def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
+    names = [name for name, node in walk_names(compile_tree(tree)[0]) if isinstance(node, TensorNode)]
+    return UnsupportedValueError(f"{render_path(names[leaf])}: {reason}")
+
+
+def compile_tree(tree: Tree) -> tuple[Node, Reader]:
+    """The node that a walk's tree describes, and what its reader found."""
+    reader = Reader()
+    try:
+        return reader.node(msgspec.msgpack.decode(encode_tree(tree))), reader
+    except UnicodeEncodeError as error:
+        raise UnsupportedValueError(
+            f"value: a key with a lone surrogate, {error.object!r}: it is no Unicode text"
+        ) from None
+
+
+def _loose_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[list[Leaf], set[int]]:
+    """The leaves with provisional offsets, which only say which of them are tied; and those that are to be gathered."""
+    places: dict[int, tuple[int, Group | None]] = {}
+    end = 0
+    for group in found.groups:
+        places |= {i: (end + offset, group) for i, offset in group.members}
+        end += -(-group.nbytes // ALIGNMENT) * ALIGNMENT
+    leaves: list[Leaf] = []
+    gathers: set[int] = set()
+    for i, (name, dtype, shape, stride) in enumerate(
+        zip(names, facts.dtypes, facts.shapes, facts.strides, strict=True)
+    ):
+        numel, reach = traits.count(shape), traits.reach(shape, stride)
+        offset, group = places.get(i, (end, None))
+        resolve = facts.resolve is not None and facts.resolve[i]
+        if resolve or (reach > numel if group is None else group.packed):
+            gathers.add(i)
+            stored, reach = None, numel
+        else:
+            stored = None if stride == traits.contiguous_stride(shape) else tuple(stride)
+        nbytes = reach * dtype.itemsize
+        leaves.append(Leaf(name, DTYPE_NAMES[dtype], tuple(shape), stored, offset, nbytes))
+        if group is None:
+            end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    for i, first in found.same:
+        leaves[i] = msgspec.structs.replace(leaves[first], name=names[i])
+    return leaves, gathers
+
+
+def _raw_copies(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> list[Raw]:
+    skipped = gathers | {i for i, _ in found.same}
+    for group in found.groups:
+        # of tied leaves, those whose bytes another one brings
+        end = -1
+        for i, _ in sorted(group.members, key=lambda member: (member[1], -leaves[member[0]].nbytes)):
+            if leaves[i].offset + leaves[i].nbytes <= end:
+                skipped.add(i)
+            end = max(end, leaves[i].offset + leaves[i].nbytes)
+    return [Raw(i, leaf.offset, leaf.nbytes) for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
+
+
+def _gathers(leaves: Sequence[Leaf], gathers: set[int], facts: Facts) -> list[Gather]:
+    resolve = facts.resolve or (False,) * len(leaves)
+    chosen = {leaves[i].offset: i for i in sorted(gathers, reverse=True) if leaves[i].nbytes}
+    return [Gather(i, offset, resolve[i]) for offset, i in chosen.items()]
