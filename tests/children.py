@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine import syscalls
+from memstore.engine.syscalls import mutexes
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -74,7 +74,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with open(f"/proc/{self.pid}/syscall") as file:
-                if file.read().split()[0] == str(syscalls._SYS_FUTEX):
+                if file.read().split()[0] == str(mutexes._SYS_FUTEX):
                     return
         raise TimeoutError(f"the child did not go to sleep in {timeout} s")
 
