@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memstore.engine.leases import lease
 from memstore.engine.limits import resource_errors
 from memstore.engine.pages import deadline_after
-from memstore.engine.publish import lease
 from memstore.engine.record import Record
 from memstore.engine.root import Creation, Root, close_root, open_root
 from memstore.errors import NotAStoreError, ReadOnlyError, VersionGoneError

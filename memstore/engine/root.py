@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from memstore.engine import folder, pool, recovery, syscalls
+from memstore.engine import folder, recovery, syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile, close_all
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
 from memstore.engine.spares import Spares
+from memstore.engine.sweep import sweep_all
 from memstore.engine.tables import Transaction
 from memstore.errors import (
     AlreadyExistsError,
@@ -162,7 +163,7 @@ def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
 
 def _sweep(root: Root, deadline: float) -> None:
     try:
-        pool.sweep_all(root, deadline, keep=None)
+        sweep_all(root, deadline, keep=None)
     except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
         log.warning("%s: nothing swept: %s", root.path, str(error))
 

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from memstore.engine.claim import abandon, claim
 from memstore.engine.header import Header
 from memstore.engine.layout import Span, lay_out
 from memstore.engine.lookup import hold
 from memstore.engine.pages import deadline_after
-from memstore.engine.publish import Change, Content, abandon, claim, commit
+from memstore.engine.publish import Change, Content, commit
 from memstore.engine.root import Creation, Root, close_root, open_root
 
 INLINE = 1536
