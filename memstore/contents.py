@@ -12,7 +12,8 @@ import xxhash
 
 from memstore import structure
 from memstore.engine.claim import abandon, claim, park
-from memstore.engine.header import HEAD_SIZE, Header, belongs, check_header, names_put, read_objects
+from memstore.engine.header import HEAD_SIZE, Header, belongs, check_header
+from memstore.engine.header_reader import names_put, read_objects
 from memstore.engine.limits import is_full
 from memstore.engine.lookup import Held, files_of
 from memstore.engine.mapping import watch
