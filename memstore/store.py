@@ -12,7 +12,8 @@ from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, files_of, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.root import Root, abandon_root, close_root, reopen_root
+from memstore.engine.registry import abandon_root, close_root, reopen_root
+from memstore.engine.root import Root
 from memstore.engine.sweep import sweep_all
 from memstore.engine.tables import Transaction
 from memstore.errors import ReadOnlyError, StoreClosedError, StoreTimeoutError

@@ -29,7 +29,7 @@ from memstore.engine.header import Slots, write_slots
 from memstore.engine.lockfile import LockFile, OwnedFile, lock_holders
 from memstore.engine.pages import deadline_after, noted_batch
 from memstore.engine.record import LIVE, Record, SegmentRow
-from memstore.engine.root import close_abandoned
+from memstore.engine.registry import close_abandoned
 from memstore.engine.salvage import read_catalog, read_segments
 from memstore.engine.tables import Transaction
 from memstore.engine.triage import Choice, Mend
