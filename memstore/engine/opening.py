@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from memstore.engine import folder, recovery, registry, syscalls
 from memstore.engine.catalog import Catalog
+from memstore.engine.filesystem import TMPFS, Durability, check_filesystem
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
@@ -36,7 +37,7 @@ log = logging.getLogger("memstore")
 class Creation:
     """What `open` may ask for beside the folder; None where it takes the store as it is."""
 
-    durability: folder.Durability | None = None
+    durability: Durability | None = None
     checksum: bool | None = None
     inline_limit: int | None = None
     unix_group: int | str | None = None
@@ -61,7 +62,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
         if settings is not None and mode == "x":
             raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
         folder.check_folder(path, fd, settings)
-        kind = folder.check_filesystem(path, (settings.durability if settings else creation.durability))
+        kind = check_filesystem(path, (settings.durability if settings else creation.durability))
         if settings is not None:
             _check_agreement(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
@@ -203,7 +204,7 @@ def _assemble(
     def register() -> Root:
         with registry.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(path, settings, lock, doorbell, catalog, kind == folder.TMPFS, segments, users=1)
+            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, segments, users=1)
             registry.roots[identity] = root
         if lock is not None:
             lock.recover = lambda: recovery.after_death(root)
