@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from memstore.engine.folder import absolute_path
 from memstore.engine.limits import parse_size, resource_errors
-from memstore.engine.root import Creation, open_root
+from memstore.engine.opening import Creation, open_root
 from memstore.errors import ReadOnlyError
 from memstore.store import Mode, Store
 

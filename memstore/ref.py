@@ -10,7 +10,8 @@ from memstore.engine.mapping import Mapping
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.reference import arrive, gone, take_lease
-from memstore.engine.root import Root, abandon_root, close_root, reopen_root, retain_root
+from memstore.engine.registry import abandon_root, close_root, reopen_root, retain_root
+from memstore.engine.root import Root
 from memstore.errors import MemstoreError, VersionGoneError
 
 

@@ -13,9 +13,10 @@ from memstore.as_mapping import AsMapping
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
-from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.root import Root, abandon_root, close_root, reopen_root
+from memstore.engine.registry import abandon_root, close_root, reopen_root
+from memstore.engine.root import Root
+from memstore.engine.sweep import sweep_all
 from memstore.errors import ReadOnlyError, StoreClosedError
 from memstore.info import EntryInfo, Progress, StoreStats, VerifyReport
 from memstore.keys import encode_key, encode_prefix, several

@@ -16,6 +16,7 @@ import torch  # noqa: F401
 
 import memstore
 from memstore.engine import folder, syscalls
+from memstore.engine.filesystem import TMPFS
 from tests.leaks import find_leaks
 
 SHM = Path("/dev/shm")
@@ -46,7 +47,7 @@ def root(scratch: str, request: pytest.FixtureRequest) -> Iterator[str]:
 def disk_root(request: pytest.FixtureRequest) -> Iterator[str]:
     """A path for a store on a file system that a disk holds."""
     for parent in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
-        if os.access(parent, os.W_OK) and syscalls.filesystem_type(parent) != folder.TMPFS:
+        if os.access(parent, os.W_OK) and syscalls.filesystem_type(parent) != TMPFS:
             break
     else:
         pytest.skip("no folder here is on a disk: the temporary ones and the working directory are on tmpfs")

@@ -52,7 +52,7 @@ def measure(root: str) -> Selftest:
 
     import memstore
     from memstore.engine import syscalls
-    from memstore.engine.folder import filesystem_name
+    from memstore.engine.filesystem import filesystem_name
 
     folder = tempfile.mkdtemp(prefix="memstore-bench-", dir=root)
     try:

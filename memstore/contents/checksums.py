@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine.header import read_objects
+from memstore.engine.header_reader import read_objects
 from memstore.engine.record import Record
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError

@@ -10,7 +10,8 @@ import numpy as np
 
 from memstore import structure
 from memstore.contents.checksums import checked_objects, compare
-from memstore.engine.header import HEAD_SIZE, Header, belongs, names_put
+from memstore.engine.header import HEAD_SIZE, Header, belongs
+from memstore.engine.header_reader import names_put
 from memstore.engine.lookup import Held, files_of
 from memstore.engine.mapping import watch
 from memstore.engine.record import Record

@@ -11,14 +11,14 @@ import xxhash
 
 from memstore import structure
 from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
-from memstore.engine import publish
+from memstore.engine.claim import abandon, claim, park
 from memstore.engine.header import Header, check_header
 from memstore.engine.limits import is_full
-from memstore.engine.pool import sweep_all
 from memstore.engine.publish import Change, Content, commit
 from memstore.engine.record import OBJECTS_IN_RECORD
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling
+from memstore.engine.sweep import sweep_all
 from memstore.errors import MemstoreError, UnsupportedValueError, VersionConflictError
 
 Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
@@ -61,7 +61,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
         checksums=CHECKSUM_SIZE * len(plan.leaves) if root.settings.checksum else 0,
     )
     batch = fillings[0].put_id if fillings else 0
-    filling = publish.claim(root, key, header.nbytes, plan.nbytes, batch, deadline)
+    filling = claim(root, key, header.nbytes, plan.nbytes, batch, deadline)
     fillings.append(filling)
     filling.allocate(header, plan.nbytes, root.guard, huge_pages=root.on_tmpfs)
     memory = np.asarray(filling)
@@ -70,7 +70,7 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
     del memory
     filling.seal(content.checksums, durable=root.settings.durable)
     if len(fillings) > _OPEN_FILES:
-        publish.park(root, filling, deadline)
+        park(root, filling, deadline)
     content.filling = filling
     return content
 
@@ -113,10 +113,10 @@ def _explained(root: Root, error: OSError, key: str | None) -> OSError:
 
 
 def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:
-    """After an error: the rows and files of a batch that was not published. `keep` as `publish.abandon` has it."""
+    """After an error: the rows and files of a batch that was not published. `keep` as `claim.abandon` has it."""
     try:
         if fillings:
-            publish.abandon(root, fillings, keep=keep)
+            abandon(root, fillings, keep=keep)
     except (OSError, MemstoreError) as error:
         log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(error))
     finally:

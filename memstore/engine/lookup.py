@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from memstore.engine.adopted import map_sources, read_sources
 from memstore.engine.mapping import Mapping
 from memstore.engine.record import Record
-from memstore.engine.root import Root, reopen_root
+from memstore.engine.registry import reopen_root
+from memstore.engine.root import Root
 from memstore.engine.segment import map_segment, segment_path
 from memstore.errors import ContentionError, CorruptionError
 

@@ -1,6 +1,6 @@
 """What the living do for the dead: finish or undo a change whose owner died in the middle of it.
 
-All of it runs under the store's mutex. Files that nobody holds are given back by the sweep, see `pool.py`.
+All of it runs under the store's mutex. Files that nobody holds are given back by the sweep, see `sweep.py`.
 """
 
 from __future__ import annotations

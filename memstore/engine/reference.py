@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memstore.engine.leases import lease
 from memstore.engine.limits import resource_errors
+from memstore.engine.opening import Creation, open_root
 from memstore.engine.pages import deadline_after
-from memstore.engine.publish import lease
 from memstore.engine.record import Record
-from memstore.engine.root import Creation, Root, close_root, open_root
+from memstore.engine.registry import close_root
+from memstore.engine.root import Root
 from memstore.errors import NotAStoreError, ReadOnlyError, VersionGoneError
 
 

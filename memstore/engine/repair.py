@@ -24,12 +24,13 @@ from collections.abc import Generator, Iterable
 
 from memstore.engine import folder, syscalls
 from memstore.engine.catalog import Catalog
+from memstore.engine.filesystem import check_filesystem
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings
 from memstore.engine.header import Slots, write_slots
 from memstore.engine.lockfile import LockFile, OwnedFile, lock_holders
 from memstore.engine.pages import deadline_after, noted_batch
 from memstore.engine.record import LIVE, Record, SegmentRow
-from memstore.engine.root import close_abandoned
+from memstore.engine.registry import close_abandoned
 from memstore.engine.salvage import read_catalog, read_segments
 from memstore.engine.tables import Transaction
 from memstore.engine.triage import Choice, Mend
@@ -54,7 +55,7 @@ def repair(path: str, mend: Mend, timeout: float, progress: Progress | None) -> 
         if settings is None:
             raise NotAStoreError(f"{path} has no {SETTINGS}: write it as docs/format.md has it, then repair again")
         folder.check_folder(path, fd, settings)
-        folder.check_filesystem(path, settings.durability)
+        check_filesystem(path, settings.durability)
         folder.check_files(path, settings)
         for name in ("catalog", CATALOG, SEGMENTS):
             folder.create_folder(f"{path}/{name}", settings)

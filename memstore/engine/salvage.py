@@ -15,7 +15,8 @@ import msgspec
 import xxhash
 
 from memstore.engine import syscalls
-from memstore.engine.header import HEAD_SIZE, Found, header_size, read_header
+from memstore.engine.header import HEAD_SIZE
+from memstore.engine.header_reader import Found, header_size, read_header
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.record import OBJECTS_IN_RECORD, Record, SegmentRow, decode_record
 from memstore.engine.survey import survey

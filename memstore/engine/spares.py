@@ -2,7 +2,7 @@
 
 A mapping costs its page faults: 0.6 us for each small page, so that an overwrite through a new mapping is six times
 slower than a memcpy where the kernel refuses huge pages. A kept mapping holds no lock: others may claim the file, and
-fill it, or unlink it. They give its memory back by a hole, since a mapping would keep it; see `pool.sweep_some`.
+fill it, or unlink it. They give its memory back by a hole, since a mapping would keep it; see `sweep.sweep_some`.
 """
 
 from __future__ import annotations

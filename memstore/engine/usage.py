@@ -6,8 +6,8 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 
+from memstore.engine.leases import boot_clock
 from memstore.engine.lockfile import lock_holders
-from memstore.engine.pool import boot_clock
 from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path

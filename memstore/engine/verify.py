@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from memstore.engine import folder, syscalls
-from memstore.engine.header import Found, read_header
+from memstore.engine.header_reader import Found, read_header
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import LIVE, Record

@@ -36,7 +36,7 @@ STEPS = frozenset(
             and not name.startswith("_")
             and name not in _PURE
             and not isinstance(value, type)
-            and (getattr(value, "__module__", None) == syscalls.__name__ or name.startswith("mutex_"))
+            and ((value.__module__ or "").startswith(f"{syscalls.__name__}.") or name.startswith("mutex_"))
         ),
     }
 )

@@ -17,7 +17,8 @@ from memstore.engine.lookup import files_of, map_record
 from memstore.engine.mapping import Mapping, watch
 from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.reference import arrive, gone, take_lease
-from memstore.engine.root import Root, abandon_root, close_root, retain_root
+from memstore.engine.registry import abandon_root, close_root, retain_root
+from memstore.engine.root import Root
 from memstore.errors import CorruptionError
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import folder, syscalls
+from memstore.engine import filesystem, folder, syscalls
 from tests.children import in_child
 from tests.namespaces import MOUNTS, in_namespaces, mount_tmpfs, unmount
 from tests.users import OTHER, USER, as_user, needs_root
@@ -328,7 +328,7 @@ def test_an_unknown_file_system_is_warned_of(
 
 
 def test_disk_on_tmpfs(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: folder.TMPFS)
+    monkeypatch.setattr(syscalls, "filesystem_type", lambda path: filesystem.TMPFS)
     with pytest.raises(memstore.UnsupportedFilesystemError, match='durability="disk"'):
         memstore.open(scratch, durability="disk")
 
@@ -336,7 +336,7 @@ def test_disk_on_tmpfs(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_store_that_was_copied_to_tmpfs(disk_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make(disk_root, durability="disk")
     with monkeypatch.context() as patch:
-        patch.setattr(syscalls, "filesystem_type", lambda path: folder.TMPFS)
+        patch.setattr(syscalls, "filesystem_type", lambda path: filesystem.TMPFS)
         with pytest.raises(memstore.UnsupportedFilesystemError, match="tmpfs"):
             memstore.open(disk_root)
     open_and_close(disk_root)

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.engine import header as headers
-from memstore.engine.header import Header, Slots, read_header
+from memstore.engine.header import Header, Slots
+from memstore.engine.header_reader import read_header
 from memstore.engine.layout import SLACK, Span, lay_out
 from memstore.engine.record import LIVE, STATE_NAMES
 from memstore.errors import CorruptionError
@@ -33,7 +34,7 @@ def forge(entries: bytes, *, slots: bytes = SLOTS.encode(), key: bytes | None = 
     text = start + b"0" * 16 + rest + entries
     content = bytearray(struct.pack("<Q", len(text)) + text)
     at = 8 + len(start)
-    content[at : at + 16] = headers._digest(content, at)
+    content[at : at + 16] = headers.digest_of(content, at)
     return bytes(content)
 
 

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from memstore.engine.claim import abandon, claim
 from memstore.engine.header import Header
 from memstore.engine.layout import Span, lay_out
 from memstore.engine.lookup import hold
+from memstore.engine.opening import Creation, open_root
 from memstore.engine.pages import deadline_after
-from memstore.engine.publish import Change, Content, abandon, claim, commit
-from memstore.engine.root import Creation, Root, close_root, open_root
+from memstore.engine.publish import Change, Content, commit
+from memstore.engine.registry import close_root
+from memstore.engine.root import Root
 
 INLINE = 1536
 

@@ -1,8 +1,9 @@
 """A model of how segment files are reused: one key, a few files, and processes that may be killed at each step.
 
-Its steps are those of `publish.py` (claim, fill, commit, abandon), `pool.py` (sweep), `lookup.py` (get), `recovery.py`
-and of leases, and are named after the functions there. What the kernel does for a process that dies is done: its locks
-and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
+Its steps are those of `claim.py` (claim, fill, abandon), `publish.py` (commit), `sweep.py`, `lookup.py` (get),
+`recovery.py` and `leases.py`, and are named after the functions there. What the kernel does for a process that dies is
+done: its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as
+atomic.
 
     PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create | fill | seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note, mark_retired, ring

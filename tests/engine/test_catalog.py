@@ -14,9 +14,9 @@ import pytest
 from memstore.engine import catalog as catalogs
 from memstore.engine.catalog import STEP, Catalog
 from memstore.engine.pages import deadline_after
-from memstore.engine.pool import sweep
 from memstore.engine.publish import Change, Content, commit
 from memstore.engine.record import LIVE, SegmentRow
+from memstore.engine.sweep import sweep
 from memstore.engine.tables import Transaction
 from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError
 from tests.children import Child, Wire, children, in_child

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.engine import folder, syscalls
+from memstore.engine.filesystem import Durability
 from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put
@@ -37,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_settings_come_back(
     place: Path,
-    durability: folder.Durability | None,
+    durability: Durability | None,
     checksum: bool | None,
     inline_limit: int | None,
     file_mode: int,

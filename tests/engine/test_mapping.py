@@ -14,6 +14,7 @@ import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.mapping import Mapping, lies_in_mapping, map_file
+from memstore.engine.syscalls import mappings
 from tests.engine.interrupts import interrupted
 from tests.leaks import mapped_files
 
@@ -65,7 +66,7 @@ def test_an_interrupt_at_any_point_loses_none(path: str, taken: bool, monkeypatc
     while interrupted(use, points):
         assert count(path) == len(held), f"at point {points}"
         for mapping in held:
-            monkeypatch.setattr(syscalls, "_wishes", [mapping.address + SIZE, 0])
+            monkeypatch.setattr(mappings, "_wishes", [mapping.address + SIZE, 0])
         points += 1
     assert points > 100, "few points: this tests nothing"
 
@@ -97,9 +98,9 @@ def test_it_is_aligned_wherever_others_lie(path: str, monkeypatch: pytest.Monkey
     """The kernel maps huge pages only there."""
     held = [mapped(path) for _ in range(3)]
     for taken in held:
-        monkeypatch.setattr(syscalls, "_wishes", [taken.address + SIZE, 0])
-        assert syscalls._wish(SIZE) == taken.address
-        monkeypatch.setattr(syscalls, "_wishes", [taken.address + SIZE, 0])
+        monkeypatch.setattr(mappings, "_wishes", [taken.address + SIZE, 0])
+        assert mappings._wish(SIZE) == taken.address
+        monkeypatch.setattr(mappings, "_wishes", [taken.address + SIZE, 0])
         held.append(mapped(path))
         if len(held) == 6:
             break
@@ -110,11 +111,11 @@ def test_it_is_aligned_wherever_others_lie(path: str, monkeypatch: pytest.Monkey
 def test_mappings_stay_in_one_part_of_the_address_space(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = mapped(path).address
     assert mapped(path).address < first
-    lowest = syscalls._wishes[0]
-    monkeypatch.setattr(syscalls, "_wishes", [lowest, lowest])
+    lowest = mappings._wishes[0]
+    monkeypatch.setattr(mappings, "_wishes", [lowest, lowest])
     again = mapped(path).address
     assert again > lowest and again % syscalls.HUGE_PAGE == 0
-    assert syscalls._wishes[1] < again
+    assert mappings._wishes[1] < again
 
 
 def test_a_failure_maps_nothing(path: str) -> None:

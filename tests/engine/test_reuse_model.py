@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from memstore.engine import header, lookup, mapping, pool, publish, recovery, segment, syscalls
+from memstore.engine import claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep
+from memstore.engine.syscalls import files, mappings
 from memstore.testing.explore import Explored, Fault, explore
 from tests.engine import reuse_model
 from tests.engine.reuse_model import MUTATIONS, Model
 from tests.engine.reuse_state import check, is_bad_luck, is_end, start
 
 FULL = pytest.mark.full
-CODE: list[ModuleType] = [header, lookup, mapping, pool, publish, recovery, segment, syscalls]
+SYSCALLS: list[ModuleType] = [files, mappings]
+CODE = [claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},

@@ -22,8 +22,8 @@ from memstore.engine.header import Header, Slots, write_state
 from memstore.engine.layout import Span, lay_out
 from memstore.engine.lockfile import LockFile
 from memstore.engine.mapping import Mapping
-from memstore.engine.pool import size_class
 from memstore.engine.record import FILLING, LIVE, RETIRED, Record
+from memstore.engine.reuse import size_class
 from memstore.engine.segment import Filling, map_segment
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child

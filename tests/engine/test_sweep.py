@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+from memstore.engine.claim import abandon, claim
 from memstore.engine.lookup import hold
 from memstore.engine.pages import deadline_after
-from memstore.engine.pool import size_class, sweep_all
-from memstore.engine.publish import abandon, claim
+from memstore.engine.reuse import size_class
+from memstore.engine.sweep import sweep_all
 from tests.children import Child, Wire
 from tests.engine.bytes_store import opened, put
 

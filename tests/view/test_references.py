@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memstore
 from memstore import StoredTensor
-from memstore.engine.pool import boot_clock
+from memstore.engine.leases import boot_clock
 from memstore.testing.equality import assert_same
 from memstore.view.build import reduce_leaf
 from tests.children import in_child
@@ -87,7 +87,8 @@ def test_it_survives_a_lease_and_then_pins(store: memstore.Store, monkeypatch: p
     expected = store.get("key").detach().clone()
     early, late = pickle.dumps(store.view("key")), pickle.dumps(store.view("key")["a"])
     view = pickle.loads(early)
-    monkeypatch.setattr("memstore.engine.pool.boot_clock", lambda: boot_clock() + int(120e9))
+    for module in ("reuse", "sweep"):
+        monkeypatch.setattr(f"memstore.engine.{module}.boot_clock", lambda: boot_clock() + int(120e9))
     spoil(store)
     assert_same(expected, view.detach().clone())
     del view

@@ -1,16 +1,14 @@
-"""Retired segments: which are used again, which are kept for it, and which are given back.
+"""The sweep: which retired segments are kept to be used again, and which are given back.
 
-A file is claimed by a put of nearly its size, oldest first, so that readers of the last versions have time to go. One
-that somebody locks or leases is *held*: set aside, and looked at again by later sweeps. A file is never cut nor
-extended: who has it mapped would meet SIGBUS. What lies idle is bound: by what is live, by twice the largest batch
-lately put, and by a tenth of the free space; but one file of the latest size may always stay.
+What lies idle is bound: by what is live, by twice the largest batch lately put, and by a tenth of the free space; but
+one file of the latest size may always stay. What is *held*, by a lock or a lease, is looked at again by later sweeps,
+and what writers left that died is given back too.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import os
@@ -21,8 +19,10 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.header import erase_put_id
+from memstore.engine.leases import boot_clock, is_leased
 from memstore.engine.lockfile import LockFile
 from memstore.engine.record import FILLING, RETIRED
+from memstore.engine.reuse import Row, lock_in_state, lock_retired, retire, set_aside
 from memstore.engine.segment import remove_file, segment_path
 from memstore.engine.tables import Counters, Transaction
 
@@ -31,90 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("memstore")
 
-_CLASSES_A_DOUBLING = 8
-_TRIES = 4  # files that a claim asks for
 _SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
 _HELD_A_SWEEP = 16  # files that a put looks at again; 8 us each
 _LOOK_AT_HELD = 0.02  # seconds between a process's looks at held files
 _LOOK_FOR_DEAD = 1.0  # seconds between a process's looks at filling rows
 _FREE_SHARE = 0.1  # of the file system's free space
-
-
-class Row(NamedTuple):
-    """Of `retired`, or with size 0 of `held`."""
-
-    size: int
-    sequence: int
-    segment: int
-
-
-def size_class(nbytes: int) -> int:
-    """Room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % (or a page) are slack."""
-    step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
-    return -(-nbytes // step) * step
-
-
-class Reuse:
-    """A claim's look for a file. It may be asked twice, if its transaction has to be repeated."""
-
-    __slots__ = ("_asked", "_need", "file", "refused", "row")
-
-    def __init__(self, need: int) -> None:
-        self._need, self._asked = need, False
-        self.file: LockFile | None = None
-        self.row: Row | None = None
-        self.refused: list[Row] = []
-
-    def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
-        """Locks a file, erases its put id, and books it and those that were refused. Call it under the guard."""
-        if not self._asked and counters.retired:
-            self._ask(root, transaction)
-        self._asked = True
-        for row in self.refused:
-            _set_aside(transaction, counters, row)
-        if self.row is None:
-            return False
-        transaction.delete_retired(self.row.size, self.row.sequence)
-        counters.retired -= self.row.size
-        return True
-
-    def _ask(self, root: Root, transaction: Transaction) -> None:
-        most = self._need + self._need // _CLASSES_A_DOUBLING + syscalls.PAGE
-        now = boot_clock()
-        for found in transaction.retired(self._need, most, _TRIES):
-            row = Row(*found)
-            if not _is_leased(transaction, row.segment, now):
-                self.file = _lock_free(root, transaction, row.segment)
-            if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
-                self.row = row
-                erase_put_id(self.file.fd)
-                return
-            self.close()  # cut by somebody: left to the sweep
-            self.refused.append(row)
-
-    def close(self) -> None:
-        """Gives the file back."""
-        if self.file is not None:
-            self.file.close()
-        self.file = None
-
-
-def _set_aside(transaction: Transaction, counters: Counters, row: Row) -> None:
-    """From `retired` to the end of `held`."""
-    counters.sequence += 1
-    transaction.delete_retired(row.size, row.sequence)
-    transaction.put_number("held", counters.sequence, row.segment)
-    counters.retired -= row.size
-    counters.held += row.size
-
-
-def retire(transaction: Transaction, counters: Counters, segment: int, size: int) -> None:
-    counters.sequence += 1
-    counters.retired += size
-    transaction.put_retired(size, counters.sequence, segment)
-
-
-# --- the sweep --------------------------------------------------------------------------------------------------------
 
 
 def limit(root: Root, counters: Counters) -> int:
@@ -225,7 +146,7 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
     rotate = transaction.count("held") > len(chosen.held)  # else the next look sees them all again
     for row in chosen.surplus:
         if not _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
-            _set_aside(transaction, counters, row)
+            set_aside(transaction, counters, row)
             continue
         transaction.delete_retired(row.size, row.sequence)
         counters.retired -= row.size
@@ -269,7 +190,7 @@ def _look_again(
             transaction.delete_number("held", row.sequence)
             counters.held -= size
             return size
-    elif not _is_leased(transaction, row.segment, now) and _lock_free(root, transaction, row.segment):
+    elif not is_leased(transaction, row.segment, now) and lock_retired(root, transaction, row.segment):
         transaction.delete_number("held", row.sequence)
         counters.held -= size
         retire(transaction, counters, row.segment, size)
@@ -297,10 +218,10 @@ def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unli
     if row is not None:
         if row.state != state:  # a damaged table names it: never touch what is live
             return True
-        if _is_leased(transaction, segment, now):
+        if is_leased(transaction, segment, now):
             return False
         try:
-            file = _lock(root, transaction, segment, state)
+            file = lock_in_state(root, transaction, segment, state)
         except FileNotFoundError:
             file = None
         else:
@@ -313,35 +234,3 @@ def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unli
         transaction.delete_segment(segment)
     transaction.delete_number("leases", segment)
     return True
-
-
-def _lock_free(root: Root, transaction: Transaction, segment: int) -> LockFile | None:
-    try:
-        return _lock(root, transaction, segment, RETIRED)
-    except FileNotFoundError:
-        return None
-
-
-def _lock(root: Root, transaction: Transaction, segment: int, state: int) -> LockFile | None:
-    """The file, locked for good, if its row is in that state and nobody else locks it."""
-    row = transaction.segment(segment)
-    if row is None or row.state != state:
-        return None
-    try:
-        file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
-    except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
-        return None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
-            raise FileNotFoundError(errno.ENOENT, "no file of memstore's", error.filename) from None
-        raise
-    return file if syscalls.lock_exclusive(file.fd) else None
-
-
-def _is_leased(transaction: Transaction, segment: int, now: int) -> bool:
-    return (transaction.number("leases", segment) or 0) > now
-
-
-def boot_clock() -> int:
-    """Nanoseconds since boot, suspend included: leases are compared across processes."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,0 +1,132 @@
+"""Step 2 of a put, see `publish.py`: a file is claimed, to be filled, and given back after an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from memstore.engine import syscalls
+from memstore.engine.folder import adopt
+from memstore.engine.lockfile import LockFile
+from memstore.engine.pages import deadline_after
+from memstore.engine.record import FILLING, RETIRED, SegmentRow
+from memstore.engine.reuse import Reuse, retire, size_class
+from memstore.engine.root import Root
+from memstore.engine.segment import Filling, remove_file, segment_path
+from memstore.engine.sweep import free_blocks
+from memstore.engine.tables import Counters, Transaction
+from memstore.errors import CorruptionError, StoreFullError
+
+CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
+
+
+def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> Filling:
+    """Step 2: a file for a header and data of these sizes. `batch` 0 starts a batch, named by the put id."""
+    found = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
+    if not found.is_whole:  # new; others are of the store already, and maybe another user's
+        adopt(found.fd, root.settings)
+    return found
+
+
+def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) -> Filling:
+    reuse = Reuse(header + nbytes)
+
+    def allot(transaction: Transaction) -> tuple[int, int, int]:
+        counters = transaction.counters()
+        if reuse.take(root, transaction, counters) and reuse.row is not None:
+            size, _, segment = reuse.row
+        else:
+            size = header + size_class(nbytes)
+            _check_capacity(root, counters, size)
+            segment = counters.number = counters.number + 1
+        counters.number += 1
+        counters.filling += size
+        transaction.put_segment(segment, SegmentRow(key, counters.number, FILLING, size))
+        transaction.put_number("filling", segment, batch or counters.number)
+        transaction.put_counters(counters)
+        return segment, counters.number, size
+
+    with root.guard:
+        try:
+            segment, put_id, size = root.catalog.update(allot)
+        except BaseException:
+            reuse.close()
+            raise
+        path = segment_path(root.segments, segment)
+        is_new = reuse.file is None
+        file = reuse.file or _create(root, path, segment)
+        spare = None if is_new else root.spares.take(segment, size)
+        return Filling(path, segment, put_id, size, file, is_new=is_new, dir_fd=root.segments_fd, spare=spare)
+
+
+def park(root: Root, filling: Filling, deadline: float) -> None:
+    """Between steps 3 and 4, for what is too many to be kept open."""
+    root.mutex.run(lambda: filling.park(root.guard), deadline)
+
+
+def _create(root: Root, path: str, segment: int) -> LockFile:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    try:
+        file = LockFile(path, flags, root.settings.file_mode, root.segments_fd)
+    except FileExistsError:
+        root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
+        detail = "it is there already, and the catalog doesn't know it"
+        raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
+    if not syscalls.lock_exclusive(file.fd):
+        raise BlockingIOError(errno.EAGAIN, f"{path} is new, and locked")
+    return file
+
+
+def _check_capacity(root: Root, counters: Counters, size: int) -> None:
+    if counters.capacity and counters.allocated + root.catalog.growth + size > counters.capacity:
+        raise StoreFullError(
+            f"{size:,} bytes more would be {counters.allocated + root.catalog.growth + size:,}, "
+            f"and its capacity is {counters.capacity:,}"
+        )
+
+
+def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
+    """Of a segment that is not to be published: its row, or with `keep` it is retired."""
+    row, counters = transaction.segment(segment), transaction.counters()
+    transaction.delete_number("filling", segment)
+    if row is not None:
+        counters.filling -= row.nbytes
+        if keep:
+            transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+            retire(transaction, counters, segment, row.nbytes)
+        else:
+            transaction.delete_segment(segment)
+        transaction.put_counters(counters)
+
+
+def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> None:
+    """Gives claimed files back after an error, if they are still filling under our put ids.
+
+    With `keep`, those that are allocated wholly may be used again: a lost race of compare-and-swaps costs no file.
+    """
+    kept = {filling.segment for filling in fillings if keep and filling.is_whole}
+
+    def is_ours(transaction: Transaction, filling: Filling) -> bool:
+        row = transaction.segment(filling.segment)
+        return row is not None and row.state == FILLING and row.put_id == filling.put_id
+
+    def forget(transaction: Transaction, ours: Sequence[Filling]) -> None:
+        for filling in ours:
+            _drop(transaction, filling.segment, keep=filling.segment in kept)
+
+    def action() -> list[Filling]:
+        with root.guard:
+            ours = root.catalog.view(lambda transaction: [f for f in fillings if is_ours(transaction, f)])
+            for filling in ours:  # before their rows: a row without a file is swept, a file without a row never
+                if filling.segment in kept:
+                    filling.go_back()
+                else:
+                    remove_file(filling.path, root.segments_fd)
+            if ours:
+                root.catalog.update(lambda transaction: forget(transaction, ours), is_delete=True)
+            return ours
+
+    for filling in root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT)):
+        if filling.segment not in kept and filling.fd >= 0:
+            free_blocks(filling.fd)

@@ -1,0 +1,223 @@
+"""The store folder is opened and, where there is none, created: what `open_root` returns is whole.
+
+Openings of one folder go one after another, by a lock on it (`folder.locked`). A process opens a folder once, and
+counts who uses it (`registry.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from memstore.engine import folder, recovery, registry, syscalls
+from memstore.engine.catalog import Catalog
+from memstore.engine.filesystem import TMPFS, Durability, check_filesystem
+from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
+from memstore.engine.lockfile import OwnedFile
+from memstore.engine.pages import Doorbell, LockPage, deadline_after
+from memstore.engine.registry import close_root
+from memstore.engine.root import Root
+from memstore.engine.sweep import sweep_all
+from memstore.engine.tables import Transaction
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    MemstoreError,
+    NotAStoreError,
+    PermissionDeniedError,
+)
+
+log = logging.getLogger("memstore")
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """What `open` may ask for beside the folder; None where it takes the store as it is."""
+
+    durability: Durability | None = None
+    checksum: bool | None = None
+    inline_limit: int | None = None
+    unix_group: int | str | None = None
+    file_mode: int = 0o600
+    capacity: int | None = None
+
+
+def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
+    """Opens, and with mode "a" or "x" creates, the store at `path`. Each call must be answered by one `close_root`.
+
+    Openings of one folder go one after another, by a lock on it. What waits, waits without the registry's lock, which
+    forks and closes take too.
+    """
+    path = os.path.abspath(path)
+    deadline = deadline_after(timeout)
+    folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"))
+    path = os.path.realpath(path)
+    with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:
+        settings = folder.read_settings(path)
+        if settings is None and mode not in ("a", "x"):
+            raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one")
+        if settings is not None and mode == "x":
+            raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
+        folder.check_folder(path, fd, settings)
+        kind = check_filesystem(path, (settings.durability if settings else creation.durability))
+        if settings is not None:
+            _check_agreement(path, settings, creation)
+        identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+        root = registry.registered(identity, settings)
+        is_new = root is None
+        if root is None and settings is None:
+            root = _create(path, identity, creation, kind, deadline)
+        elif root is None and settings is not None:
+            root = _join(path, identity, settings, kind, mode, deadline)
+    assert root is not None
+    if root.lock is not None and mode != "r":
+        with _closed_on_error(root):
+            if is_new:
+                root.lock.run(
+                    lambda: None, deadline
+                )  # recovers, if the last owner died: its commits are seen from here
+                _sweep(root, deadline)
+            if creation.capacity is not None:
+                _set_capacity(root, creation.capacity, deadline)
+    return root
+
+
+def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
+    def write(transaction: Transaction) -> None:
+        counters = transaction.counters()
+        counters.capacity = capacity
+        transaction.put_counters(counters)
+
+    def action() -> None:
+        with root.guard:
+            if root.catalog.view(lambda transaction: transaction.counters().capacity) != capacity:
+                root.catalog.update(write, is_delete=True)
+
+    root.mutex.run(action, deadline)
+
+
+def _sweep(root: Root, deadline: float) -> None:
+    try:
+        sweep_all(root, deadline, keep=None)
+    except (OSError, MemstoreError) as error:  # not what the caller asked for; gc says it
+        log.warning("%s: nothing swept: %s", root.path, str(error))
+
+
+def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
+    for name, asked, found in (
+        ("durability", creation.durability, settings.durability),
+        ("checksum", creation.checksum, settings.checksum),
+        ("inline_limit", creation.inline_limit, settings.inline_limit),
+    ):
+        if asked is not None and asked != found:
+            raise ValueError(
+                f"{path} was created with {name}={found!r}, which can't be changed; {asked!r} was asked for: "
+                f"leave {name} out, or choose another folder"
+            )
+
+
+def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> Root:
+    folder.check_empty(path)
+    settings = folder.new_settings(
+        durability=creation.durability,
+        checksum=creation.checksum,
+        inline_limit=creation.inline_limit,
+        file_mode=creation.file_mode,
+        group=folder.group_id(creation.unix_group),
+    )
+    folder.check_files(path, settings)
+    folder.create_folder(path, settings)
+    for name in ("catalog", CATALOG, SEGMENTS):
+        folder.create_folder(f"{path}/{name}", settings)
+    for name in (LOCK, DOORBELL):
+        if not os.path.exists(f"{path}/{name}"):
+            folder.create_file(path, name, bytes(syscalls.PAGE), settings)
+        elif settings.durable:  # its creator was killed, and may have asked for a store that needs no disk
+            folder.sync_file(f"{path}/{name}")
+    root = _assemble(path, identity, settings, kind, deadline, writable=True)
+    with _closed_on_error(root):
+        with root.guard:
+            rows = root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments"))
+            if rows:
+                raise NotAStoreError(f"{path} has lost its {folder.SETTINGS}, not its catalog: restore it from a copy")
+            root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
+        for name in ("data.mdb", "lock.mdb"):
+            os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)
+            if settings.unix_group is not None:
+                os.chown(f"{path}/{CATALOG}/{name}", -1, settings.unix_group)
+        if settings.durable:
+            for name in (f"{path}/{CATALOG}", f"{path}/catalog", path, os.path.dirname(path)):
+                syscalls.sync_folder(name)
+        folder.write_settings(path, settings)
+    return root
+
+
+def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, mode: str, deadline: float) -> Root:
+    folder.check_files(path, settings)
+    for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
+        if not os.path.lexists(f"{path}/{name}"):
+            raise CorruptionError(
+                f"{path}/{name} is missing: restore the store from a copy, or create another one elsewhere",
+                path=f"{path}/{name}",
+                detail="missing",
+            )
+    readers = f"{path}/{CATALOG}/lock.mdb"
+    if os.path.lexists(readers) and not os.access(readers, os.W_OK):  # missing, as in a copy, it is made again
+        raise PermissionDeniedError(
+            f"{path}: readers too must be able to write its catalog's lock.mdb: create it with file_mode=0o660"
+        )
+    writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
+    if not writable and mode != "r":
+        raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
+    root = _assemble(path, identity, settings, kind, deadline, writable=writable)
+    with _closed_on_error(root):
+        with root.guard:
+            found = root.catalog.view(lambda transaction: transaction.store_id())
+        if found != settings.store:
+            where = f"{path}/{CATALOG}"
+            detail = f"the catalog belongs to store {found}, memstore.json to {settings.store}: restore one copy"
+            raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
+    return root
+
+
+@contextlib.contextmanager
+def _closed_on_error(root: Root) -> Generator[None]:
+    """Left open, the catalog would bar this process from opening it again."""
+    try:
+        yield
+    except BaseException:
+        close_root(root)
+        raise
+
+
+def _assemble(
+    path: str, identity: tuple[int, int], settings: Settings, kind: int, deadline: float, *, writable: bool
+) -> Root:
+    """Maps the pages, opens the catalog and registers the root, with one user; the folder is locked."""
+    segments = OwnedFile(f"{path}/{SEGMENTS}", os.O_RDONLY | os.O_DIRECTORY)
+    lock = LockPage(f"{path}/{LOCK}") if writable else None
+    doorbell = Doorbell(f"{path}/{DOORBELL}", writable=writable)
+
+    def register() -> Root:
+        with registry.lock:  # so that no child gets an environment that it doesn't know of
+            catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
+            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, segments, users=1)
+            registry.roots[identity] = root
+        if lock is not None:
+            lock.recover = lambda: recovery.after_death(root)
+        return root
+
+    return register() if lock is None else lock.run(register, deadline)
+
+
+@contextlib.contextmanager
+def _permission_errors(path: str) -> Generator[None]:
+    try:
+        yield
+    except PermissionDeniedError:
+        raise
+    except PermissionError as error:
+        raise PermissionDeniedError(f"{path}: {error}") from None

@@ -1,0 +1,118 @@
+"""Which roots this process has open, who uses them, and what becomes of them in a fork.
+
+LMDB wants one environment a process, and so does a fork: before a fork every Root's guard is taken, so that no
+transaction is split and no lock's file descriptor is between opening and registration; the child gives up its copies
+of both and opens the catalog again when it needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+from memstore.engine.folder import Settings
+from memstore.engine.lockfile import close_all
+from memstore.engine.root import Root
+
+roots: dict[tuple[int, int], Root] = {}
+lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
+_abandoned: deque[Root] = deque()
+
+
+def registered(identity: tuple[int, int], settings: Settings | None) -> Root | None:
+    """The root that this process has on the folder already, with one more user."""
+    with lock:
+        _close_abandoned()
+        root = roots.get(identity)
+        if root is None:
+            return None
+        if settings is None or settings.store != root.settings.store:  # emptied or replaced while it was open here
+            del roots[identity]
+            with root.guard:
+                root.catalog.close()
+            return None
+        root.users += 1
+        return root
+
+
+def reopen_root(root: Root, deadline: float) -> None:
+    """In a forked child, before it first reads the store. Within the mutex: see Catalog."""
+
+    def reopen() -> None:
+        with root.guard:
+            root.catalog.view(lambda _: None)
+
+    if root.lock is None:
+        reopen()
+    else:
+        root.lock.run(reopen, deadline)
+
+
+def retain_root(root: Root) -> None:
+    """One more user of an opened root, to be answered by one more `close_root`."""
+    with lock:
+        root.users += 1
+        _close_abandoned()
+
+
+def close_root(root: Root) -> None:
+    abandon_root(root)
+    with lock:
+        _close_abandoned()
+
+
+def abandon_root(root: Root) -> None:
+    """As `close_root`, at the next opening or closing: a finalizer may run anywhere, and must take no lock."""
+    _abandoned.append(root)
+
+
+def close_abandoned() -> None:
+    """Closes what finalizers gave up."""
+    with lock:
+        _close_abandoned()
+
+
+def _close_abandoned() -> None:
+    while _abandoned:
+        root = _abandoned.popleft()
+        root.users -= 1
+        if root.users == 0:
+            for identity in [identity for identity, other in roots.items() if other is root]:
+                del roots[identity]
+            with root.guard:
+                root.catalog.close()
+                root.segments_folder.close()
+                root.spares.clear()
+            if root.lock is not None:
+                root.lock.recover = None  # it refers to the root
+
+
+# --- fork -------------------------------------------------------------------------------------------------------------
+
+
+def _before_fork() -> None:
+    lock.acquire()
+    for root in roots.values():
+        root.guard.acquire()
+        root.spares.clear()  # where these were, a child has holes, that something else may be mapped into
+
+
+def _after_fork_in_parent() -> None:
+    for root in roots.values():
+        root.guard.release()
+    lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global lock
+    lock = threading.RLock()
+    close_all()
+    for root in roots.values():
+        root.guard = threading.RLock()
+        root.catalog.release()
+        if root.lock is not None:
+            root.lock.forget_threads()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

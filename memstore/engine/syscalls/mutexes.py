@@ -1,0 +1,93 @@
+"""How processes wait for each other: futexes, and robust, process-shared mutexes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import threading
+import time
+
+from memstore.engine.syscalls.binding import (
+    Int,
+    Long,
+    Pointer,
+    Timespec,
+    bind,
+    holding_gil,
+    last_error,
+    releasing_gil,
+    timespec,
+)
+
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
+MUTEX_OWNER = 0x3FFFFFFF  # mask of the owner's thread id in a mutex's first word
+MUTEX_SIZE = 64  # sizeof(pthread_mutex_t) is 40 on x86-64 and 48 on aarch64
+HELD, OWNER_DIED, TIMED_OUT = 0, errno.EOWNERDEAD, errno.ETIMEDOUT
+_SLICE = 0.2  # seconds
+
+_syscall = bind(
+    releasing_gil, "syscall", Long, Long, Pointer, Int, ctypes.c_uint32, ctypes.POINTER(Timespec), Pointer, Int
+)
+_mutexattr_init = bind(holding_gil, "pthread_mutexattr_init", Int, Pointer)
+_mutexattr_setpshared = bind(holding_gil, "pthread_mutexattr_setpshared", Int, Pointer, Int)
+_mutexattr_setrobust = bind(holding_gil, "pthread_mutexattr_setrobust", Int, Pointer, Int)
+_mutex_init = bind(holding_gil, "pthread_mutex_init", Int, Pointer, Pointer)
+_mutex_trylock = bind(holding_gil, "pthread_mutex_trylock", Int, Pointer)
+_mutex_clocklock = bind(releasing_gil, "pthread_mutex_clocklock", Int, Pointer, Int, ctypes.POINTER(Timespec))
+
+
+def futex_wait(address: int, expected: int, seconds: float) -> None:
+    """Sleeps while the word is `expected`; also returns on a wake, a signal, and after `seconds`."""
+    limit = timespec(seconds)
+    if _syscall(
+        _SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0
+    ) and ctypes.get_errno() not in (
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.ETIMEDOUT,
+    ):
+        raise last_error()
+
+
+def futex_wake(address: int) -> int:
+    """Wakes all that wait on the word; returns how many."""
+    return int(_syscall(_SYS_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0))
+
+
+# --- robust, process-shared mutexes -----------------------------------------------------------------------------------
+
+
+def mutex_create(address: int) -> None:
+    attributes = (ctypes.c_char * 64)()
+    where = ctypes.addressof(attributes)
+    for code in (
+        _mutexattr_init(where),
+        _mutexattr_setpshared(where, 1),
+        _mutexattr_setrobust(where, 1),
+        _mutex_init(address, where),
+    ):
+        if code:
+            raise OSError(code, os.strerror(code))
+
+
+def mutex_lock(address: int, deadline: float) -> int:
+    """Returns HELD, OWNER_DIED (held too: recover, then `mutex_recovered`) or TIMED_OUT. `deadline` is monotonic."""
+    code = _mutex_trylock(address)
+    while code == errno.EBUSY:
+        # In slices, so that a signal's handler runs before the deadline: the C call is not interrupted by it.
+        until = min(max(deadline, 0.0), time.monotonic() + _SLICE)
+        code = _mutex_clocklock(address, time.CLOCK_MONOTONIC, ctypes.byref(timespec(until)))
+        if code == TIMED_OUT and until < deadline:
+            code = errno.EBUSY
+    if code not in (HELD, OWNER_DIED, TIMED_OUT):
+        raise OSError(code, os.strerror(code))
+    return code
+
+
+# Called from `finally`: as plain C functions no signal handler can run between the call and its effect.
+mutex_unlock = bind(holding_gil, "pthread_mutex_unlock", Int, Pointer)
+mutex_recovered = bind(holding_gil, "pthread_mutex_consistent", Int, Pointer)  # EINVAL where its owner didn't die
+thread_id = threading.get_native_id
