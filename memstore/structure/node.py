@@ -163,6 +163,14 @@ class Reader:
     def kids(self, trees: Any) -> Kids:
         return Kids([self.node(tree) for tree in as_list(trees)])
 
+    def kids_of(self, locked: bool, trees: Any) -> tuple[Kids, bool]:
+        """The entries of a container that locks those below, if it is locked; and whether it has to lock itself."""
+        above = self.locked
+        self.locked = above or locked
+        kids = Kids([self.node(tree) for tree in as_list(trees)])  # not self.kids: a level of Python's stack less
+        self.locked = above
+        return kids, locked and not above
+
 
 def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
     """The leaves below `node`, tensors and objects, in order, with their names."""

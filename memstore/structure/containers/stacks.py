@@ -89,11 +89,8 @@ class LazyNode(Node):
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         lazy, stack_dim, name, locked, trees = unpack(payload, str, int, (_NONE, str), bool, list)
         require(lazy in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "no lazy stack")
-        above = reader.locked
-        reader.locked = above or locked
-        kids = reader.kids(trees)
-        reader.locked = above
-        return cls(_LAZY_CLASSES[lazy], stack_dim, name, locked and not above, kids)
+        kids, lock = reader.kids_of(locked, trees)
+        return cls(_LAZY_CLASSES[lazy], stack_dim, name, lock, kids)
 
     def build(self, parts: Parts) -> Any:
         members = self.kids.build(parts)

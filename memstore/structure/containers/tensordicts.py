@@ -69,12 +69,9 @@ class TensorDictNode(Node):
         batch, device, names, locked, keys, trees = unpack(payload, list, (_NONE, str), (_NONE, list), bool, list, list)
         shape, device, names = read_batch(batch, device, names)
         require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "no keys of a TensorDict")
-        above = reader.locked
-        reader.locked = above or locked
-        kids = reader.kids(trees)
-        reader.locked = above
+        kids, lock = reader.kids_of(locked, trees)
         require(len(keys) == len(kids.nodes), "other keys than entries")
-        return cls(shape, device, names, locked and not above, tuple(keys), kids)
+        return cls(shape, device, names, lock, tuple(keys), kids)
 
     def build(self, parts: Parts) -> Any:
         built = TensorDict._new_unsafe(
