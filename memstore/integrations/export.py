@@ -67,9 +67,9 @@ def export(
             else:
                 safetensors_files.write_checkpoint(os.path.abspath(path), tensors, limit, meter, durable=durable)
         elif format == "memmap":
-            from memstore.integrations import memmap
+            from memstore.integrations.memmap_export import write_folder
 
-            memmap.write_folder(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
+            write_folder(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
                 _save(value, file)

@@ -17,28 +17,24 @@ import os
 import stat
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensordict
-import torch
 from tensordict.base import _ACCEPTED_CLASSES
-from tensordict.utils import _STR_DTYPE_TO_DTYPE, _encode_key_for_filesystem
+from tensordict.utils import _encode_key_for_filesystem
 
 from memstore import structure
 from memstore.engine.adopted import Sources, opened
-from memstore.engine.record import Leaf, Path
+from memstore.engine.record import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
-from memstore.integrations.output import Meter, is_special, new_file, new_folder
 from memstore.structure import objects
 from memstore.structure.classes import class_name
-from memstore.structure.dict_keys import name_of
 from memstore.structure.node import MAX_DEPTH, TENSOR, Tree
 from memstore.structure.traits import DTYPES, count
 from memstore.structure.walk import RefusedError, Walk
 
 _VERSION = 1  # of the layout
 _META = "meta.json"
-_PICKLES = ("other.pickle", "pickle.pkl")
+PICKLES = ("other.pickle", "pickle.pkl")
 
 
 def adopt_folder(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:
@@ -165,7 +161,7 @@ class _Reader:
         data = meta.get("data")
         if data is None:
             return self._stack(folder, meta, above)
-        if data == _PICKLES[1]:
+        if data == PICKLES[1]:
             data = self._unpickle(f"{folder}/{data}")
         device = meta.get("device") or above.device
         if not isinstance(data, list) or not data or device not in (None, "cpu"):
@@ -188,7 +184,7 @@ class _Reader:
     def _fields(self, folder: str, meta: dict[str, Any]) -> dict[str, Any]:
         """The fields of a tensorclass that are no tensors."""
         fields = {key: value for key, value in meta.items() if key != "_type"}
-        path = f"{folder}/{_PICKLES[0]}"
+        path = f"{folder}/{PICKLES[0]}"
         if os.path.lexists(path):
             pickled = self._unpickle(path)
             if not isinstance(pickled, dict):
@@ -230,71 +226,3 @@ def _path_of(folder: str, key: str, ending: str) -> str:
     if plain and not os.path.lexists(path) and os.path.lexists(f"{folder}/{key}{ending}"):
         return f"{folder}/{key}{ending}"
     return path
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-_TAKEN = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
-
-
-def write_folder(path: str, value: Any, meter: Meter, *, durable: bool, allow_pickle: bool) -> None:
-    """The folder that `TensorDict.load_memmap` reads. tensordict makes it, but for the bytes of the tensors.
-
-    Those it would write through mappings, where a full disk ends the process.
-    """
-    source = _as_collection(value, ())
-    meter.total = 0
-    for name, tensor in structure.iter_tensors(source):
-        if is_special(tensor):
-            raise _refusal(name, f"a {type(tensor).__name__}")
-        if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
-            raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
-        meter.total += tensor.numel() * tensor.itemsize
-        for part in _TAKEN.intersection(name):
-            raise _refusal(name, f"the key {part!r}, which the layout uses itself")
-    with new_folder(path, durable=durable) as folder:
-        try:
-            target = source.memmap_like(folder, copy_existing=True)
-        except OSError:
-            raise
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-            raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
-        if not allow_pickle:
-            _check_no_pickles(folder)
-        for (_, tensor), (_, place) in zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True):
-            if tensor.numel():
-                with new_file(str(place.filename), meter, durable=False) as file:  # type: ignore[attr-defined]
-                    file.write_tensor(tensor)
-
-
-def _as_collection(value: Any, path: Path) -> Any:
-    """dicts as TensorDicts without a batch size, what lies in them too."""
-    if tensordict.is_tensor_collection(value):
-        return value
-    if not isinstance(value, dict):
-        raise _refusal(path, f"a {type(value).__qualname__} instead of a TensorDict, tensorclass or dict")
-    entries: dict[str, Any] = {}
-    for key, entry in value.items():
-        if type(key) is not str:
-            raise _refusal((*path, name_of(key)), "a key that is no str")
-        if isinstance(entry, dict):
-            entries[key] = _as_collection(entry, (*path, key))
-        elif isinstance(entry, torch.Tensor) or tensordict.is_tensor_collection(entry):
-            entries[key] = entry
-        elif next(structure.iter_tensors(entry), None) is not None or isinstance(entry, np.ndarray):
-            raise _refusal((*path, key), f"a {type(entry).__qualname__} with tensors in it")
-        else:
-            entries[key] = tensordict.NonTensorData(entry)
-    return tensordict.TensorDict(entries, batch_size=[])
-
-
-def _check_no_pickles(folder: str) -> None:
-    for parent, _, names in os.walk(folder):
-        if not set(_PICKLES).isdisjoint(names):
-            what = os.path.relpath(parent, folder).split(os.sep)
-            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
-
-
-def _refusal(path: Path, why: str) -> UnsupportedValueError:
-    name = "value" + "".join(f"[{part!r}]" for part in path)
-    return UnsupportedValueError(f"{name}: {why}, which can't be exported as memmap")

@@ -1,6 +1,6 @@
 """What memstore's tests share, and yours may reuse: nothing here is imported by the library.
 
 explore        visits all states of a model, breadth first, and names the shortest way to a fault
-fork_server    processes with torch imported, started in milliseconds, to be killed
+fork_server    processes with torch imported, started in milliseconds, to be killed; fork_serving is its other end
 faults         what happens if the n-th system call of an operation fails, or is the process's last
 """

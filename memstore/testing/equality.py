@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, MetaData, NonTensorData, TensorDict, TensorDictParams, UnbatchedTensor
 from tensordict import is_tensorclass as _is_tensorclass
+
+from memstore.testing.geometry import c_order, reach, shares_strides, significant, steps_of, tied
 
 
 def assert_same(put: Any, got: Any, *, ties: bool = True) -> None:
@@ -110,39 +111,11 @@ def _compare_arrays(put: np.ndarray[Any, Any], got: np.ndarray[Any, Any], where:
     _expect(put.tobytes() == got.tobytes(), where, "bits", put, got)
     _expect(got.flags.writeable, where, "writable", put.flags.writeable, got.flags.writeable)
     if put.size:
-        steps = [_steps(put)] if _shares_strides(put) else []
-        dense = bool(steps) and _reach(put.shape, steps[0]) <= put.size
-        allowed = steps if dense else [*steps, _c_order(put.shape)]
-        found = _significant(put.shape, _steps(got))
-        _expect(found in [_significant(put.shape, step) for step in allowed], where, "strides", allowed, found)
-
-
-def _shares_strides(array: np.ndarray[Any, Any]) -> bool:
-    """Whether a tensor can have the array's strides, and memstore stores it as one."""
-    return (
-        array.dtype.char in "efdFDbBhHiIlLqQ?"
-        and array.dtype.isnative
-        and all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
-    )
-
-
-def _steps(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """The strides in elements."""
-    return tuple(step // array.itemsize for step in array.strides) if array.itemsize else array.strides
-
-
-def _c_order(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return torch.empty(shape, dtype=torch.uint8, device="meta").stride()
-
-
-def _significant(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the strides of dimensions of one element, which mean nothing."""
-    return tuple(step for size, step in zip(shape, steps, strict=True) if size > 1)
-
-
-def _reach(shape: tuple[int, ...], steps: tuple[int, ...]) -> int:
-    """The elements from the first to the last one in memory."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        steps = [steps_of(put)] if shares_strides(put) else []
+        dense = bool(steps) and reach(put.shape, steps[0]) <= put.size
+        allowed = steps if dense else [*steps, c_order(put.shape)]
+        found = significant(put.shape, steps_of(got))
+        _expect(found in [significant(put.shape, step) for step in allowed], where, "strides", allowed, found)
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -183,8 +156,8 @@ def _compare_tensors(
 def _strides(put: torch.Tensor) -> set[tuple[int, ...]]:
     """The strides with which a tensor may come back: its own, and where it has gaps also the contiguous ones."""
     own = put.stride()
-    dense = _reach(put.shape, own) <= put.numel()
-    contiguous = _c_order(put.shape)
+    dense = reach(put.shape, own) <= put.numel()
+    contiguous = c_order(put.shape)
     if put.is_conj() or put.is_neg():
         return {contiguous}
     return {own} if dense or not put.numel() else {own, contiguous}
@@ -258,42 +231,10 @@ def _compare_collections(put: Any, got: Any, where: str, pairs: list[tuple[torch
 
 def _compare_ties(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     pairs = [(put, got) for put, got in pairs if put.numel() and not put.is_conj() and not put.is_neg()]
-    have = list(_clusters([put for put, _ in pairs]))
-    want = list(_clusters([got for _, got in pairs]))
+    have = list(tied([put for put, _ in pairs]))
+    want = list(tied([got for _, got in pairs]))
     _expect(sorted(have) == sorted(want), "value", "leaves that share memory, by number", sorted(have), sorted(want))
     firsts: dict[int, torch.Tensor] = {}
     for put, got in pairs:
         first = firsts.setdefault(id(put), got)
         _expect(first is got or put.is_nested, "value", "one tensor under two names", put, got)
-
-
-def _clusters(tensors: list[torch.Tensor]) -> Iterator[tuple[int, ...]]:
-    """The leaves that stay tied, as tuples of their numbers: those whose memory overlaps.
-
-    A leaf with gaps only if others without gaps cover it, or with leaves of the very same elements.
-    """
-    ranges = sorted((str(t.device), t.data_ptr(), t.data_ptr() + _span(t), i) for i, t in enumerate(tensors))
-    gaps = {i for i, t in enumerate(tensors) if _span(t) > t.numel() * t.dtype.itemsize}
-    clusters: list[tuple[str, int, int, list[int]]] = []
-    for device, start, stop, i in ranges:
-        if i in gaps:
-            continue
-        if clusters and device == clusters[-1][0] and start < clusters[-1][2]:
-            _, first, end, members = clusters.pop()
-            clusters.append((device, first, max(end, stop), [*members, i]))
-        else:
-            clusters.append((device, start, stop, [i]))
-    alike: dict[Any, list[int]] = {}
-    for device, start, stop, i in ranges:
-        if i in gaps:
-            covers = [
-                members for where, first, end, members in clusters if where == device and first <= start < stop <= end
-            ]
-            look = (device, start, tensors[i].dtype, tensors[i].shape, tensors[i].stride())
-            (covers[0] if covers else alike.setdefault(look, [])).append(i)
-    for members in [*(members for *_, members in clusters), *alike.values()]:
-        yield tuple(sorted(members))
-
-
-def _span(tensor: torch.Tensor) -> int:
-    return _reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize

@@ -18,33 +18,20 @@ ends with the process that started it. What a worker starts in its turn is the w
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
-from functools import reduce
 from multiprocessing.connection import Connection
 from typing import Any
 
-_PID = struct.Struct("<i")  # a reply; negative: a fork failed with this errno
-_STATUS = struct.Struct("<i")  # an exit code, or minus a signal
+from memstore.testing.fork_serving import ENVIRONMENT, PID, STATUS, Traceback
+
 _TIMEOUT = 60.0
-_ENVIRONMENT = {
-    # One thread: OpenMP's and OpenBLAS's pools would not live on in a fork, and whoever used them there would hang.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    # The heap in huge pages: 150 MB of small ones make a fork and its end take 20 ms, instead of 5.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    "PYTHONMALLOC": "malloc",
-}
 
 
 class WorkerError(RuntimeError):
@@ -63,9 +50,9 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
-        code = "import sys; from memstore.testing import fork_server; fork_server.serve(int(sys.argv[1]), sys.argv[2:])"
+        code = "import sys; from memstore.testing.fork_serving import serve; serve(int(sys.argv[1]), sys.argv[2:])"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path}
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), *preload],
@@ -91,16 +78,16 @@ class ForkServer:
         with theirs, self._lock:
             try:
                 socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-                reply, fds, _, _ = socket.recv_fds(self._control, _PID.size, 2)
+                reply, fds, _, _ = socket.recv_fds(self._control, PID.size, 2)
             except OSError as error:
                 ours.close()
                 raise WorkerError(f"the fork server (pid {self.pid}) is gone: {error}") from error
-        if len(reply) < _PID.size or len(fds) < 2:
+        if len(reply) < PID.size or len(fds) < 2:
             ours.close()
-            code = -_PID.unpack(reply)[0] if len(reply) == _PID.size else 0
+            code = -PID.unpack(reply)[0] if len(reply) == PID.size else 0
             reason = os.strerror(code) if code else "it ended, see its output"
             raise WorkerError(f"the fork server (pid {self.pid}) did not fork: {reason}")
-        worker = Worker(_PID.unpack(reply)[0], Connection(ours.detach()), fds[0], fds[1])
+        worker = Worker(PID.unpack(reply)[0], Connection(ours.detach()), fds[0], fds[1])
         with contextlib.suppress(BrokenPipeError):  # killed already
             worker.send((reference, arguments))
         return worker
@@ -148,7 +135,7 @@ class Worker:
 
     def _receive(self) -> Any:
         message = self.channel.recv()
-        if isinstance(message, _Traceback):
+        if isinstance(message, Traceback):
             raise WorkerError(f"worker {self.pid} raised\n{message.text}")
         return message
 
@@ -164,10 +151,10 @@ class Worker:
             poll.register(self._status, select.POLLIN)
             if not poll.poll(timeout * 1000):
                 raise TimeoutError(f"worker {self.pid} still runs after {timeout:g} s")
-            packed = os.read(self._status, _STATUS.size)
-            if len(packed) < _STATUS.size:
+            packed = os.read(self._status, STATUS.size)
+            if len(packed) < STATUS.size:
                 raise WorkerError(f"the fork server ended, and worker {self.pid} with it")
-            self._code = int(_STATUS.unpack(packed)[0])
+            self._code = int(STATUS.unpack(packed)[0])
         return self._code
 
     def join(self, timeout: float = _TIMEOUT) -> None:
@@ -208,122 +195,8 @@ class Worker:
             self._close_files()
 
 
-class _Traceback:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
 def _reference(function: Callable[..., object]) -> str:
     module, name = function.__module__, function.__qualname__
     if module == "__main__" or "<" in name:
         raise ValueError(f"{module}:{name} can't be imported by a worker: use a function of a module, by its own name")
     return f"{module}:{name}"
-
-
-# --- the server -------------------------------------------------------------------------------------------------------
-
-
-def serve(control: int, preload: Sequence[str]) -> None:
-    """The whole life of the server, and of each worker: it returns in both, to the interpreter's own end."""
-    import torch
-
-    for name in _ENVIRONMENT:
-        os.environ.pop(name, None)  # what workers start in their turn is started as usual
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    for name in ("memstore.store", "memstore.contents", *preload):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # collections in the workers would copy the pages of every object
-    channel = _Server(socket.socket(fileno=control)).run()
-    if channel is not None:
-        _work(channel)
-
-
-class _Server:
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._workers: dict[int, tuple[int, int]] = {}  # fd of the process -> pid, status pipe
-        self._poll = select.poll()
-        self._poll.register(control, select.POLLIN)
-
-    def run(self) -> int | None:
-        """Serves until the client is gone. Returns twice, as fork does: in a worker with the fd of its channel."""
-        while True:
-            for fd, _ in self._poll.poll():
-                if fd in self._workers:
-                    self._reap(fd)
-                    continue
-                request, fds, _, _ = socket.recv_fds(self._control, 4, 1)
-                if not request:
-                    for process in list(self._workers):
-                        signal.pidfd_send_signal(process, signal.SIGKILL)
-                        self._reap(process)
-                    return None
-                if self._fork(fds[0]):
-                    return fds[0]
-
-    def _fork(self, channel: int) -> bool:
-        """True in the worker."""
-        threads = len(os.listdir("/proc/self/task"))
-        if threads > 1:
-            raise RuntimeError(f"the fork server has {threads} threads: a module that it imports has started some")
-        server = os.getpid()
-        reader, writer = os.pipe()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            for fd in (reader, writer, channel):
-                os.close(fd)
-            self._control.sendall(_PID.pack(-(error.errno or 1)))
-            return False
-        if pid == 0:
-            os.close(reader)
-            os.close(writer)
-            self._leave(server)
-            return True
-        os.close(channel)
-        process = os.pidfd_open(pid)
-        socket.send_fds(self._control, [_PID.pack(pid)], [process, reader])
-        os.close(reader)
-        self._workers[process] = (pid, writer)
-        self._poll.register(process, select.POLLIN)
-        return False
-
-    def _leave(self, server: int) -> None:
-        """In a worker: it dies with the server, and keeps nothing of it."""
-        from torch.multiprocessing import _prctl_pr_set_pdeathsig  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue, reportPrivateUsage]
-
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(1)
-        self._control.close()
-        for process, (_, writer) in self._workers.items():
-            os.close(process)
-            os.close(writer)
-
-    def _reap(self, process: int) -> None:
-        self._poll.unregister(process)
-        pid, writer = self._workers.pop(process)
-        _, status = os.waitpid(pid, 0)
-        with contextlib.suppress(BrokenPipeError):  # the client has dropped it
-            os.write(writer, _STATUS.pack(os.waitstatus_to_exitcode(status)))
-        os.close(writer)
-        os.close(process)
-
-
-def _work(fd: int) -> None:
-    """The whole life of a worker; it returns to the interpreter's own end."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    channel = Connection(fd)
-    try:
-        reference, arguments = channel.recv()
-        module, _, name = reference.partition(":")
-        function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-        function(channel, *arguments)
-    except EOFError:
-        raise
-    except Exception:
-        with contextlib.suppress(OSError):
-            channel.send(_Traceback(traceback.format_exc()))
-        sys.exit(1)
