@@ -1,7 +1,9 @@
 """The command line: `memstore COMMAND ROOT ...`. Arguments and printing only; it needs the extra `cli`.
 
-commands    what can be asked for        render      tables, trees, JSON, progress
-watch       the live table               selftest    `memstore bench`
+commands    all of them, and exit codes      group       what they share
+entries     about keys and their values      upkeep      about a store as a whole
+watch       the live table                   selftest    `memstore bench`
+render      tables, trees, JSON, progress
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from memstore.wording import age, size
 
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 
-__all__ = ["age", "console", "errors", "leaf_tree", "print_json", "printable", "progress", "size", "table"]
+__all__ = ["age", "console", "errors", "leaf_tree", "print_json", "printable", "progress", "size", "table", "tell"]
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -39,6 +39,14 @@ def plain(value: Any) -> Any:
 def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def tell(found: object, text: str, *, as_json: bool) -> None:
+    """A result, as JSON or in one line."""
+    if as_json:
+        print_json(found)
+    else:
+        console.print(text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:

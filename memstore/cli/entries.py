@@ -1,0 +1,139 @@
+"""Commands about entries: to look at them, delete and copy them, and exchange them with files of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import memstore
+from memstore.cli import render
+from memstore.cli.group import as_json, cli, complete_key, key, path, root
+from memstore.engine.lookup import files_of
+from memstore.entries import find
+from memstore.errors import KeyNotFoundError
+from memstore.keys import encode_key
+from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, outline
+
+
+@cli.command()
+@root
+@click.argument("prefix", default="")
+@as_json
+def ls(root: str, prefix: str, as_json: bool) -> None:
+    """List the keys that start with PREFIX."""
+    with memstore.open(root, "r") as store:
+        found = entries(store, prefix)
+        if as_json:
+            render.print_json(list(found))
+            return
+        rows = list(map(cells, found))
+    render.console.print(render.table(COLUMNS, rows, right=("version", "leaves", "size", "age")))
+
+
+@cli.command()
+@root
+@key
+@as_json
+def info(root: str, key: str, as_json: bool) -> None:
+    """Show one entry: its leaves with shapes and dtypes, its bytes and files."""
+    with memstore.open(root, "r") as store:
+        if as_json:
+            render.print_json(store.info(key))
+            return
+        record = find(store._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
+        if record is None:
+            raise KeyNotFoundError(f"no key {key!r}", key=key)
+        files = files_of(store._opened(), record)  # pyright: ignore[reportPrivateUsage]
+        try:
+            structure, leaves = outline(record.description)
+        except UnknownKindError:  # only torch can tell
+            found = store.info(key)
+            structure = found.structure
+            leaves = [Leaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
+    size, age = render.size(record.nbytes), render.age(record.created)
+    render.console.print(f"[bold]{render.printable(key)}[/]  version {record.version}, {size}, {age} old")
+    for file in files:
+        render.console.print(f"[dim]{render.printable(file)}[/]")
+    render.console.print(render.leaf_tree(structure, leaves))
+
+
+@cli.command()
+@root
+@click.argument("keys", nargs=-1, required=True, shell_complete=complete_key)
+@click.option("--prefix", is_flag=True, help="KEYS are prefixes: delete all that start so.")
+@click.option("--missing-ok", is_flag=True, help="Keys that aren't there are no error.")
+@as_json
+def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json: bool) -> None:
+    """Delete KEYS, all of them or, if one is missing, none."""
+    with memstore.open(root, "r+") as store:
+        names = [one.key for start in keys for one in entries(store, start)] if prefix else list(keys)
+        deleted = store.delete_many(names, missing_ok=missing_ok or prefix) if names else 0
+    render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
+
+
+@cli.command()
+@root
+@key
+@click.argument("target", type=click.Path())
+@click.argument("target_key", default="")
+@click.option("--prefix", is_flag=True, help="KEY is a prefix: copy all that start so.")
+@click.option(
+    "--allow-pickle", is_flag=True, help="Copy leaves that are pickles, too: they run code. Trust both stores."
+)
+@as_json
+def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pickle: bool, as_json: bool) -> None:
+    """Copy KEY, under the same key or TARGET_KEY, into the store TARGET, which is created if need be."""
+    if prefix and target_key:
+        raise click.UsageError("with --prefix all keep their keys")
+    copied: dict[str, int] = {}
+    with (
+        memstore.open(root, "r+", allow_pickle=allow_pickle) as source,
+        memstore.open(target, allow_pickle=allow_pickle) as store,
+        render.progress("copying") as advance,
+    ):
+        chosen = [(one.key, one.nbytes) for one in entries(source, key)] if prefix else [(key, source.info(key).nbytes)]
+        total, done = sum(nbytes for _, nbytes in chosen), 0
+        for name, nbytes in chosen:
+            copied[target_key or name] = store.put(target_key or name, source.get(name))
+            advance(done := done + nbytes, total)
+    render.tell(copied, f"{len(copied):,} copied, {render.size(total)}", as_json=as_json)
+
+
+@cli.command()
+@root
+@key
+@path
+@click.option("--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Else told by the name.")
+@click.option("--copy", is_flag=True, help="Copy the bytes into the store, instead of serving the file in place.")
+@click.option("--allow-pickle", is_flag=True, help="Read leaves that are pickles, which run code: trust the file.")
+@as_json
+def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle: bool, as_json: bool) -> None:
+    """Serve the file or folder PATH under KEY: safetensors, checkpoints of them, memmap folders, torch.save, .npy."""
+    with memstore.open(root, allow_pickle=allow_pickle) as store:
+        version = store.attach(key, path, format=format, copy=copy)
+        nbytes = store.info(key).nbytes
+    render.tell(
+        {"version": version, "nbytes": nbytes},
+        f"version {version}, {render.size(nbytes)} {'copied' if copy else 'in place'}",
+        as_json=as_json,
+    )
+
+
+@cli.command()
+@root
+@key
+@path
+@click.option(
+    "--format", type=click.Choice(["safetensors", "memmap", "torch"]), default="safetensors", show_default=True
+)
+@click.option("--max-shard-size", help='Of a checkpoint of several files, as "5GB".')
+@as_json
+def export(root: str, key: str, path: str, format: Any, max_shard_size: str | None, as_json: bool) -> None:
+    """Write KEY to the file or folder PATH, whole or not at all."""
+    with memstore.open(root, "r") as store, render.progress("exporting") as advance:
+        store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
+        nbytes = store.info(key).nbytes
+    render.tell(
+        {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
+    )

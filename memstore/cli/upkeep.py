@@ -1,0 +1,124 @@
+"""Commands about a store as a whole, and about this machine."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import memstore
+from memstore.cli import render
+from memstore.cli.group import as_json, cli, complete_key, root
+
+DAMAGED = 1  # exit code
+
+
+@cli.command()
+@root
+@as_json
+def stats(root: str, as_json: bool) -> None:
+    """Show what the store takes, and who holds what was replaced."""
+    with memstore.open(root, "r") as store:
+        found = store.stats()
+    if as_json:
+        render.print_json(found)
+        return
+    pids = ", ".join(map(str, found.pinned_by))
+    rows = [
+        ("keys", f"{found.keys:,}"),
+        ("live", render.size(found.live_bytes)),
+        ("kept for reuse", render.size(found.reusable_bytes)),
+        ("replaced, but held", render.size(found.pinned_bytes) + (f" by pid {pids}" if pids else "")),
+        ("being written", render.size(found.filling_bytes)),
+        ("catalog", render.size(found.catalog_bytes)),
+        ("capacity", "no limit" if found.capacity is None else render.size(found.capacity)),
+    ]
+    render.console.print(render.table(("", ""), rows))
+
+
+@cli.command()
+@root
+@click.argument("keys", nargs=-1, shell_complete=complete_key)
+@as_json
+def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
+    """Compare everything, or KEYS, with its checksums. Exit code 1 if anything is damaged."""
+    with memstore.open(root, "r+") as store, render.progress("verifying") as advance:
+        report = store.verify(keys or None, progress=advance)
+    if as_json:
+        render.print_json(report)
+    else:
+        for error in report.damaged:
+            render.console.print(f"[bold red]damaged[/]  {render.printable(str(error))}")
+        unchecked = f", {report.unchecked:,} have no checksums" if report.unchecked else ""
+        render.console.print(f"{report.checked:,} checked{unchecked}, {len(report.damaged):,} damaged")
+    if not report.ok:
+        sys.exit(DAMAGED)
+
+
+@cli.command()
+@root
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for processes that use the store.")
+@as_json
+def repair(root: str, timeout: float, as_json: bool) -> None:
+    """Make a new catalog of all that is whole. Nobody else may use the store. Exit code 1 if something was lost."""
+    with render.progress("repairing") as advance:
+        report = memstore.repair(root, timeout=timeout, progress=advance)
+    if as_json:
+        render.print_json(report)
+    else:
+        for name in report.lost:
+            render.console.print(f"[bold red]lost[/]  {render.printable(name)}")
+        freed = render.size(report.swept_bytes)
+        render.console.print(f"{len(report.recovered):,} keys recovered, {len(report.lost):,} lost, {freed} given back")
+    if report.lost:
+        sys.exit(DAMAGED)
+
+
+@cli.command()
+@root
+@as_json
+def gc(root: str, as_json: bool) -> None:
+    """Give back what nobody holds: replaced versions, files kept for reuse, what dead writers left."""
+    with memstore.open(root, "r+") as store:
+        freed = store.gc()
+    render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
+
+
+@cli.command()
+@root
+@click.argument("prefix", default="")
+@click.option("--interval", default=0.5, show_default=True, help="Seconds between looks.")
+@click.option("--count", default=0, help="Looks, then end; 0: until interrupted.")
+@as_json
+def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:
+    """Follow the keys that start with PREFIX: versions, sizes, puts a second. With --json a line a look."""
+    from memstore.cli.watch import follow
+
+    with memstore.open(root, "r") as store:
+        follow(store, prefix, interval, count, as_json=as_json)
+
+
+@cli.command()
+@click.argument("root", type=click.Path(), default="/dev/shm")
+@as_json
+def bench(root: str, as_json: bool) -> None:
+    """Try this machine: put, get and wake beside a memcpy, in a store that is made under ROOT and removed again."""
+    from memstore.cli.selftest import measure, show
+
+    with render.progress("measuring"):
+        found = measure(root)
+    if as_json:
+        render.print_json(found)
+    else:
+        show(found)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: eval "$(memstore completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "memstore", "_MEMSTORE_COMPLETE").source())
