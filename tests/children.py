@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import memstore
 from memstore.engine import syscalls
 
 _CONTEXT = multiprocessing.get_context("fork")
@@ -136,3 +137,12 @@ def children(count: int, function: Callable[..., Any], *arguments: Any) -> Itera
     finally:
         for child in started:
             child.__exit__()
+
+
+def hold_key(wire: Wire, root: str) -> None:
+    """For a child: gets "key", says so, and holds it until it is told to end."""
+    with memstore.open(root, "r") as store:
+        value = store.get("key")
+        wire.send()
+        wire.receive()
+        del value

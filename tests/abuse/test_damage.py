@@ -14,6 +14,7 @@ import torch
 import memstore
 from memstore.testing.equality import assert_same
 from tests.children import in_child
+from tests.damage.stores import flip
 
 SIZES = [5000, 1 << 20]  # elements of 8 bytes: a small segment and a large one
 
@@ -148,14 +149,6 @@ def test_every_flipped_bit_that_readers_rely_on(scratch: str) -> None:
             assert (caught.value.key, caught.value.path) == ("key", path)
             flip(path, position)
         assert (store.get("key") == 7).all()
-
-
-def flip(path: str, bit: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(bit // 8)
-        byte = file.read(1)[0]
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
 
 
 def test_a_file_that_somebody_keeps_locked(scratch: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import memstore
 from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer
+from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import workers
 from tests.crash.leftovers import held_locks
 from tests.crash.operations import OPERATIONS
@@ -29,16 +29,20 @@ def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, 
     signals = 500 if name in QUICK else 3000
     with server.start(workers.be_interrupted, store.root, name) as worker:
         assert worker.recv() == "ready"
-        for _ in range(signals):
-            worker.kill(signal.SIGINT)
-            time.sleep(chance.uniform(0, 0.002))
-        worker.send("enough")
+        storm(worker, signal.SIGINT, signals, chance)
         outcomes, left = worker.recv()
         worker.join()
     assert left == []
     print(f"{signals} signals, {sum(outcomes.values())} interrupts: {outcomes}")
     assert sum(outcomes.values()) > signals / 50, "few signals fell into the operation: this tests nothing"
     check_goes_on(store, min(OPERATIONS[name].keys), name)
+
+
+def storm(worker: Worker, number: int, signals: int, chance: random.Random) -> None:
+    for _ in range(signals):
+        worker.kill(number)
+        time.sleep(chance.uniform(0, 0.002))
+    worker.send("enough")
 
 
 @pytest.mark.parametrize("nbytes", [INLINE, SMALL])
@@ -49,10 +53,7 @@ def test_signal_handler_uses_the_store(
     signals = 500
     with server.start(workers.use_in_handler, store.root, nbytes) as worker:
         assert worker.recv() == "ready"
-        for _ in range(signals):
-            worker.kill(signal.SIGUSR1)
-            time.sleep(chance.uniform(0, 0.002))
-        worker.send("enough")
+        storm(worker, signal.SIGUSR1, signals, chance)
         counts, left = worker.recv()
         worker.join()
     assert left == []

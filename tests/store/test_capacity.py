@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memstore
-from tests.children import Child, Wire, children, in_child
+from tests.children import Child, Wire, children, hold_key, in_child
 
 MIB = 1 << 20
 
@@ -59,7 +59,7 @@ def test_files_kept_for_reuse_make_room_for_others(root: str) -> None:
 def test_the_error_names_who_holds_what_was_replaced(root: str) -> None:
     with memstore.open(root, capacity=16 * MIB) as store:
         store.put("key", of_size(6 * MIB))
-        with Child(_hold, root) as holder:
+        with Child(hold_key, root) as holder:
             holder.receive()
             store.put("key", of_size(6 * MIB))
             with pytest.raises(memstore.StoreFullError, match=f"held by pid {holder.pid}") as caught:
@@ -67,14 +67,6 @@ def test_the_error_names_who_holds_what_was_replaced(root: str) -> None:
             assert "live" in str(caught.value) and "16,777,216" in str(caught.value)
         store.put("key", of_size(6 * MIB, 8))
         assert (store.get("key") == 8).all()
-
-
-def _hold(wire: Wire, root: str) -> None:
-    with memstore.open(root, "r") as store:
-        value = store.get("key")
-        wire.send()
-        wire.receive()
-        del value
 
 
 def test_it_counts_for_all_processes_together(root: str) -> None:

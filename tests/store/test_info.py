@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 import memstore
-from tests.children import Child, Wire
+from tests.children import Child, hold_key
 
 
 def test_info_describes_an_entry(store: memstore.Store) -> None:
@@ -68,7 +68,7 @@ def test_stats_add_up(store: memstore.Store) -> None:
 
 def test_stats_tell_who_holds_what_was_replaced(store: memstore.Store) -> None:
     store.put("key", torch.zeros(100_000))
-    with Child(_hold, store.root) as child:
+    with Child(hold_key, store.root) as child:
         child.receive()
         held = store.get("key")  # after the fork: the child would hold it too
         assert store.stats().pinned_bytes == 0  # it is live
@@ -83,14 +83,6 @@ def test_stats_tell_who_holds_what_was_replaced(store: memstore.Store) -> None:
     assert store.gc() == stats.pinned_bytes
     assert store.stats().reusable_bytes == store.stats().pinned_bytes == 0
     assert os.listdir(f"{store.root}/segments") == []
-
-
-def _hold(wire: Wire, root: str) -> None:
-    with memstore.open(root, "r") as store:
-        value = store.get("key")
-        wire.send()
-        wire.receive()
-        del value
 
 
 def test_files_of_replaced_versions_are_used_again(store: memstore.Store) -> None:

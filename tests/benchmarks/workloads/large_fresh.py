@@ -12,23 +12,15 @@ from tests.benchmarks.peers.safetensors_file import SafetensorsFile
 from tests.benchmarks.peers.store import Store
 from tests.benchmarks.report import Beside, Figure, Goal, Series, Workload, exactly
 from tests.benchmarks.session import Session
-from tests.benchmarks.workloads.put_get import KEPT, check, compare_puts, keep
+from tests.benchmarks.workloads.put_get import KEPT, keep, large_puts
 
 PEERS = (Store, Memmap, SafetensorsFile, PlainFile, Memcpy)
-ROUNDS = 10
-MIB = 1 << 20
 FILE, COUNTED, MAPPED = "the file", "in huge pages, by stats()", "in huge pages, by smaps"
 
 
 def measure(session: Session) -> Workload:
-    value = torch.randn((64 if session.quick else 256) * MIB // 4)
-    size = f"{value.nbytes // MIB} MiB"
     with session.started(PEERS) as (peers, absent):
-        stored = [peer for peer in peers if not isinstance(peer, Memcpy)]
-        check(stored, value)
-        rounds = min(session.rounds, ROUNDS)
-        put = compare_puts(session, peers, value, fresh=True, title=f"first put of {size}", rounds=rounds)
-        check(stored, value)
+        value, size, put = large_puts(session, peers, "first put", fresh=True)
         huge = _huge_pages(next(peer for peer in peers if isinstance(peer, Store)), value)
     share = huge.figure(MAPPED).value.median / huge.figure(FILE).value.median
     plain = put.figure(PlainFile.name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from tests.benchmarks.peers.limits import Memcpy
 from tests.benchmarks.peers.memmap import Memmap, MemmapUpdate
 from tests.benchmarks.peers.ray_objects import RayObjects
@@ -11,10 +9,7 @@ from tests.benchmarks.peers.safetensors_file import SafetensorsFile
 from tests.benchmarks.peers.store import Store, StoreWithChecksums
 from tests.benchmarks.report import Beside, Goal, Series, Workload
 from tests.benchmarks.session import Session
-from tests.benchmarks.workloads.put_get import check, compare_puts
-
-ROUNDS = 10
-MIB = 1 << 20
+from tests.benchmarks.workloads.put_get import large_puts
 
 
 class RayAgain(RayObjects):
@@ -27,14 +22,8 @@ PEERS = (Store, StoreWithChecksums, Memmap, MemmapUpdate, SafetensorsFile, RayAg
 
 
 def measure(session: Session) -> Workload:
-    value = torch.randn((64 if session.quick else 256) * MIB // 4)
-    size = f"{value.nbytes // MIB} MiB"
     with session.started(PEERS) as (peers, absent):
-        stored = [peer for peer in peers if not isinstance(peer, Memcpy)]
-        check(stored, value)
-        rounds = min(session.rounds, ROUNDS)
-        series = compare_puts(session, peers, value, fresh=False, title=f"overwrite of {size}", rounds=rounds)
-        check(stored, value)
+        _, size, series = large_puts(session, peers, "overwrite", fresh=False)
     return Workload(
         id="large-warm",
         title=f"Overwrites of {size}",

@@ -1,4 +1,4 @@
-"""Put, overwrite and get of one value by memstore, its peers and the limits: what `small` and `dict300` share."""
+"""Put, overwrite and get of one value by memstore, its peers and the limits: what several workloads share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from tests.benchmarks.machine import SMALL, back_memory
 from tests.benchmarks.measure import Contestant, compare
 from tests.benchmarks.peers import Peer, Value, same
+from tests.benchmarks.peers.limits import Memcpy
 from tests.benchmarks.report import Beside, Goal, Series
 from tests.benchmarks.session import Session
 
 KEPT = "kept"  # the key that gets read
+LARGE_ROUNDS = 10
+MIB = 1 << 20
 
 
 def nbytes(value: Value) -> int:
@@ -28,6 +31,18 @@ def compare_puts(
     contestants = [put_contestant(session, peer, value, fresh=fresh) for peer in peers if fresh or peer.overwrites]
     id = "put" if fresh else "overwrite"
     return compare(id, title, contestants, rounds=rounds or session.rounds, reference="memstore")
+
+
+def large_puts(session: Session, peers: Sequence[Peer], what: str, *, fresh: bool) -> tuple[torch.Tensor, str, Series]:
+    """Puts of one tensor of 256 MiB, checked before and after: the tensor, its size as text, and the times."""
+    value = torch.randn((64 if session.quick else 256) * MIB // 4)
+    size = f"{value.nbytes // MIB} MiB"
+    stored = [peer for peer in peers if not isinstance(peer, Memcpy)]
+    check(stored, value)
+    rounds = min(session.rounds, LARGE_ROUNDS)
+    series = compare_puts(session, peers, value, fresh=fresh, title=f"{what} of {size}", rounds=rounds)
+    check(stored, value)
+    return value, size, series
 
 
 def put_contestant(session: Session, peer: Peer, value: Value, *, fresh: bool) -> Contestant:
