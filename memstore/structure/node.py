@@ -167,7 +167,7 @@ class Reader:
         """The entries of a container that locks those below, if it is locked; and whether it has to lock itself."""
         above = self.locked
         self.locked = above or locked
-        kids = self.kids(trees)
+        kids = Kids([self.node(tree) for tree in as_list(trees)])  # not self.kids: a level of Python's stack less
         self.locked = above
         return kids, locked and not above
 
