@@ -396,7 +396,9 @@ class Store(AsMapping):
         """Measures the store; takes milliseconds."""
         from memstore.engine.usage import measure
 
-        return StoreStats(**asdict(measure(self._opened())), puts=self._puts, gets=self._gets)
+        root = self._opened()
+        with resource_errors(self.root):
+            return StoreStats(**asdict(measure(root)), puts=self._puts, gets=self._gets)
 
     def gc(self, *, timeout: float | None = None) -> int:
         """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""

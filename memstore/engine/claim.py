@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.folder import adopt
-from memstore.engine.lockfile import LockFile
+from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import FILLING, RETIRED, SegmentRow
 from memstore.engine.reuse import Reuse, retire, size_class
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, remove_file, segment_path
-from memstore.engine.sweep import free_blocks
+from memstore.engine.sweep import close_unlinked
 from memstore.engine.tables import Counters, Transaction
 from memstore.errors import CorruptionError, StoreFullError
 
@@ -97,6 +98,7 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
             retire(transaction, counters, segment, row.nbytes)
         else:
             transaction.delete_segment(segment)
+            transaction.delete_number("leases", segment)  # of what the file held before
         transaction.put_counters(counters)
 
 
@@ -115,18 +117,22 @@ def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> N
         for filling in ours:
             _drop(transaction, filling.segment, keep=filling.segment in kept)
 
-    def action() -> list[Filling]:
+    unlinked: list[OwnedFile] = []
+
+    def action() -> None:
         with root.guard:
             ours = root.catalog.view(lambda transaction: [f for f in fillings if is_ours(transaction, f)])
             for filling in ours:  # before their rows: a row without a file is swept, a file without a row never
                 if filling.segment in kept:
                     filling.go_back()
-                else:
-                    remove_file(filling.path, root.segments_fd)
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    unlinked.append(filling.open_file())
+                remove_file(filling.path, root.segments_fd)
             if ours:
                 root.catalog.update(lambda transaction: forget(transaction, ours), is_delete=True)
-            return ours
 
-    for filling in root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT)):
-        if filling.segment not in kept and filling.fd >= 0:
-            free_blocks(filling.fd)
+    try:
+        root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT))
+    finally:
+        close_unlinked(unlinked)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 
-from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
+from memstore.errors import MemstoreError, NotAStoreError, ResourceLimitError, StoreFullError
 
 
 def is_full(error: OSError) -> bool:
@@ -37,6 +38,8 @@ class resource_errors:
                 "nothing was changed",
                 key=self._key,
             ) from error
+        if isinstance(error, FileNotFoundError) and not os.path.exists(self._root):
+            raise NotAStoreError(f"{self._root} was removed while it was open: open another store") from error
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise self._exhausted(error.errno, error.strerror or "") from error
 

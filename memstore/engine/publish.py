@@ -73,11 +73,11 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
     for bell in bells:
         root.doorbell.wake(bell)
-    if retired and needs_sweep(root, counters):
-        try:
+    try:
+        if needs_sweep(root, counters):
             sweep_some(root, max(SWEPT_A_PUT, len(retired)), deadline_after(SWEEP_WAIT))
-        except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
-            log.debug("%s: nothing swept: %s", root.path, str(error))
+    except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
+        log.debug("%s: nothing swept: %s", root.path, str(error))
     return versions
 
 

@@ -14,7 +14,7 @@ from memstore.engine.folder import SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.pages import Doorbell, LockPage
 from memstore.engine.spares import Spares
-from memstore.errors import PermissionDeniedError
+from memstore.errors import PermissionDeniedError, StoreClosedError
 
 
 @dataclass(eq=False)
@@ -41,13 +41,16 @@ class Root:
 
     @property
     def segments_fd(self) -> int:
-        return self.segments_folder.fd
+        fd = self.segments_folder.fd
+        if fd < 0:  # by another thread
+            raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
+        return fd
 
     def is_in_place(self) -> bool:
         """Whether the path still names the folder that was opened."""
         try:
             return os.path.samestat(os.stat(self.segments), os.fstat(self.segments_fd))
-        except OSError:
+        except (OSError, StoreClosedError):
             return False
 
     @property

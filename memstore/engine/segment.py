@@ -153,9 +153,13 @@ class Filling:
         self._map(syscalls.PAGE, guard)
         self._file.close()
 
+    def open_file(self) -> OwnedFile:
+        """The file, opened anew if it was parked. Under the mutex."""
+        return OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
+
     def go_live(self, version: int, batch: int, count: int, *, durable: bool) -> None:
         """Under the mutex, right before the catalog's commit."""
-        file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
+        file = self.open_file()
         write_slots(file.fd, Slots(self.put_id, LIVE, version, batch, count))
         if durable:
             syscalls.sync_data(file.fd)
@@ -167,7 +171,7 @@ class Filling:
 
     def go_back(self) -> None:
         """Under the mutex, after an error: the file holds nothing, and may be used again."""
-        file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
+        file = self.open_file()
         erase_put_id(file.fd)
         write_state(file.fd, RETIRED)
 

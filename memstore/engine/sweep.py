@@ -13,6 +13,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from memstore.engine import syscalls
 from memstore.engine.header import erase_put_id
 from memstore.engine.leases import boot_clock, is_leased
-from memstore.engine.lockfile import LockFile
+from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.record import FILLING, RETIRED
 from memstore.engine.reuse import Row, lock_in_state, lock_retired, retire, set_aside
 from memstore.engine.segment import remove_file, segment_path
@@ -49,7 +50,7 @@ def limit(root: Root, counters: Counters) -> int:
 
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
-    """After a commit that retired something."""
+    """Whether a commit should be followed by a sweep."""
     return (
         counters.retired > limit(root, counters)
         or _may_look_at_held(root, counters)
@@ -80,19 +81,22 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
     for left in range(files, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
         action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
-        freed += root.mutex.run(action, deadline)
-        for file in unlinked:
-            free_blocks(file.fd)
-            file.close()
+        try:
+            freed += root.mutex.run(action, deadline)
+        finally:  # after an error too: no later sweep would find what is unlinked already
+            close_unlinked(unlinked)
     return freed
 
 
-def free_blocks(fd: int) -> None:
-    """Of an unlinked file that is locked for good: it may still be mapped, see `spares.py`."""
-    try:
-        syscalls.free_blocks(fd, syscalls.size_of(fd))
-    except OSError as error:  # a file system without holes
-        log.debug("an unlinked file keeps its blocks until it is unmapped: %s", str(error))
+def close_unlinked(files: Iterable[OwnedFile]) -> None:
+    """Frees the blocks of files that nobody can open any more: they may still be mapped, see `spares.py`."""
+    for file in files:
+        try:
+            if syscalls.status(file.fd).st_nlink == 0:
+                syscalls.free_blocks(file.fd, syscalls.size_of(file.fd))
+        except OSError as error:  # a file system without holes
+            log.debug("an unlinked file keeps its blocks until it is unmapped: %s", str(error))
+        file.close()
 
 
 class _Sweep(NamedTuple):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from memstore.engine.claim import abandon, claim
+import pytest
+
+from memstore.engine import syscalls
+from memstore.engine.claim import abandon, claim, park
+from memstore.engine.header import Header
+from memstore.engine.leases import lease
 from memstore.engine.lookup import hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.reuse import size_class
+from memstore.engine.root import Root
 from memstore.engine.sweep import sweep_all
 from tests.children import Child, Wire
-from tests.engine.bytes_store import opened, put
+from tests.engine.bytes_store import delete, opened, put
 
 
 def _claim_and_stay(wire: Wire, path: str) -> None:
@@ -52,3 +64,100 @@ def _hold_all(wire: Wire, path: str, count: int) -> None:
         held = hold(root, names, deadline_after(10), may_lock=True)
         wire.send(len(held))
         wire.receive()
+
+
+def _blocks(fds: list[int]) -> list[int]:
+    return [os.fstat(fd).st_blocks for fd in fds if os.fstat(fd).st_nlink == 0]
+
+
+@contextmanager
+def _looked_at(root: Root) -> Iterator[list[int]]:
+    """File descriptors of all segments: they tell of a file that is unlinked whether its memory went."""
+    fds = [os.open(f"{root.segments}/{name}", os.O_RDONLY) for name in os.listdir(root.segments)]
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_a_sweep_that_fails_gives_back_the_memory_of_what_it_unlinked(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have it mapped; and no later sweep would find it."""
+    with opened(root) as opened_root:
+        put(opened_root, b"large", b"x" * 1_000_000)  # so that retired files may stay
+        for name in (b"a", b"b", b"c"):
+            put(opened_root, name, b"x" * 100_000)
+        for name in (b"a", b"b", b"c"):
+            delete(opened_root, name)
+        open_into, calls = syscalls.open_into, itertools.count()
+
+        def failing(*arguments: Any) -> None:
+            if next(calls) == 2:
+                raise OSError(errno.EMFILE, "too many open files")
+            open_into(*arguments)
+
+        with _looked_at(opened_root) as fds:
+            monkeypatch.setattr(syscalls, "open_into", failing)
+            with pytest.raises(OSError, match="too many open files"):
+                sweep_all(opened_root, deadline_after(10))
+            assert _blocks(fds) == [0, 0]
+            sweep_all(opened_root, deadline_after(10))
+            assert _blocks(fds) == [0, 0, 0]
+
+
+def test_parked_files_that_are_abandoned_give_their_memory_back(root: str) -> None:
+    with opened(root) as opened_root:
+        header = Header("key", opened_root.settings.store, b"bytes", b"", b"")
+        filling = claim(opened_root, b"key", header.nbytes, 100_000, 0, deadline_after(10))
+        filling.allocate(header, 100_000, opened_root.guard, huge_pages=False)
+        filling.seal(None, durable=False)
+        park(opened_root, filling, deadline_after(10))
+        with _looked_at(opened_root) as fds:
+            assert os.fstat(fds[0]).st_blocks
+            abandon(opened_root, [filling])
+            assert _blocks(fds) == [0]
+        filling.close()
+
+
+def test_new_keys_too_use_and_give_back_what_was_held(root: str) -> None:
+    data = b"x" * 100_000
+    with opened(root) as opened_root:
+        with Child(_hold_versions, root, 40) as holder:
+            holder.receive()
+        number, deadline = 0, time.monotonic() + 20
+        while _retired_and_held(opened_root) > 2:
+            assert time.monotonic() < deadline
+            number += 1
+            put(opened_root, b"new %d" % number, data)
+
+
+def _hold_versions(wire: Wire, path: str, count: int) -> None:
+    with opened(path) as root:
+        held = []
+        for _ in range(count):
+            put(root, b"key", b"x" * 100_000)
+            held.append(hold(root, [b"key"], deadline_after(10), may_lock=True))
+        wire.send(len(held))
+        wire.receive()
+
+
+def _retired_and_held(root: Root) -> int:
+    with root.guard:
+        return root.catalog.view(lambda t: t.count("retired") + t.count("held"))
+
+
+def test_an_abandoned_file_takes_its_lease_along(root: str) -> None:
+    with opened(root) as opened_root:
+        put(opened_root, b"key", b"x" * 100_000)
+        (record,) = (found[0] for found in hold(opened_root, [b"key"], deadline_after(10), may_lock=True) if found)
+        assert lease(opened_root, record.segment, record.put_id, 0.0, deadline_after(10))
+        del record
+        delete(opened_root, b"key")
+        filling = claim(opened_root, b"key", 4096, 100_000, 0, deadline_after(10))
+        assert filling.segment == 1
+        abandon(opened_root, [filling])
+        filling.close()
+        with opened_root.guard:
+            assert opened_root.catalog.view(lambda transaction: transaction.count("leases")) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import memstore
 from memstore.engine import segment, syscalls
+from memstore.engine.pages import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 
@@ -200,3 +202,31 @@ def _put_after_another(store: memstore.Store, version: int) -> None:
 def _put_once(root: str) -> None:
     with memstore.open(root) as store:
         store.put("key", of_size(3 * MIB, 3))
+
+
+def test_a_put_that_was_published_returns_though_another_thread_closes_the_store(
+    store: memstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        store.put(f"key {number}", of_size(300_000, number))
+    for number in range(3):
+        store.delete(f"key {number}")
+    wake = Doorbell.wake
+
+    def wake_and_close(bell: Doorbell, key: int) -> None:
+        wake(bell, key)
+        store.close()
+
+    monkeypatch.setattr(Doorbell, "wake", wake_and_close)
+    version = store.put("key 3", of_size(100_000))
+    monkeypatch.undo()
+    with memstore.open(store.root) as again:
+        assert again.version("key 3") == version
+
+
+def test_a_store_that_was_removed_says_so(store: memstore.Store) -> None:
+    store.put("key", of_size(300_000))
+    shutil.rmtree(store.root)
+    for call in (lambda: store.put("key", of_size(3 * MIB)), store.stats):
+        with pytest.raises(memstore.NotAStoreError, match="was removed while it was open"):
+            call()
