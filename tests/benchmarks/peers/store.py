@@ -44,6 +44,16 @@ class StoreWithChecksums(Store):
         self.store = memstore.open(self.root / "store", checksum=True)
 
 
+class StoreThatVerifies(StoreWithChecksums):
+    """Each get compares what it got with its checksums."""
+
+    id: ClassVar[str] = "memstore-verify"
+    name: ClassVar[str] = "memstore, verify=True"
+
+    def setup(self) -> None:
+        self.store = memstore.open(self.root / "store", checksum=True, verify=True)
+
+
 class StoreOfTensorDicts(Store):
     """The same store; what is put is a TensorDict of the tensors."""
 

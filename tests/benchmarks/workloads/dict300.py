@@ -9,14 +9,14 @@ from tests.benchmarks.peers.memmap import Memmap, MemmapArchive, MemmapUpdate
 from tests.benchmarks.peers.ray_objects import RayObjects
 from tests.benchmarks.peers.redis_server import RedisServer
 from tests.benchmarks.peers.safetensors_file import SafetensorsFile
-from tests.benchmarks.peers.store import Store, StoreOfTensorDicts
+from tests.benchmarks.peers.store import Store, StoreOfTensorDicts, StoreThatVerifies
 from tests.benchmarks.peers.torch_queue import TorchQueue
 from tests.benchmarks.peers.torch_save import TorchSave
 from tests.benchmarks.report import Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import check, compare_gets, compare_puts, times_faster, within
 
-STORES = (Store, StoreOfTensorDicts)
+STORES = (Store, StoreOfTensorDicts, StoreThatVerifies)
 OTHERS = (Memmap, MemmapArchive, SafetensorsFile, TorchSave, TorchQueue, RedisServer, RayObjects, PlainFile)
 
 
@@ -36,8 +36,9 @@ def measure(session: Session) -> Workload:
         id="dict300",
         title="A state_dict of 300 tensors",
         text="300 tensors of 64x64 float32 (4.7 MiB), put under new keys and again under one key, and got. memstore "
-        "takes a dict and, in a second row, a TensorDict; the peers take what they take. Before each put under a new "
-        "key the value before it is removed and its space given back; a put under the same key uses a file again.",
+        "takes a dict and, in a second row, a TensorDict; in a third it writes checksums and compares them. The peers "
+        "take what they take. Before each put under a new key the value before it is removed and its space given "
+        "back; a put under the same key uses a file again.",
         series=[get, put, overwrite],
         goals=[
             within("get of 300 tensors", get, 0.4e-3),

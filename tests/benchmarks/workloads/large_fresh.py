@@ -9,12 +9,12 @@ import torch
 from tests.benchmarks.peers.limits import Memcpy, PlainFile
 from tests.benchmarks.peers.memmap import Memmap
 from tests.benchmarks.peers.safetensors_file import SafetensorsFile
-from tests.benchmarks.peers.store import Store
+from tests.benchmarks.peers.store import Store, StoreWithChecksums
 from tests.benchmarks.report import Beside, Figure, Goal, Series, Workload, exactly
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import KEPT, keep, large_puts
 
-PEERS = (Store, Memmap, SafetensorsFile, PlainFile, Memcpy)
+PEERS = (Store, StoreWithChecksums, Memmap, SafetensorsFile, PlainFile, Memcpy)
 FILE, COUNTED, MAPPED = "the file", "in huge pages, by stats()", "in huge pages, by smaps"
 
 

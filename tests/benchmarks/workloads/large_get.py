@@ -14,13 +14,13 @@ from tests.benchmarks.peers.limits import PlainFile
 from tests.benchmarks.peers.memmap import Memmap
 from tests.benchmarks.peers.ray_objects import RayObjects
 from tests.benchmarks.peers.safetensors_file import SafetensorsFile
-from tests.benchmarks.peers.store import Store
+from tests.benchmarks.peers.store import Store, StoreThatVerifies
 from tests.benchmarks.peers.torch_save import TorchSave
 from tests.benchmarks.report import Beside, Figure, Goal, Series, Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import KEPT, check, compare_gets, keep, within
 
-PEERS = (Store, Memmap, SafetensorsFile, TorchSave, RayObjects, PlainFile)
+PEERS = (Store, StoreThatVerifies, Memmap, SafetensorsFile, TorchSave, RayObjects, PlainFile)
 BY_SIZE = (Store, Memmap, PlainFile)
 RESIDENT = "a tensor of the process's own"
 FIRST = "memstore, first after the put"

@@ -16,7 +16,7 @@ from tests.benchmarks.report import Beside, Goal, Series
 from tests.benchmarks.session import Session
 
 KEPT = "kept"  # the key that gets read
-LARGE_ROUNDS = 10
+LARGE_ROUNDS = 20
 MIB = 1 << 20
 
 
