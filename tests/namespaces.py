@@ -61,6 +61,11 @@ def mount_tmpfs(folder: str, options: str = "") -> None:
     _mount("tmpfs", folder, "tmpfs", 0, options)
 
 
+def mount_overlay(folder: str, lower: str, upper: str, work: str, options: str = "") -> None:
+    """As containers have it: `folder` shows the files of `lower`; what is written goes to `upper`."""
+    _mount("overlay", folder, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}{options}")
+
+
 def unmount(folder: str) -> None:
     _libc.umount2(folder.encode(), 2)  # detach: what is mapped stays until it is not
 
@@ -72,7 +77,7 @@ def _mount(source: str, folder: str, kind: str | None, flags: int = 0, options: 
 
 def _check(result: int, what: str) -> None:
     code = ctypes.get_errno()
-    if result and code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+    if result and code in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV):
         raise Refused(f"{what}: {os.strerror(code)}")
     if result:
         raise OSError(code, os.strerror(code))

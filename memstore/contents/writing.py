@@ -25,7 +25,7 @@ Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expect
 
 log = logging.getLogger("memstore")
 
-_OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings
+_OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings, where these can
 
 
 def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:

@@ -62,8 +62,11 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) 
 
 
 def park(root: Root, filling: Filling, deadline: float) -> None:
-    """Between steps 3 and 4, for what is too many to be kept open."""
-    root.mutex.run(lambda: filling.park(root.guard), deadline)
+    """Between steps 3 and 4, for what is too many to be kept open; or mapped, where all have to stay open."""
+    if root.locks_need_files:
+        filling.unmap()
+    else:
+        root.mutex.run(lambda: filling.park(root.guard), deadline)
 
 
 def _create(root: Root, path: str, segment: int) -> LockFile:

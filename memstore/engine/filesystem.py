@@ -1,4 +1,4 @@
-"""File systems: which can hold a store, by the numbers that statfs(2) has for them."""
+"""File systems: which can hold a store, by the numbers that statfs(2) has for them, and what their locks depend on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 from typing import Literal
 
 from memstore.engine import syscalls
+from memstore.engine.lockfile import OwnedFile
+from memstore.engine.mapping import map_file
 from memstore.errors import UnsupportedFilesystemError
 
 log = logging.getLogger("memstore")
@@ -59,6 +61,33 @@ def check_filesystem(root: str, durability: Durability | None) -> int:
     if kind not in _LOCAL:
         log.warning("%s is on an unknown file system (type %#x); it must have flock, mmap and fallocate", root, kind)
     return kind
+
+
+def mappings_keep_locks(path: str) -> bool:
+    """Whether a mapping of a file keeps its lock when the file is closed, found out on `path`, which nobody locks.
+
+    Not so on overlay: a lock is that of overlay's file, and a mapping refers to the file in the layer below. Other
+    file systems that are stacked on one may do likewise, so all are asked. A process that is being started, by
+    whatever thread, has the file open until its exec, which looks like a lock that is kept: hence twice. Call it
+    while the store's folder is locked, and where no fork can come between.
+    """
+    return _keeps_lock(path) and _keeps_lock(path)
+
+
+def _keeps_lock(path: str) -> bool:
+    first, other = OwnedFile(path, os.O_RDONLY), OwnedFile(path, os.O_RDONLY)
+    try:
+        if not syscalls.lock_exclusive(first.fd):  # somebody's who has no business there: nothing can be told
+            return False
+        mapping = map_file(first.fd, syscalls.PAGE)
+        first.close()
+        if syscalls.lock_exclusive(other.fd):
+            return False
+        del mapping
+        return syscalls.lock_exclusive(other.fd)
+    finally:
+        first.close()
+        other.close()
 
 
 def filesystem_name(kind: int) -> str:

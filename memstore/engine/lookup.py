@@ -5,7 +5,8 @@
    refused lock, a missing file or another id: it was replaced since. Start again once, then do the same under the
    store's mutex, where nobody can replace it: progress is certain, and a misfit is damage. Files of others are
    compared with what the record says of them (adopted.py) instead of being locked.
-3. Check the size, map privately, close the file: the mapping keeps the lock. A reader that dies owes nothing.
+3. Check the size, map privately, close the file: the mapping keeps the lock (where it doesn't, the file stays open
+   beside it). A reader that dies owes nothing.
 
 All of it under the process's guard, so that no forked child inherits the file descriptor, and with it the lock.
 """
@@ -87,7 +88,9 @@ def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping | None, 
         if record.adopted is not None:
             return map_sources(read_sources(record.adopted)), 0
         path = segment_path(root.segments, record.segment)
-        return map_segment(path, record, store=root.settings.store, dir_fd=root.segments_fd)
+        return map_segment(
+            path, record, store=root.settings.store, dir_fd=root.segments_fd, keep_open=root.locks_need_files
+        )
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None

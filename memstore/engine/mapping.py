@@ -1,7 +1,8 @@
 """Private views of files, mapped as long as anything refers to them.
 
 Arrays made of a `Mapping` keep it alive, and so do slices of them and tensors made of slices. With it lives the file's
-shared lock. It is unmapped when the last of them goes; never by a finalizer at exit, when tensors may still be read by
+shared lock; where the file system wants that (`filesystem.mappings_keep_locks`), by the open file, which is closed
+with it. It is unmapped when the last of them goes; never by a finalizer at exit, when tensors may still be read by
 others' finalizers.
 
 A signal handler that raises, at whatever point, must not lose a mapping, for the lock would be lost with it. So what
@@ -34,6 +35,7 @@ class Mapping(msgspec.Struct, gc=False):
     address: int
     size: int
     _cleanup: Cleanup
+    _file: Cleanup | None  # after it: the lock goes when the bytes are gone
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -44,8 +46,11 @@ class Mapping(msgspec.Struct, gc=False):
         return syscalls.memory_at(self.address, self.size)
 
 
-def map_file(fd: int | None, size: int) -> Mapping:
-    """Maps `size` bytes of a file copy-on-write; without one, zeros: room for `syscalls.map_over`."""
+def map_file(fd: int | None, size: int, file: Cleanup | None = None) -> Mapping:
+    """Maps `size` bytes of a file copy-on-write; without one, zeros: room for `syscalls.map_over`.
+
+    `file` closes what is to stay open as long as it is mapped.
+    """
     place = [syscalls.NOT_MAPPED]
     sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
     cleanup = Cleanup(syscalls.unmap, place, sizes)
@@ -55,7 +60,7 @@ def map_file(fd: int | None, size: int) -> Mapping:
         syscalls.map_into(place, fd, size)
     address = place[0]
     _live[address] = size
-    return Mapping(address, size, cleanup)
+    return Mapping(address, size, cleanup, file)
 
 
 def watch(address: int, memory: Sized) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from memstore.engine import folder, recovery, registry, syscalls
 from memstore.engine.catalog import Catalog
-from memstore.engine.filesystem import TMPFS, Durability, check_filesystem
+from memstore.engine.filesystem import TMPFS, Durability, check_filesystem, mappings_keep_locks
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.pages import Doorbell, LockPage, deadline_after
@@ -198,14 +198,16 @@ def _assemble(
 ) -> Root:
     """Maps the pages, opens the catalog and registers the root, with one user; the folder is locked."""
     segments = OwnedFile(f"{path}/{SEGMENTS}", os.O_RDONLY | os.O_DIRECTORY)
-    lock = LockPage(f"{path}/{LOCK}") if writable else None
+    with registry.lock:  # a child that is forked meanwhile would keep the lock too
+        needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
+    lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     doorbell = Doorbell(f"{path}/{DOORBELL}", writable=writable)
 
     def register() -> Root:
         with registry.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, segments, users=1)
-            registry.roots[identity] = root
+            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, needs_files, segments, users=1)
+            registry.register(identity, root)
         if lock is not None:
             lock.recover = lambda: recovery.after_death(root)
         return root

@@ -22,7 +22,7 @@ from typing import TypeVar
 import xxhash
 
 from memstore.engine import syscalls
-from memstore.engine.lockfile import OwnedFile
+from memstore.engine.syscalls import Cleanup
 from memstore.errors import (
     ContentionError,
     CorruptionError,
@@ -45,18 +45,24 @@ _REFUSALS = (KeyNotFoundError, VersionConflictError)
 
 
 class _Page:
-    """One shared page of a file, mapped until nothing refers to it: a thread may still wait on it after a close."""
+    """One shared page of a file, mapped until nothing refers to it: a thread may still wait on it after a close.
 
-    def __init__(self, path: str, *, writable: bool = True) -> None:
-        file = OwnedFile(path, os.O_RDWR if writable else os.O_RDONLY)
-        status = syscalls.status(file.fd)
+    With `keep_open`, the file stays open as long; see `filesystem.mappings_keep_locks`.
+    """
+
+    def __init__(self, path: str, *, writable: bool = True, keep_open: bool = False) -> None:
+        fds: list[int] = []
+        closing = Cleanup(syscalls.drain, (map(os.close, fds),))
+        syscalls.open_into(fds, path, os.O_RDWR if writable else os.O_RDONLY)
+        fd = fds[0]
+        status = syscalls.status(fd)
         if status.st_size != syscalls.PAGE:
             detail = f"{status.st_size} bytes instead of {syscalls.PAGE}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
         self._mapping, self.address, _ = syscalls.reserve(syscalls.PAGE)
-        syscalls.map_shared(self.address, file.fd, syscalls.PAGE, writable=writable)
-        self._opened(file.fd, status)
-        file.close()
+        syscalls.map_shared(self.address, fd, syscalls.PAGE, writable=writable)
+        self._opened(fd, status)
+        self._file = closing if keep_open else None
 
     def _opened(self, fd: int, status: os.stat_result) -> None:
         """The page is mapped, and the file still open."""
@@ -69,11 +75,11 @@ class LockPage(_Page):
         recover: called under the mutex when an owner died or failed in the middle of a change.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, keep_open: bool = False) -> None:
         self._path = path
         self._inside: dict[int, bool] = {}  # thread ids in `run`
         self.recover: Callable[[], None] | None = None  # until the catalog is open
-        super().__init__(path)
+        super().__init__(path, keep_open=keep_open)
 
     def _opened(self, fd: int, status: os.stat_result) -> None:
         self._owner = syscalls.words(self.address, 1)

@@ -2,13 +2,15 @@
 
 LMDB wants one environment a process, and so does a fork: before a fork every Root's guard is taken, so that no
 transaction is split and no lock's file descriptor is between opening and registration; the child gives up its copies
-of both and opens the catalog again when it needs it.
+of both and opens the catalog again when it needs it. So too of roots that are closed or were replaced, as long as
+anybody has them: what their spares had mapped must not be unmapped by the child, where something else may lie there.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 
 from memstore.engine.folder import Settings
@@ -18,6 +20,14 @@ from memstore.engine.root import Root
 roots: dict[tuple[int, int], Root] = {}
 lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
 _abandoned: deque[Root] = deque()
+_known: weakref.WeakSet[Root] = weakref.WeakSet()  # closed and replaced ones too: a put may still end there
+_forking: list[Root] = []
+
+
+def register(identity: tuple[int, int], root: Root) -> None:
+    """Call it under the lock."""
+    _known.add(root)
+    roots[identity] = root
 
 
 def registered(identity: tuple[int, int], settings: Settings | None) -> Root | None:
@@ -29,8 +39,7 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> Root | N
             return None
         if settings is None or settings.store != root.settings.store:  # emptied or replaced while it was open here
             del roots[identity]
-            with root.guard:
-                root.catalog.close()
+            _end(root)
             return None
         root.users += 1
         return root
@@ -80,12 +89,16 @@ def _close_abandoned() -> None:
         if root.users == 0:
             for identity in [identity for identity, other in roots.items() if other is root]:
                 del roots[identity]
-            with root.guard:
-                root.catalog.close()
-                root.segments_folder.close()
-                root.spares.clear()
+            _end(root)
             if root.lock is not None:
                 root.lock.recover = None  # it refers to the root
+
+
+def _end(root: Root) -> None:
+    with root.guard:
+        root.catalog.close()
+        root.segments_folder.close()
+        root.spares.clear()
 
 
 # --- fork -------------------------------------------------------------------------------------------------------------
@@ -93,14 +106,16 @@ def _close_abandoned() -> None:
 
 def _before_fork() -> None:
     lock.acquire()
-    for root in roots.values():
+    _forking[:] = _known
+    for root in _forking:
         root.guard.acquire()
         root.spares.clear()  # where these were, a child has holes, that something else may be mapped into
 
 
 def _after_fork_in_parent() -> None:
-    for root in roots.values():
+    for root in _forking:
         root.guard.release()
+    _forking.clear()
     lock.release()
 
 
@@ -108,11 +123,12 @@ def _after_fork_in_child() -> None:
     global lock
     lock = threading.RLock()
     close_all()
-    for root in roots.values():
+    for root in _forking:
         root.guard = threading.RLock()
         root.catalog.release()
         if root.lock is not None:
             root.lock.forget_threads()
+    _forking.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

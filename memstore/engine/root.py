@@ -27,6 +27,7 @@ class Root:
     doorbell: Doorbell
     catalog: Catalog
     on_tmpfs: bool
+    locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
     segments_folder: OwnedFile  # whatever its path names by now
     guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0

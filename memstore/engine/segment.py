@@ -157,6 +157,10 @@ class Filling:
         """The file, opened anew if it was parked. Under the mutex."""
         return OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.fd < 0 else self._file
 
+    def unmap(self) -> None:
+        """As `park`, where a mapping keeps no lock: the file stays open, and locked."""
+        self._address, self._mapping = 0, None
+
     def go_live(self, version: int, batch: int, count: int, *, durable: bool) -> None:
         """Under the mutex, right before the catalog's commit."""
         file = self.open_file()
@@ -184,8 +188,12 @@ class Filling:
         self._file.close()
 
 
-def map_segment(path: str, record: Record, *, store: str, dir_fd: int | None = None) -> tuple[Mapping, int] | None:
+def map_segment(
+    path: str, record: Record, *, store: str, dir_fd: int | None = None, keep_open: bool = False
+) -> tuple[Mapping, int] | None:
     """Locks, checks and maps the segment that a record names. Returns the mapping and where in it the data starts.
+
+    With `keep_open`, the file stays open as long as it is mapped; see `filesystem.mappings_keep_locks`.
 
     None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
     if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
@@ -206,7 +214,7 @@ def map_segment(path: str, record: Record, *, store: str, dir_fd: int | None = N
             expected = f"{record.size:,} and {record.start:,}"
             detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
             raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
-        return map_file(fd, size), start
+        return map_file(fd, size, closing if keep_open else None), start
     except FileNotFoundError:
         return None
     except OSError as error:

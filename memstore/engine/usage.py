@@ -35,13 +35,13 @@ def measure(root: Root) -> Usage:
         leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
         now = boot_clock()
     totals: dict[int, int] = defaultdict(int)
-    holders = lock_holders()
+    holders, device = lock_holders(), os.fstat(root.segments_fd).st_dev
     pinned, pinned_by = 0, set[int]()
     for segment, row in rows:
         totals[row.state] += row.nbytes
         if row.state != RETIRED:
             continue
-        pids = holders.get(_identity(segment_path(root.segments, segment)), set())
+        pids = holders.get((device, _inode(segment_path(root.segments, segment))), set())
         pinned_by |= pids
         if pids or leased.get(segment, 0) > now:
             pinned += row.nbytes
@@ -75,12 +75,12 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     )
 
 
-def _identity(path: str) -> tuple[int, int]:
+def _inode(path: str) -> int:
+    """The device is that of the folder: overlay tells another for a file, which its locks are not listed under."""
     try:
-        status = os.stat(path)
+        return os.stat(path).st_ino
     except FileNotFoundError:
-        return -1, -1
-    return status.st_dev, status.st_ino
+        return -1
 
 
 def _huge_page_bytes(segments: str) -> int:

@@ -217,6 +217,7 @@ def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(scratch: str) ->
             path = f"{scratch}/{name}"
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
         with opened(scratch) as new:
+            assert old.segments_fd == -1  # closed: the old store can't be used any more
             assert get(new, b"key") is None
             put(new, b"key", b"new")
         assert in_child(_read, scratch) == b"new"

@@ -17,6 +17,7 @@ from memstore.engine.pages import BELLS, Doorbell, LockPage, deadline_after
 from memstore.errors import CorruptionError, StoreTimeoutError
 from tests.children import Child, Wire, children, in_child
 from tests.engine.bytes_store import get, opened, put
+from tests.leaks import open_files
 
 
 @pytest.fixture
@@ -208,6 +209,18 @@ def test_a_page_in_use_is_left_alone(folder: Path) -> None:
         other = LockPage(str(folder / "lock"))
         assert other.owner() == child.pid
         assert other.ring == 17
+
+
+@pytest.mark.parametrize("keep_open", [False, True])
+def test_a_page_is_in_use_until_nothing_refers_to_it(folder: Path, keep_open: bool) -> None:
+    page = LockPage(str(folder / "lock"), keep_open=keep_open)
+    assert open_files(str(folder)) == [str(folder / "lock")] * keep_open
+    fd = os.open(folder / "lock", os.O_RDWR)
+    assert not syscalls.lock_exclusive(fd)
+    del page
+    assert syscalls.lock_exclusive(fd)
+    os.close(fd)
+    assert open_files(str(folder)) == []
 
 
 def test_a_copied_store_opens_while_the_original_is_busy(scratch: str) -> None:

@@ -47,10 +47,9 @@ def create(path: Path, size: int, put_id: int = 0x1234) -> Filling:
     return Filling(str(path), 1, put_id, size, file, is_new=True)
 
 
-def find(path: Path, nbytes: int, put_id: int = 0x1234) -> tuple[Mapping, int] | None:
-    return map_segment(
-        str(path), Record(7, put_id, 1, size_class(nbytes) + 4096, 4096, nbytes, 0.0, b"", b""), store=STORE
-    )
+def find(path: Path, nbytes: int, put_id: int = 0x1234, *, keep_open: bool = False) -> tuple[Mapping, int] | None:
+    record = Record(7, put_id, 1, size_class(nbytes) + 4096, 4096, nbytes, 0.0, b"", b"")
+    return map_segment(str(path), record, store=STORE, keep_open=keep_open)
 
 
 def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: bool = False) -> Filling:
@@ -160,6 +159,19 @@ def test_a_mapping_keeps_the_lock_and_no_file(folder: Path) -> None:
     os.close(fd)
 
 
+def test_a_file_that_is_to_stay_open_is_closed_with_the_last_array(folder: Path) -> None:
+    path = folder / "1.safetensors"
+    publish(path, random_bytes(5000))
+    found = find(path, 5000, keep_open=True)
+    assert found is not None
+    array = np.asarray(found[0])[found[1] :][10:20]
+    del found
+    gc.collect()
+    assert open_files(str(folder)) == mapped_files(str(folder)) == [str(path)]
+    del array
+    assert open_files(str(folder)) == mapped_files(str(folder)) == []
+
+
 def _target(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
@@ -207,13 +219,14 @@ def test_mappings_leave_no_address_space_behind(folder: Path) -> None:
     assert regions() <= before
 
 
-def test_an_interrupt_at_any_point_leaves_no_file_open(folder: Path) -> None:
+@pytest.mark.parametrize("keep_open", [False, True])
+def test_an_interrupt_at_any_point_leaves_no_file_open(folder: Path, keep_open: bool) -> None:
     """Nor mapped: the lock of either would keep the segment from being swept as long as the process lives."""
     path = folder / "1.safetensors"
     publish(path, random_bytes(5000))
 
     def use() -> None:
-        find(path, 5000)
+        find(path, 5000, keep_open=keep_open)
 
     use()
     points = 0

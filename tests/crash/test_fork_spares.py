@@ -1,0 +1,78 @@
+"""What a root has mapped to fill it again is not a forked child's: no child may unmap what lies there by then."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import memstore
+from memstore.contents import writing
+from memstore.engine import syscalls
+from memstore.engine.syscalls import mappings
+from memstore.testing.fork_server import ForkServer
+from tests.crash.forks import in_fork, reap
+from tests.crash.leftovers import opened
+from tests.crash.values import LARGE, stamped
+
+
+@pytest.mark.parametrize("ended", ["replaced", "closed"])
+def test_a_child_leaves_alone_what_lies_where_a_spare_was(ended: str, root: str, server: ForkServer) -> None:
+    with server.start(_fork, root, ended) as worker:
+        worker.join()
+
+
+def _fork(_: object, path: str, ended: str) -> None:
+    stores = [memstore.open(path)]
+    old = opened(stores[0])
+    end: dict[str, Callable[[list[memstore.Store]], None]] = {"replaced": _replace, "closed": _close_during_put}
+    end[ended](stores)
+    spares = [(spare.address, spare.size) for spare in old.spares._kept.values()] or _spares
+    assert spares, "this tests nothing"
+    roots: list[Any] = [old]
+    del old
+
+    def child() -> None:
+        address, size = spares[0]
+        place = [syscalls.NOT_MAPPED]
+        flags = mappings._MAP_ANONYMOUS | mappings._MAP_FIXED_NOREPLACE
+        mappings._map_into(place, address, -1, size, flags)
+        assert place == [address]
+        for store in stores:
+            store.close()
+        stores.clear()
+        roots.clear()
+        gc.collect()
+        assert bytes(syscalls.memory_at(address, size)) == bytes(size)  # unmapped, it is a segmentation fault
+
+    reap(in_fork(child))
+
+
+_spares: list[tuple[int, int]] = []  # of a store that was replaced
+
+
+def _replace(stores: list[memstore.Store]) -> None:
+    """The folder is emptied, and another store made there."""
+    path = stores[0].root
+    stores[0].put("key", stamped(1, LARGE))
+    _spares[:] = [(spare.address, spare.size) for spare in opened(stores[0]).spares._kept.values()]
+    for name in os.listdir(path):
+        shutil.rmtree(f"{path}/{name}") if os.path.isdir(f"{path}/{name}") else os.unlink(f"{path}/{name}")
+    stores.append(memstore.open(path))
+
+
+def _close_during_put(stores: list[memstore.Store]) -> None:
+    """The store is closed when a put is published, and its mapping not kept yet: another thread may do so."""
+    commit = writing.commit
+
+    def close_afterwards(*arguments: Any) -> list[int]:
+        versions = commit(*arguments)
+        stores[0].close()
+        return versions
+
+    writing.commit = close_afterwards
+    stores[0].put("key", stamped(1, LARGE))
