@@ -132,6 +132,8 @@ def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> N
                 with contextlib.suppress(FileNotFoundError):
                     unlinked.append(filling.open_file())
                 remove_file(filling.path, root.segments_fd)
+            if any(filling.segment not in kept for filling in ours):
+                root.sync_unlinked()
             if ours:
                 root.catalog.update(lambda transaction: forget(transaction, ours), is_delete=True)
 

@@ -15,8 +15,10 @@ Put
    old headers live and the bell unrung: the ring sequence tells.
 5. After the mutex: wake the waiters, close the files. In another hold, if there is something to do: `sweep.py`.
 
-Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. A delete is
-step 4 without a new record. What was replaced or deleted is *retired* in the same transaction.
+Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. Where some of
+its values are inline, no file tells of these: the batch leaves out one version before its first, by which a repair sees
+that the files are not all of it. A delete is step 4 without a new record. What was replaced or deleted is *retired* in
+the same transaction.
 """
 
 from __future__ import annotations
@@ -106,6 +108,8 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change]) -> _
     counters = transaction.counters()
     if fillings:
         batch = root.mutex.batch = fillings[0].put_id
+        if len(fillings) < len(changes):
+            counters.version += 1  # left out, see above
         counters.recent = max(sum(filling.size for filling in fillings), counters.recent - counters.recent // _RECENT)
         for filling, version in zip(fillings, _versions(changes, counters.version), strict=True):
             filling.go_live(version, batch, len(fillings), durable=root.settings.durable)

@@ -65,6 +65,8 @@ def repair(path: str, mend: Mend, timeout: float, progress: Progress | None) -> 
             choice = Choice(old, files, settings.store, noted_batch(syscalls.read_at(lock_fd, syscalls.PAGE, 0)), mend)
             _apply(path, settings, choice)
             swept = _sweep(choice)
+            if settings.durable:
+                syscalls.sync_folder(f"{path}/{SEGMENTS}")
             _renew(lock_fd)
             _check_doorbell(path, settings)
     return RepairReport(_names(choice.entries), _names(choice.lost()), swept)

@@ -9,6 +9,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 
+from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.folder import SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile
@@ -46,6 +47,11 @@ class Root:
         if fd < 0:  # by another thread
             raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
         return fd
+
+    def sync_unlinked(self) -> None:
+        """Before their rows go: a file that a crash of the host brings back, and no row names, nobody gives back."""
+        if self.settings.durable:
+            syscalls.sync(self.segments_fd)
 
     def is_in_place(self) -> bool:
         """Whether the path still names the folder that was opened."""

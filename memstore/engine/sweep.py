@@ -111,8 +111,8 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
     """Unlinks retired files beyond what may stay (`keep` bytes; None: `limit`), and what dead writers left.
 
     It looks at up to `files` of each kind, and returns the bytes that it gave back. Files are unlinked before their
-    rows go: a kill in between leaves rows without files, which the next sweep takes as done. Their blocks are freed
-    by the caller, after the mutex: 512 MiB of small pages take 70 ms.
+    rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
+    sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
     """
     with root.guard:
         chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
@@ -146,6 +146,7 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
 
 def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[LockFile], keep: int | None) -> int:
     counters, freed, now = transaction.counters(), 0, boot_clock()
+    rows = transaction.count("segments")
     before = msgspec.structs.astuple(counters)
     rotate = transaction.count("held") > len(chosen.held)  # else the next look sees them all again
     for row in chosen.surplus:
@@ -169,6 +170,8 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
             freed += size
     if msgspec.structs.astuple(counters) != before:  # a look that changed nothing writes nothing: on a disk, no sync
         transaction.put_counters(counters)
+    if transaction.count("segments") < rows:  # also of a file that was missing: who unlinked it may not have synced
+        root.sync_unlinked()
     return freed
 
 

@@ -2,20 +2,22 @@
 
 A sound catalog is the truth, but for files that say live with a version beyond all that it knows: it is older than they
 are then. Of a damaged one, each row that fits its checksum counts, and files that say live stand for keys whose rows
-are gone, the highest version of each. What a killed writer left half published doesn't count, unless a row confirms it.
+are gone, the highest version of each. What a killed writer, or a crash of the host, left half published doesn't count,
+unless a row confirms it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from memstore.engine.header_reader import Found
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.mapping import map_file
-from memstore.engine.record import LIVE, RETIRED, Record
+from memstore.engine.record import FILLING, LIVE, RETIRED, Record
 from memstore.engine.salvage import OldCatalog, SegmentFile
 from memstore.engine.tables import Counters
 
@@ -35,6 +37,7 @@ class Choice:
         noted: the batch that was being published when the store was last used, or 0.
         entries: what the new catalog is made of.
         mended: by segment, headers made of records.
+        cut_off: batches that were being published and got no further.
     """
 
     old: OldCatalog
@@ -44,6 +47,7 @@ class Choice:
     mend: Mend
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    cut_off: set[int] = field(default_factory=set[int])
 
     def __post_init__(self) -> None:
         by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
@@ -51,6 +55,7 @@ class Choice:
             kept = self._keep(key, record, by_put) if record.segment else record
             if kept is not None:
                 self.entries[key] = kept
+        self.cut_off = ({self.noted} if self.noted else set()) | self._unfinished()
         for file in self._ours():
             self._consider(file)
 
@@ -72,14 +77,36 @@ class Choice:
         self.mended[named.segment] = header
         return record
 
+    def _unfinished(self) -> set[int]:
+        """Batches of files that say live, whose rows say that they are being filled.
+
+        Nobody syncs the lock page, so after a crash of the host no note tells of them. Or they were published, by the
+        very transaction that the catalog has lost: then all of a batch is there, and may be taken.
+        """
+        batches: dict[int, list[Found]] = {}
+        filling: set[int] = set()
+        for file in self._ours():
+            found = file.found
+            if found is not None and found.state == LIVE and found.put_id and found.batch:
+                batches.setdefault(found.batch, []).append(found)
+                if self._state(file.segment, found.put_id) == FILLING:
+                    filling.add(found.batch)
+        counters = self.old.counters
+        last = counters.version if self.old.is_sound or counters.version else None
+        return {batch for batch in filling if not _is_whole(batches[batch], last)}
+
+    def _state(self, segment: int, put_id: int) -> int:
+        """By the row of this put; 0 if there is none."""
+        row = self.old.rows.get(segment)
+        return row.state if row is not None and row.put_id == put_id else 0
+
     def _consider(self, file: SegmentFile) -> None:
         """An entry by what a file says of itself."""
         found, record, key = file.found, file.record, file.key
         if found is None or record is None or key is None or found.state != LIVE or not found.put_id:
             return
-        row = self.old.rows.get(file.segment)
-        state = row.state if row is not None and row.put_id == found.put_id else 0
-        if state == RETIRED or (self.noted and found.batch == self.noted and state != LIVE):
+        state = self._state(file.segment, found.put_id)
+        if state == RETIRED or (found.batch in self.cut_off and state != LIVE):
             return
         known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
         if found.version > max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
@@ -143,6 +170,17 @@ class Choice:
             live=sum(record.size for record in self.entries.values()),
             capacity=old.counters.capacity,
         )
+
+
+def _is_whole(batch: Sequence[Found], last: int | None) -> bool:
+    """Whether these files are all that the batch changed, right after version `last`, where that is known.
+
+    A batch with values that have no file leaves out a version before its first, see `publish.py`.
+    """
+    versions = {found.version for found in batch}
+    first = min(versions) if last is None else last + 1
+    span = (first, first + len(versions) - 1)
+    return (min(versions), max(versions)) == span and {found.count for found in batch} == {len(versions)}
 
 
 def _fits(file: SegmentFile, key: bytes, record: Record, store: str) -> bool:

@@ -1,7 +1,7 @@
 """durability="disk": what a creation or a put makes is on the disk before anything names it.
 
 No test cuts the power. These see which files and folders have been synced since they last changed, each time that
-something is about to be named: a file by its rename, a segment by the catalog's commit.
+something is about to be named, a file by its rename, a segment by the catalog's commit; or to be forgotten.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import memstore
 from memstore.engine import folder, syscalls
 from memstore.testing import faults
+from tests.children import in_child
 
 VALUES = {
     "inline": torch.arange(3),
@@ -33,6 +34,8 @@ class Disk:
     def __init__(self) -> None:
         self._files: set[int] = set()
         self._folders: dict[str, set[str]] = {}
+        self.unlinked: list[str] = []
+        self.may_come_back: set[str] = set()  # of those
 
     def write_at(self, fd: int, *_: Any) -> None:
         self._files.discard(os.fstat(fd).st_ino)
@@ -41,11 +44,21 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         self._files.add(os.fstat(fd).st_ino)
+        self._remember_unlinks(os.fstat(fd))
 
     sync_data = sync
 
     def sync_folder(self, path: str) -> None:
         self._folders[path] = set(os.listdir(path))
+        self._remember_unlinks(os.stat(path))
+
+    def unlink(self, path: str, *_: Any) -> None:
+        self.unlinked.append(path)
+        self.may_come_back.add(path)
+
+    def _remember_unlinks(self, synced: os.stat_result) -> None:
+        gone = {path for path in self.may_come_back if os.path.samestat(os.stat(os.path.dirname(path)), synced)}
+        self.may_come_back -= gone
 
     def has_content(self, path: str) -> bool:
         return os.stat(path).st_ino in self._files
@@ -54,7 +67,7 @@ class Disk:
         return os.path.basename(path) in self._folders.get(os.path.dirname(path), set())
 
 
-CALLS = ("write_at", "truncate", "allocate", "sync", "sync_data", "sync_folder")
+CALLS = ("write_at", "truncate", "allocate", "sync", "sync_data", "sync_folder", "unlink")
 
 
 @contextmanager
@@ -121,6 +134,77 @@ def test_a_segment_is_synced_before_the_catalog_says_that_it_is_live(disk_store:
         disk_store.put_many(VALUES)
         disk_store.delete("small")
     assert checked > 5
+
+
+def put_and_fail(store: memstore.Store) -> None:
+    failure = faults.raising(OSError(errno.EIO, "injected"))
+    with pytest.raises(OSError, match="injected"), faults.at_step(1, failure, names=frozenset({"sync"})):
+        store.put("small", torch.zeros(1000))
+
+
+def put_and_die(root: str) -> None:
+    with memstore.open(root) as store, faults.at_step(1, faults.die, names=frozenset({"sync"})):
+        store.put("small", torch.zeros(1000))
+
+
+def collect_after_a_death(store: memstore.Store) -> None:
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        in_child(put_and_die, store.root)
+    store.gc()
+
+
+def collect_twice(store: memstore.Store) -> None:
+    """What is unlinked, and not yet synced, when the first time fails, has no file that the second could unlink."""
+    failure = faults.raising(OSError(errno.EIO, "injected"))
+    store.delete("large")
+    with pytest.raises(OSError, match="injected"), faults.at_step(1, failure, after=True, names=frozenset({"unlink"})):
+        store.gc()
+    store.gc()
+
+
+FORGET = {
+    "gc": lambda store: (store.delete("large"), store.gc()),
+    "gc that failed before": collect_twice,
+    "gc after a death": collect_after_a_death,
+    "failed put": put_and_fail,
+}
+
+
+@pytest.mark.parametrize("name", FORGET)
+def test_an_unlinked_segment_is_gone_before_the_catalog_forgets_it(disk_store: memstore.Store, name: str) -> None:
+    """A crash of the host could else bring back a file that nobody gives back."""
+    disk_store.put_many(VALUES)
+    before: list[tuple[int, set[str]]] = []
+    forgot = 0
+
+    def rows() -> int:
+        assert disk_store._root is not None
+        return disk_store._root.catalog.view(lambda transaction: transaction.count("segments"))
+
+    def before_commit(*_: object) -> None:
+        before.append((rows(), set(disk.may_come_back)))
+
+    def after_commit(*_: object) -> None:
+        nonlocal forgot
+        count, may_come_back = before[-1]
+        if rows() < count:
+            forgot += 1
+            assert not may_come_back
+
+    with watched() as disk, faults.watching(before_commit, after_commit, names=frozenset({faults.COMMIT})):
+        FORGET[name](disk_store)
+    assert forgot and disk.unlinked and not disk.may_come_back
+
+
+def test_a_repair_syncs_what_it_unlinked(disk_root: str) -> None:
+    with memstore.open(disk_root, durability="disk") as store:
+        store.put("small", VALUES["small"])
+        store.delete("small")
+    with watched() as disk:
+        assert memstore.repair(disk_root).swept_bytes > 0
+    segments = f"{disk_root}/{folder.SEGMENTS}"
+    assert [path for path in disk.unlinked if os.path.dirname(path) == segments]
+    assert not [path for path in disk.may_come_back if os.path.dirname(path) == segments]
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])
