@@ -59,6 +59,11 @@ class Transaction:
     def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
         self._handle, self._tables = handle, tables
 
+    @property
+    def moment(self) -> int:
+        """The number of the transaction that was committed last."""
+        return int(self._handle.id())
+
     def record(self, key: bytes) -> Record | None:
         stored = self._handle.get(key, None, self._tables["entries"])
         return None if stored is None else decode_record(key, stored)
@@ -168,10 +173,11 @@ class Transaction:
             least = size + 1
         return sorted(found, key=lambda row: row[1])[:limit]
 
-    def rows(self, table: str) -> Iterator[tuple[memoryview, memoryview]]:
-        """Keys and values as they lie there, unchecked; no longer valid than the transaction."""
+    def rows(self, table: str, after: bytes | None = None) -> Iterator[tuple[memoryview, memoryview]]:
+        """Keys and values beyond `after`, as they lie there, unchecked; no longer valid than the transaction."""
         with self._handle.cursor(db=self._tables[table]) as cursor:
-            yield from cursor
+            if after is None or (cursor.set_range(after) and (bytes(cursor.key()) != after or cursor.next())):
+                yield from cursor
 
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)
