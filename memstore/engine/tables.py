@@ -7,6 +7,7 @@ kept for reuse), `held` (sequence -> id: retired files that somebody held when t
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -178,6 +179,10 @@ class Transaction:
         with self._handle.cursor(db=self._tables[table]) as cursor:
             if after is None or (cursor.set_range(after) and (bytes(cursor.key()) != after or cursor.next())):
                 yield from cursor
+
+    def listed(self, table: str, after: bytes | None, limit: int) -> list[tuple[bytes, int]]:
+        """The first rows of `retired` or `held` beyond `after`: keys, and segments."""
+        return [(bytes(key), _number(value)) for key, value in itertools.islice(self.rows(table, after), limit)]
 
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)
