@@ -8,7 +8,7 @@ recovery                      what the living do for the dead
 segment, spares               the file of one put, and how it is filled; layout: where its tensors lie
 header, header_reader         what that file says of itself
 mapping, placing, adopted     files in memory, those of others too
-catalog, tables, record       the index
+catalog, tables, record       the index; readers: which of its pages are kept, and by whom
 pages, lockfile               what processes share beside it: the mutex, the doorbell, locks of files
 inspection, survey, verify    is it whole? salvage, triage, repair: what is left of it
 reference, usage, limits      versions on their way to other processes; what a store takes; the kernel's refusals

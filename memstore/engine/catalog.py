@@ -5,7 +5,8 @@ transaction, and the store's mutex for every `update`.
 
 What LMDB needs to be safe here, each rule seen to be needed:
 - data.mdb is allocated up to the map size, so that a full tmpfs can't fail a commit, and grown in steps;
-- a tenth of the map is kept for deletes, which need pages too (copy on write);
+- a tenth of the map is kept for deletes, which need pages too (copy on write). Free pages that a reader keeps
+  (`readers.py`) don't count for it: a stopped process would use it up;
 - lock.mdb is allocated before the first opening: it is sparse, and a touch of it on a full tmpfs would be a SIGBUS;
 - lock.mdb is never opened by us while the environment is: closing it would drop LMDB's own locks;
 - no transaction outlives a call: an idle reader makes the map grow without end.
@@ -23,6 +24,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import lmdb
 
 from memstore.engine import syscalls
+from memstore.engine.readers import count_free, reader_of_the_past
 from memstore.engine.record import Record
 from memstore.engine.tables import NAMES, Transaction
 from memstore.errors import CorruptionError, NotAStoreError, ResourceLimitError, StoreClosedError, StoreFullError
@@ -229,7 +231,7 @@ class Catalog:
                     self._grow(env)
             except lmdb.Error as error:
                 raise self._translate(error) from error
-        raise StoreFullError(f"{self._folder}: the catalog can't be grown fast enough for this transaction")
+        raise self._full("the catalog can't be grown fast enough for this transaction")
 
     def _nearly_full(self, env: Any) -> bool:
         info = env.info()
@@ -239,7 +241,14 @@ class Catalog:
         with env.begin() as handle:  # pages that were freed are used again: count those in use
             stats = [handle.stat(table) for table in self._tables.values()]
         used = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
-        return used > (1 - 2 * _RESERVED_FOR_DELETES) * pages
+        reserve = int(2 * _RESERVED_FOR_DELETES * pages)
+        if used > pages - reserve:
+            return True
+        reader, room = reader_of_the_past(env), pages - info["last_pgno"] - 1
+        if reader is None or room >= reserve:
+            return False
+        free = count_free(f"{self._folder}/data.mdb", self._page_size, reader.moment, reserve - room)
+        return room + free < reserve
 
     @property
     def growth(self) -> int:
@@ -251,17 +260,26 @@ class Catalog:
         size += max(STEP, size // 4 // STEP * STEP)
         counters = self.view(lambda transaction: transaction.counters())
         if counters.capacity and counters.allocated + size - STEP > counters.capacity:
-            raise StoreFullError(
-                f"{self._folder}: the store may take {counters.capacity:,} bytes, and the catalog has to grow to "
-                f"{size:,} beside {counters.allocated:,} of its files"
+            raise self._full(
+                f"the store may take {counters.capacity:,} bytes, and the catalog has to grow to {size:,} beside "
+                f"{counters.allocated:,} of its files"
             )
         try:
             self._allocate(size)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise StoreFullError(f"{self._folder}: no room to grow the catalog to {size:,} bytes") from None
+            raise self._full(f"no room to grow the catalog to {size:,} bytes") from None
         env.set_mapsize(size)
+
+    def _full(self, why: str) -> StoreFullError:
+        """Names the oldest reader: there may be room enough, but for the pages that it keeps."""
+        env = self._environment()
+        reader = reader_of_the_past(env)
+        if reader is not None:
+            behind = env.info()["last_txnid"] - reader.moment
+            why += f"; pid {reader.pid} has read since {behind:,} changes ago: what they replaced is kept until it ends"
+        return StoreFullError(f"{self._folder}: {why}")
 
     def _located(self, error: CorruptionError) -> CorruptionError:
         """A damaged row knows its key, and not where it lies."""

@@ -1,13 +1,19 @@
 """Inspection: a walk through all tables of the catalog, in a process that a damaged LMDB file may end.
 
 It is a child of `survey.py`, which says what it is told: frames of a length and msgpack on standard output.
+
+Each transaction keeps the pages of all that is replaced while it lasts, so that on a store in use the walk takes a new
+one every few milliseconds, and goes on behind the last row. Rows of several tables are compared within a transaction.
+Sums and counts are compared if all of it was one moment, since nobody changed anything.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import resource
 import sys
+import time
 from typing import Any, BinaryIO
 
 import msgspec
@@ -19,6 +25,8 @@ from memstore.errors import CorruptionError
 from memstore.keys import encode_key
 
 _WORD_EVERY = 2048  # rows
+_LONGEST = 0.005  # seconds that a transaction lasts on a store in use: about 50 puts, of some 20 KiB each
+_ROWS_A_STRETCH = 64  # at least, in one transaction
 _LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has at most 100 MB
 
 
@@ -30,7 +38,7 @@ def report(folder: str, locked: bool, with_rows: bool) -> None:
     telling.flush()
     try:
         catalog = Catalog(folder, durable=False, writable=False, locked=locked)
-        catalog.view(lambda transaction: _Look(transaction, telling, with_rows=with_rows).run())
+        inspect(catalog, telling, with_rows=with_rows, longest=_LONGEST if locked else math.inf)
     except (OSError, MemoryError) as error:
         is_damage = getattr(error, "errno", None) == errno.EIO
         telling.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}")
@@ -51,43 +59,72 @@ class _Telling:
         self._pipe.flush()
 
 
-class _Look:
-    """The child's walk through the tables of one moment."""
+def inspect(catalog: Catalog, telling: _Telling, *, with_rows: bool, longest: float) -> None:
+    """Tells of all rows, in transactions of `longest` seconds: infinite where nobody else uses the store."""
+    look = _Look(telling, with_rows=with_rows, longest=longest)
+    while not catalog.view(look.go_on):
+        pass
 
-    def __init__(self, transaction: Transaction, telling: _Telling, *, with_rows: bool) -> None:
-        self._transaction, self._telling, self._with_rows = transaction, telling, with_rows
-        self._seen = 0
+
+class _Look:
+    """The child's walk through the tables."""
+
+    _transaction: Transaction  # the present one
+
+    def __init__(self, telling: _Telling, *, with_rows: bool, longest: float) -> None:
+        self._telling, self._with_rows, self._longest = telling, with_rows, longest
+        self._moments = set[int]()
+        self._left = list(NAMES)
+        self._last: bytes | None = None  # key of the first table that is left
+        self._began = 0  # the moment when its first row was looked at
+        self._seen = self._seen_before = 0  # rows; before that table
         self._keys = self._nbytes = 0
         self._sums = {FILLING: 0, LIVE: 0, RETIRED: 0}
         self._largest_version = self._largest_number = 0
         self._rows = dict.fromkeys(self._sums, 0)
         self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`
 
-    def run(self) -> None:
-        for table in NAMES:
-            self._walk(table)
+    @property
+    def _is_one_moment(self) -> bool:
+        return len(self._moments) == 1
+
+    def go_on(self, transaction: Transaction) -> bool:
+        """Looks at the next rows. True if these were the last."""
+        self._transaction = transaction
+        self._moments.add(transaction.moment)
+        end = time.monotonic() + self._longest
+        while self._left:
+            if not self._walk(self._left[0], end):
+                return False
+            del self._left[0]
+            self._last, self._seen_before = None, self._seen
         self._compare_counters()
         self._telling.say("end", self._keys, self._nbytes)
+        return True
 
     def _damage(self, detail: str, key: bytes | None = None, segment: int = 0, *, is_record: bool = False) -> None:
         self._telling.say("damage", detail, key, segment, is_record)
 
-    def _walk(self, table: str) -> None:
-        last: bytes | None = None
-        count = 0
-        for packed, value in self._transaction.rows(table):
+    def _walk(self, table: str, end: float) -> bool:
+        """False if it was time to stop before the table's end."""
+        if self._last is None:
+            self._began = self._transaction.moment
+        for packed, value in self._transaction.rows(table, self._last):
             key = bytes(packed)
-            if last is not None and key <= last or len(value) > _LARGEST_ROW:
+            if self._last is not None and key <= self._last or len(value) > _LARGEST_ROW:
                 raise CorruptionError(f"table {table!r} is out of order")  # a page that names an earlier one, maybe
-            last = key
-            count += 1
+            self._last = key
             self._seen += 1
             if self._seen % _WORD_EVERY == 0:
                 self._telling.say("alive")
                 self._telling.flush()
             self._look_at(table, key, bytes(value))
-        if count != self._transaction.count(table):
-            raise CorruptionError(f"table {table!r} has {count} rows, and says {self._transaction.count(table)}")
+            if self._seen % _ROWS_A_STRETCH == 0 and time.monotonic() > end:
+                return False
+        count, said = self._seen - self._seen_before, self._transaction.count(table)
+        if self._began == self._transaction.moment and count != said:
+            raise CorruptionError(f"table {table!r} has {count} rows, and says {said}")
+        return True
 
     def _look_at(self, table: str, key: bytes, value: bytes) -> None:
         try:
@@ -149,6 +186,8 @@ class _Look:
             return  # said where it stands
         if counters.version < self._largest_version or counters.number < self._largest_number:
             self._damage("the counters are behind the rows: numbers would repeat")
+        if not self._is_one_moment:
+            return
         rows = {"live": self._sums[LIVE], "filling": self._sums[FILLING], "retired": self._sums[RETIRED]}
         sums = {"live": counters.live, "filling": counters.filling, "retired": counters.retired + counters.held}
         for state in (FILLING, RETIRED):

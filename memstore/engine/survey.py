@@ -1,9 +1,9 @@
 """A look at the whole catalog, in a child process: a damaged LMDB file can end whoever reads it.
 
-The child is a fresh interpreter that imports only the engine, and opens the catalog read-only. In one transaction it
-walks all tables (`inspection.py`), checks each row by itself and with those that it names, and tells on a pipe. A child
-that dies by what LMDB does on damaged pages, or hangs in it, is damage too. One that could not be started, or that
-somebody else ended (SIGKILL: no memory), says nothing of the catalog.
+The child is a fresh interpreter that imports only the engine, and opens the catalog read-only. It walks all tables
+(`inspection.py`), checks each row by itself and with those that it names, and tells on a pipe. A child that dies by
+what LMDB does on damaged pages, or hangs in it, is damage too. One that could not be started, or that somebody else
+ended (SIGKILL: no memory), says nothing of the catalog.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ kept for reuse), `held` (sequence -> id: retired files that somebody held when t
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,11 @@ class Transaction:
 
     def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
         self._handle, self._tables = handle, tables
+
+    @property
+    def moment(self) -> int:
+        """The number of the transaction that was committed last."""
+        return int(self._handle.id())
 
     def record(self, key: bytes) -> Record | None:
         stored = self._handle.get(key, None, self._tables["entries"])
@@ -168,10 +174,15 @@ class Transaction:
             least = size + 1
         return sorted(found, key=lambda row: row[1])[:limit]
 
-    def rows(self, table: str) -> Iterator[tuple[memoryview, memoryview]]:
-        """Keys and values as they lie there, unchecked; no longer valid than the transaction."""
+    def rows(self, table: str, after: bytes | None = None) -> Iterator[tuple[memoryview, memoryview]]:
+        """Keys and values beyond `after`, as they lie there, unchecked; no longer valid than the transaction."""
         with self._handle.cursor(db=self._tables[table]) as cursor:
-            yield from cursor
+            if after is None or (cursor.set_range(after) and (bytes(cursor.key()) != after or cursor.next())):
+                yield from cursor
+
+    def listed(self, table: str, after: bytes | None, limit: int) -> list[tuple[bytes, int]]:
+        """The first rows of `retired` or `held` beyond `after`: keys, and segments."""
+        return [(bytes(key), _number(value)) for key, value in itertools.islice(self.rows(table, after), limit)]
 
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from dataclasses import dataclass
 
 from memstore.engine.leases import boot_clock
 from memstore.engine.lockfile import lock_holders
-from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
+from memstore.engine.tables import Transaction
 from memstore.errors import StoreFullError
+
+_ROWS_A_PAGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +30,53 @@ class Usage:
 
 def measure(root: Root) -> Usage:
     with root.guard:
-        keys = root.catalog.view(lambda transaction: transaction.count("entries"))
-        counters = root.catalog.view(lambda transaction: transaction.counters())
-        rows = root.catalog.view(lambda transaction: list(transaction.segments()))
-        leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
-        now = boot_clock()
-    totals: dict[int, int] = defaultdict(int)
+        keys, counters = root.catalog.view(lambda transaction: (transaction.count("entries"), transaction.counters()))
+    retired = _retired(root)
+    now = boot_clock()
     holders, device = lock_holders(), os.fstat(root.segments_fd).st_dev
     pinned, pinned_by = 0, set[int]()
-    for segment, row in rows:
-        totals[row.state] += row.nbytes
-        if row.state != RETIRED:
-            continue
+    for segment, (size, leased_until) in retired.items():
         pids = holders.get((device, _inode(segment_path(root.segments, segment))), set())
         pinned_by |= pids
-        if pids or leased.get(segment, 0) > now:
-            pinned += row.nbytes
+        if pids or leased_until > now:
+            pinned += size
     return Usage(
         keys=keys,
-        live_bytes=totals[LIVE],
-        reusable_bytes=totals[RETIRED] - pinned,
+        live_bytes=counters.live,
+        reusable_bytes=max(counters.retired + counters.held - pinned, 0),  # others put meanwhile
         pinned_bytes=pinned,
-        filling_bytes=totals[FILLING],
+        filling_bytes=counters.filling,
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
         huge_page_bytes=_huge_page_bytes(root.segments),
         pinned_by=tuple(sorted(pinned_by)),
     )
+
+
+def _retired(root: Root) -> dict[int, tuple[int, int]]:
+    """By segment: its size, and until when it is leased. In pages: a long transaction makes the catalog grow."""
+    found: dict[int, tuple[int, int]] = {}
+    for table in ("retired", "held"):
+        after: bytes | None = None
+        while True:
+            with root.guard:
+                last, page = root.catalog.view(_page, table, after)
+            found |= page
+            if last is None:
+                break
+            after = last
+    return found
+
+
+def _page(transaction: Transaction, table: str, after: bytes | None) -> tuple[bytes | None, dict[int, tuple[int, int]]]:
+    """Also the last key, if there may be more."""
+    found: dict[int, tuple[int, int]] = {}
+    rows = transaction.listed(table, after, _ROWS_A_PAGE)
+    for _, segment in rows:
+        row = transaction.segment(segment)
+        if row is not None:
+            found[segment] = row.nbytes, transaction.number("leases", segment) or 0
+    return rows[-1][0] if len(rows) == _ROWS_A_PAGE else None, found
 
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
