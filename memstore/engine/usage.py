@@ -1,4 +1,4 @@
-"""What a store takes of its machine: bytes by state, who pins what, huge pages. For `stats`; nothing here is hot."""
+"""What a store takes of its machine: bytes by state, who pins what, huge pages. For `stats` and errors; not hot."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass
 
+from memstore.engine.holders import holders_of
 from memstore.engine.leases import boot_clock
-from memstore.engine.lockfile import lock_holders
 from memstore.engine.record import FILLING, LIVE, RETIRED
 from memstore.engine.root import Root
 from memstore.engine.segment import segment_path
-from memstore.errors import StoreFullError
+
+_MISSING = (-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,6 @@ class Usage:
     filling_bytes: int
     capacity: int | None
     catalog_bytes: int
-    huge_page_bytes: int  # of this process's mappings
     pinned_by: tuple[int, ...]
 
 
@@ -35,16 +35,17 @@ def measure(root: Root) -> Usage:
         leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1 << 20)))
         now = boot_clock()
     totals: dict[int, int] = defaultdict(int)
-    holders = lock_holders()
-    pinned, pinned_by = 0, set[int]()
-    for segment, row in rows:
+    for _, row in rows:
         totals[row.state] += row.nbytes
-        if row.state != RETIRED:
-            continue
-        pids = holders.get(_identity(segment_path(root.segments, segment)), set())
-        pinned_by |= pids
-        if pids or leased.get(segment, 0) > now:
-            pinned += row.nbytes
+    paths = {segment: segment_path(root.segments, segment) for segment, row in rows if row.state == RETIRED}
+    retired = {segment: _identity(path) for segment, path in paths.items()}
+    holders = holders_of(set(retired.values()) - {_MISSING})
+    pinned_by = set[int]().union(*holders.values())
+    pinned = sum(
+        row.nbytes
+        for segment, row in rows
+        if segment in retired and (retired[segment] in holders or leased.get(segment, 0) > now)
+    )
     return Usage(
         keys=keys,
         live_bytes=totals[LIVE],
@@ -53,25 +54,7 @@ def measure(root: Root) -> Usage:
         filling_bytes=totals[FILLING],
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
-        huge_page_bytes=_huge_page_bytes(root.segments),
         pinned_by=tuple(sorted(pinned_by)),
-    )
-
-
-def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
-    """What has no room, for what, and who could make some."""
-    usage = measure(root)
-    what = f" for {key!r}" if key is not None else ""
-    limit = f"capacity {usage.capacity:,}" if usage.capacity else "no capacity set"
-    pinned = f"{usage.pinned_bytes:,} replaced but held"
-    if usage.pinned_by:
-        pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
-    detail = reason if isinstance(reason, StoreFullError) else reason.strerror
-    return StoreFullError(
-        f"{root.path} has no room{what} ({detail}): {limit}, {usage.live_bytes:,} bytes live, {pinned}, "
-        f"{usage.filling_bytes:,} being written, {usage.catalog_bytes:,} of catalog: delete keys, drop held values, or "
-        "enlarge the file system or the capacity; nothing was changed",
-        key=key,
     )
 
 
@@ -79,17 +62,18 @@ def _identity(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        return -1, -1
+        return _MISSING
     return status.st_dev, status.st_ino
 
 
-def _huge_page_bytes(segments: str) -> int:
+def huge_page_bytes(root: Root) -> int:
+    """Of this process's mappings; reads its page tables, which takes as long as it has mapped much."""
     total, ours = 0, False
     try:
         with open("/proc/self/smaps") as file:
             for line in file:
                 if line[0] in "0123456789abcdef" and "-" in line.split(" ", 1)[0]:
-                    ours = segments in line
+                    ours = root.segments in line
                 elif ours and line.startswith(("ShmemPmdMapped:", "FilePmdMapped:")):
                     total += int(line.split()[1]) * 1024
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 import memstore
-from tests.children import Child, hold_key
+from tests.children import Child, Wire, hold_key, in_child
 
 
 def test_info_describes_an_entry(store: memstore.Store) -> None:
@@ -83,6 +84,52 @@ def test_stats_tell_who_holds_what_was_replaced(store: memstore.Store) -> None:
     assert store.gc() == stats.pinned_bytes
     assert store.stats().reusable_bytes == store.stats().pinned_bytes == 0
     assert os.listdir(f"{store.root}/segments") == []
+
+
+def test_a_child_that_keeps_what_its_dead_parent_got_is_named(store: memstore.Store) -> None:
+    """The kernel lists the lock under the pid of the dead."""
+    store.put("key", torch.zeros(100_000))
+    reading, writing = os.pipe()
+    try:
+        child = in_child(_get_and_leave_to_a_child, store.root, reading, writing)
+        end = os.pidfd_open(child)
+        assert store.stats().pinned_by == ()  # it is live
+        store.put("key", torch.ones(100_000))
+        assert store.stats().pinned_by == (child,)
+        with memstore.open(store.root, capacity=1_000_000), pytest.raises(memstore.StoreFullError) as caught:
+            store.put("key", torch.zeros(200_000))
+        assert f"held by pid {child}, 0 being written" in str(caught.value)
+    finally:
+        os.close(writing)  # the child's end
+        os.close(reading)
+    assert select.select([end], [], [], 30)[0]
+    os.close(end)
+    assert store.stats().pinned_by == ()
+    store.gc()
+
+
+def _get_and_leave_to_a_child(root: str, reading: int, writing: int) -> int:
+    value = memstore.open(root).get("key")
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(int(value.sum()))
+    return child
+
+
+def test_a_parent_that_let_go_is_not_named_for_its_child(store: memstore.Store) -> None:
+    store.put("key", torch.zeros(100_000))
+    value = store.get("key")
+    with Child(_wait_to_end, value) as child:
+        del value
+        store.put("key", torch.ones(100_000))
+        assert store.stats().pinned_by == (child.pid,)
+    store.gc()
+
+
+def _wait_to_end(wire: Wire, value: torch.Tensor) -> None:
+    wire.receive()
 
 
 def test_files_of_replaced_versions_are_used_again(store: memstore.Store) -> None:
