@@ -425,7 +425,7 @@ class Store(AsMapping):
             >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
             ...     version = store.put("policy", torch.ones(1000))
             ...     store.verify()
-            VerifyReport(checked=1, unchecked=0, damaged=())
+            VerifyReport(checked=1, unchecked=0, damaged=(), ok=True)
         """
         from memstore import contents
         from memstore.engine.verify import verify
