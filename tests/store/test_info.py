@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 import memstore
 from tests.children import Child, Wire, hold_key, in_child
+from tests.huge_pages import require_huge_pages
 
 
 def test_info_describes_an_entry(store: memstore.Store) -> None:
@@ -145,15 +146,17 @@ def test_files_of_replaced_versions_are_used_again(store: memstore.Store) -> Non
 
 
 def test_released_versions_go_with_the_next_puts(store: memstore.Store) -> None:
+    """Some with each look at held files, of which a process takes one in 20 ms."""
     held = []
     for number in range(50):
         store.put("key", torch.full((1000,), number))
         held.append(store.get("key"))
     assert len(os.listdir(f"{store.root}/segments")) == 50
     held.clear()
-    for _ in range(60):
+    deadline = time.monotonic() + 10.0
+    while len(os.listdir(f"{store.root}/segments")) > 5:
+        assert time.monotonic() < deadline, "they stay"
         store.put("key", torch.zeros(1000))
-    assert len(os.listdir(f"{store.root}/segments")) <= 5
 
 
 def test_gc_gives_back_all_at_once(store: memstore.Store) -> None:
@@ -170,7 +173,12 @@ def test_gc_gives_back_all_at_once(store: memstore.Store) -> None:
 
 
 def test_huge_pages_are_counted_where_there_are_any(store: memstore.Store) -> None:
-    store.put("key", torch.ones(8 << 20, dtype=torch.uint8))
+    require_huge_pages(store.root)
+    size = 8 << 20
+    store.put("key", torch.ones(size, dtype=torch.uint8))
+    kept = store.stats().huge_page_bytes  # of the mapping that this process wrote it through
     value = store.get("key")
-    assert value.sum() == 8 << 20
-    assert store.stats().huge_page_bytes % (2 << 20) == 0
+    assert value.sum() == size
+    assert store.stats().huge_page_bytes == kept + size
+    del value
+    assert store.stats().huge_page_bytes == kept
