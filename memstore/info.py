@@ -82,16 +82,13 @@ class VerifyReport:
         checked: keys whose bytes were compared with checksums, and fit.
         unchecked: keys whose record and header are whole, but which have no checksums of their bytes.
         damaged: each names the key, where there is one, the file, and what is wrong with it.
+        ok: nothing is damaged.
     """
 
     checked: int
     unchecked: int
     damaged: tuple[CorruptionError, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Nothing is damaged."""
-        return not self.damaged
+    ok: bool
 
 
 @dataclass(frozen=True, slots=True)

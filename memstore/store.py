@@ -15,6 +15,7 @@ from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.registry import abandon_root, close_root, reopen_root
+from memstore.engine.room import where_room_is
 from memstore.engine.root import Root
 from memstore.engine.sweep import sweep_all
 from memstore.errors import ReadOnlyError, StoreClosedError
@@ -101,8 +102,8 @@ class Store(AsMapping):
         if expected:
             self._check_early(root, expected)
         batch = list(zip(names, flats, [expected.get(key) for key in items], strict=True))
-        with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None):
-            versions = contents.publish_where_room_is(root, batch, deadline)
+        with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None, root):
+            versions = where_room_is(contents.publish_batch, root, batch, deadline)
         self._puts += len(names)
         return versions
 
@@ -274,10 +275,10 @@ class Store(AsMapping):
         deadline = self._deadline(timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
-        with resource_errors(self.root, key):
+        with resource_errors(self.root, key, root):
             content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
             if not copy:
-                version = commit(root, [Change(name, content, expect_version)], deadline)[0]
+                version = where_room_is(commit, root, [Change(name, content, expect_version)], deadline)[0]
                 self._puts += 1
                 return version
             value = attach.load(key, content, allow_pickle=self._allow_pickle)
@@ -350,8 +351,8 @@ class Store(AsMapping):
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
         root = self._writable()
-        with resource_errors(self.root, changes[0].key.decode() if len(changes) == 1 else None):
-            return commit(root, changes, self._deadline(timeout)) if changes else []
+        with resource_errors(self.root, changes[0].key.decode() if len(changes) == 1 else None, root):
+            return where_room_is(commit, root, changes, self._deadline(timeout)) if changes else []
 
     # --- look ---------------------------------------------------------------------------------------------------------
 
@@ -393,18 +394,19 @@ class Store(AsMapping):
         return entries.wait_for(self._opened, encode_key(key), newer_than, self._deadline(timeout))
 
     def stats(self) -> StoreStats:
-        """Measures the store; takes milliseconds."""
-        from memstore.engine.usage import measure
+        """Measures the store; takes milliseconds, and more where hundreds of processes run."""
+        from memstore.engine.usage import huge_page_bytes, measure
 
         root = self._opened()
         with resource_errors(self.root):
-            return StoreStats(**asdict(measure(root)), puts=self._puts, gets=self._gets)
+            usage = asdict(measure(root))
+        return StoreStats(**usage, huge_page_bytes=huge_page_bytes(root), puts=self._puts, gets=self._gets)
 
     def gc(self, *, timeout: float | None = None) -> int:
         """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
         root = self._writable()
         deadline = self._deadline(timeout)
-        with resource_errors(self.root):
+        with resource_errors(self.root, None, root):
             return sweep_all(root, deadline)
 
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
@@ -424,7 +426,7 @@ class Store(AsMapping):
             >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
             ...     version = store.put("policy", torch.ones(1000))
             ...     store.verify()
-            VerifyReport(checked=1, unchecked=0, damaged=())
+            VerifyReport(checked=1, unchecked=0, damaged=(), ok=True)
         """
         from memstore import contents
         from memstore.engine.verify import verify

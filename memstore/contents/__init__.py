@@ -8,7 +8,7 @@ checksums    of leaves: made by the one, compared by the other
 from __future__ import annotations
 
 from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, read, verify
-from memstore.contents.writing import flatten, publish_batch, publish_where_room_is
+from memstore.contents.writing import flatten, publish_batch
 
 __all__ = [
     "PLAIN",
@@ -18,7 +18,6 @@ __all__ = [
     "header_of",
     "locate",
     "publish_batch",
-    "publish_where_room_is",
     "read",
     "verify",
 ]

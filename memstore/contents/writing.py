@@ -13,12 +13,10 @@ from memstore import structure
 from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
 from memstore.engine.claim import abandon, claim, park
 from memstore.engine.header import Header, check_header
-from memstore.engine.limits import is_full
 from memstore.engine.publish import Change, Content, commit
 from memstore.engine.record import OBJECTS_IN_RECORD
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling
-from memstore.engine.sweep import sweep_all
 from memstore.errors import MemstoreError, UnsupportedValueError, VersionConflictError
 
 Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
@@ -75,23 +73,6 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
     return content
 
 
-def publish_where_room_is(root: Root, batch: Batch, deadline: float) -> list[int]:
-    """Writes and publishes a batch; a second time if files that are kept for reuse stood in the way."""
-    key = batch[0][0].decode() if len(batch) == 1 else None
-    try:
-        return publish_batch(root, batch, deadline)
-    except OSError as error:
-        if not is_full(error):
-            raise
-    sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
-    try:
-        return publish_batch(root, batch, deadline)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise _explained(root, error, key) from error
-
-
 def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:
     fillings: list[Filling] = []
     try:
@@ -104,12 +85,6 @@ def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:
         raise
     keep_mapped(root, fillings)
     return versions
-
-
-def _explained(root: Root, error: OSError, key: str | None) -> OSError:
-    from memstore.engine.usage import explain_full
-
-    return explain_full(root, error, key)
 
 
 def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:

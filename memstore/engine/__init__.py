@@ -11,6 +11,7 @@ mapping, placing, adopted     files in memory, those of others too
 catalog, tables, record       the index; readers: which of its pages are kept, and by whom
 pages, lockfile               what processes share beside it: the mutex, the doorbell, locks of files
 inspection, survey, verify    is it whole? salvage, triage, repair: what is left of it
-reference, usage, limits      versions on their way to other processes; what a store takes; the kernel's refusals
+reference                     versions on their way to other processes
+usage, holders, room, limits  what a store takes, and who holds it; no room; the kernel's refusals
 syscalls/                     every call into the kernel: the seam where tests inject faults
 """

@@ -22,7 +22,8 @@ from msgspec import Meta
 
 from memstore.engine import syscalls
 from memstore.engine.filesystem import Durability, check_filesystem
-from memstore.engine.lockfile import LockFile, lock_holders
+from memstore.engine.holders import lock_holders
+from memstore.engine.lockfile import LockFile
 from memstore.errors import (
     FormatVersionError,
     NotAStoreError,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 
-def lease(root: Root, segment: int, put_id: int, seconds: float, deadline: float) -> bool:
+def lease(root: Root, segment: int, deadline: float, *, put_id: int, seconds: float) -> bool:
     """Keeps a segment from being swept for `seconds`. False if that put's contents are gone already."""
     until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 

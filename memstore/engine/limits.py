@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+from typing import TYPE_CHECKING
 
 from memstore.errors import MemstoreError, NotAStoreError, ResourceLimitError, StoreFullError
+
+if TYPE_CHECKING:
+    from memstore.engine.root import Root
 
 
 def is_full(error: OSError) -> bool:
@@ -14,12 +18,15 @@ def is_full(error: OSError) -> bool:
 
 
 class resource_errors:
-    """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key."""
+    """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
 
-    __slots__ = ("_key", "_root")
+    With the opened root, and without its guard held, a StoreFullError says in full who takes what.
+    """
 
-    def __init__(self, root: str, key: str | None = None) -> None:
-        self._root, self._key = root, key
+    __slots__ = ("_key", "_opened", "_root")
+
+    def __init__(self, root: str, key: str | None = None, opened: Root | None = None) -> None:
+        self._root, self._key, self._opened = root, key, opened
 
     def __enter__(self) -> None:
         return None
@@ -29,6 +36,10 @@ class resource_errors:
             return
         if isinstance(error, MemoryError):
             raise self._exhausted(errno.ENOMEM, "not enough memory") from error
+        if self._opened is not None and isinstance(error, OSError) and is_full(error):
+            from memstore.engine.room import explain_full  # it measures the store, and imports all that this takes
+
+            raise explain_full(self._opened, error, self._key) from error
         if not isinstance(error, OSError) or isinstance(error, MemstoreError):
             return
         if is_full(error):

@@ -5,9 +5,7 @@ They close themselves when nothing refers to them any more, so that no error pat
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections import defaultdict
 
 from memstore.engine import syscalls
 
@@ -50,23 +48,3 @@ def close_all() -> None:
     """In a forked child."""
     for file in list(_opened):
         file.close()
-
-
-def lock_holders() -> dict[tuple[int, int], set[int]]:
-    """(device, inode) -> pids that hold a flock on it, as /proc/locks tells: who took it, if in our pid namespace."""
-    holders: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for _ in range(2):  # a lock that comes or goes meanwhile may hide others from one reading
-        _read_locks(holders)
-    return holders
-
-
-def _read_locks(holders: dict[tuple[int, int], set[int]]) -> None:
-    try:
-        with open("/proc/locks") as file:
-            for line in file:
-                fields = line.split()
-                if len(fields) > 5 and fields[1] == "FLOCK":
-                    major, minor, inode = fields[5].split(":")
-                    holders[os.makedev(int(major, 16), int(minor, 16)), int(inode)].add(int(fields[4]))
-    except OSError:
-        pass

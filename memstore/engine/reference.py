@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from memstore.engine.leases import lease
@@ -11,6 +12,7 @@ from memstore.engine.opening import Creation, open_root
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import Record
 from memstore.engine.registry import close_root
+from memstore.engine.room import where_room_is
 from memstore.engine.root import Root
 from memstore.errors import NotAStoreError, ReadOnlyError, VersionGoneError
 
@@ -23,8 +25,9 @@ def take_lease(root: Root, key: str, record: Record, seconds: float, options: Ma
         raise ReadOnlyError(
             f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'", key=key
         )
-    with resource_errors(root.path, key):
-        lease(root, record.segment, record.put_id, seconds, deadline_after(options["timeout"]))
+    deadline = deadline_after(options["timeout"])
+    with resource_errors(root.path, key, root):
+        where_room_is(partial(lease, put_id=record.put_id, seconds=seconds), root, record.segment, deadline)
 
 
 def arrive(path: str, store: str, key: str, version: int, options: Mapping[str, Any]) -> Root:

@@ -27,7 +27,8 @@ from memstore.engine.catalog import Catalog
 from memstore.engine.filesystem import check_filesystem
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings
 from memstore.engine.header import Slots, write_slots
-from memstore.engine.lockfile import LockFile, OwnedFile, lock_holders
+from memstore.engine.holders import lock_holders
+from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.pages import deadline_after, noted_batch
 from memstore.engine.record import LIVE, Record, SegmentRow
 from memstore.engine.registry import close_abandoned

@@ -43,7 +43,8 @@ def verify(
         detail = f"{found.broken}: close the store everywhere, and run memstore.repair"
         if found.refused:
             detail = f"it can't be looked at: {found.refused}"
-        return VerifyReport(0, 0, (CorruptionError(f"{path}: {detail}", path=path, detail=detail), *damaged))
+        broken = CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+        return VerifyReport(0, 0, (broken, *damaged), ok=False)
     step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, chosen))
     checked = unchecked = 0
     for key in _all_keys(root) if chosen is None else chosen:
@@ -60,7 +61,7 @@ def verify(
                 detail = "there is no such key"
                 damaged.append(CorruptionError(f"{_name(key)!r}: {detail}", key=_name(key), detail=detail))
     step.finish()
-    return VerifyReport(checked, unchecked, tuple(damaged))
+    return VerifyReport(checked, unchecked, tuple(damaged), ok=not damaged)
 
 
 class _Steps:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+import memstore
 import tests.benchmarks.__main__ as main
 from tests.benchmarks import pages
 from tests.benchmarks.document import markdown
@@ -36,9 +37,11 @@ from tests.benchmarks.session import session
 from tests.benchmarks.table import amount, text
 from tests.benchmarks.workloads import WORKLOADS
 from tests.benchmarks.workloads.gather import Picks
+from tests.benchmarks.workloads.large_fresh import _mapped_huge
 from tests.benchmarks.workloads.long import NOISE, drift_of
 from tests.benchmarks.workloads.readers import is_torn
 from tests.benchmarks.workloads.slice import Boxes
+from tests.huge_pages import require_huge_pages
 
 
 def _sleeper(name: str, log: list[str], seconds: float = 0.0) -> Contestant:
@@ -71,6 +74,15 @@ def test_the_ratio_is_to_the_reference() -> None:
     series = compare("x", "x", [_sleeper("a", log, 0.004), _sleeper("b", log, 0.012)], rounds=3, reference="a")
     ratio = series.figure("b").ratio
     assert ratio is not None and 2 < ratio.median < 4
+
+
+def test_huge_pages_are_those_of_the_reader_alone(store: memstore.Store) -> None:
+    require_huge_pages(store.root)
+    store.put("key", torch.ones(4 << 20, dtype=torch.uint8))  # its mapping is kept for the next put
+    value = store.get("key")
+    assert value.sum() == 4 << 20
+    (file,) = store.info("key").files
+    assert _mapped_huge(file) == 4 << 20
 
 
 def test_what_a_call_returned_lives_until_its_time_was_taken() -> None:

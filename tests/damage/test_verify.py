@@ -32,7 +32,7 @@ def test_it_counts_what_has_checksums(scratch: str, checksum: bool) -> None:
 
 def test_an_empty_store(scratch: str) -> None:
     with memstore.open(scratch) as store:
-        assert store.verify() == memstore.VerifyReport(0, 0, ())
+        assert store.verify() == memstore.VerifyReport(0, 0, (), ok=True)
         assert store.verify([]).ok
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import memstore
+from memstore.engine.catalog import Catalog
+from memstore.engine.pages import deadline_after
+from memstore.engine.publish import Change, Content, commit
 from tests.children import Child, Wire, children, hold_key, in_child
+from tests.crash.leftovers import end_leases
 
 MIB = 1 << 20
 
@@ -67,6 +74,61 @@ def test_the_error_names_who_holds_what_was_replaced(root: str) -> None:
             assert "live" in str(caught.value) and "16,777,216" in str(caught.value)
         store.put("key", of_size(6 * MIB, 8))
         assert (store.get("key") == 8).all()
+
+
+# What writes to a store beside put and put_many; all of them may find it full.
+WRITERS = {
+    "attach": lambda store, file: store.attach("key", file),
+    "delete": lambda store, file: store.delete("live"),
+    "delete_many": lambda store, file: store.delete_many(["live", "inline"]),
+    "ref": lambda store, file: pickle.dumps(store.ref("live")),
+    "view": lambda store, file: pickle.dumps(store.view("live")),
+    "gc": lambda store, file: store.gc(),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_call_says_in_full_what_takes_the_room(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    np.save(tmp_path / "file.npy", np.arange(5000))
+    with memstore.open(root, capacity=16 * MIB) as store:
+        store.put_many({"inline": 1, "live": of_size(3 * MIB), "replaced": of_size(5000)})
+        held = store.get("replaced")
+        store.delete("replaced")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise memstore.StoreFullError("the catalog can't be grown")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Catalog, "update", refuse)
+            with pytest.raises(memstore.StoreFullError, match="the catalog can't be grown.*16,777,216") as caught:
+                WRITERS[name](store, tmp_path / "file.npy")
+        assert f"{store.stats().live_bytes:,} bytes live" in str(caught.value)
+        assert f"{store.stats().pinned_bytes:,} replaced but held by pid {os.getpid()}" in str(caught.value)
+        assert caught.value.key == {"attach": "key", "gc": None, "delete_many": None}.get(name, "live")
+        assert "key" not in store and (store.get("live") == 7).all() and (held == 7).all()
+
+
+@pytest.mark.parametrize("name", ["attach", "ref", "view"])
+def test_files_kept_for_reuse_make_room_for_the_catalog_too(root: str, tmp_path: Path, name: str) -> None:
+    np.save(tmp_path / "file.npy", np.arange(5000))
+    with memstore.open(root, capacity=20 * MIB) as store:
+        store.put("live", of_size(5000))
+        for _ in range(2):
+            store.put("large", of_size(7 * MIB))
+        store.delete("large")
+        opened, count = store._root, 0
+        assert opened is not None
+        with pytest.raises(memstore.StoreFullError):  # as a put, but it doesn't try again
+            while count < 10_000:
+                content = Content(b"bytes", b"", 1400, inline=b"v" * 1400)
+                commit(opened, [Change(b"%d" % count, content)], deadline_after(10))
+                count += 1
+        assert store.stats().reusable_bytes > 14 * MIB
+        assert WRITERS[name](store, tmp_path / "file.npy")
+        assert store.stats().reusable_bytes == 0
+        end_leases(store)
 
 
 def test_it_counts_for_all_processes_together(root: str) -> None:

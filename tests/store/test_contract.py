@@ -94,6 +94,8 @@ FIELDS = {
         "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "capacity", "catalog_bytes",
         "huge_page_bytes", "puts", "gets", "pinned_by",
     ],
+    "VerifyReport": ["checked", "unchecked", "damaged", "ok"],
+    "RepairReport": ["recovered", "lost", "swept_bytes"],
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import memstore
 from memstore.engine import segment, syscalls
 from memstore.engine.pages import Doorbell
 from tests.children import Child, Wire, in_child
+from tests.huge_pages import require_huge_pages
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 
 MIB = 1 << 20
@@ -156,6 +157,18 @@ def test_where_the_kernel_refuses_huge_pages(
         assert blocks >= sizes, "what is not allocated is a SIGBUS when the disk is full"
     if refused in ("collapse", "both"):
         assert store.stats().huge_page_bytes == 0
+
+
+def test_files_keep_their_huge_pages_when_they_are_used_again(store: memstore.Store) -> None:
+    require_huge_pages(store.root)
+    size = 8 * MIB
+    for number in range(4):
+        store.put("key", of_size(size, number))
+    assert len(files(store)) == 2
+    before = store.stats().huge_page_bytes
+    value = store.get("key")
+    assert (value == 3).all()
+    assert store.stats().huge_page_bytes - before == size
 
 
 def test_a_slow_kernel_is_asked_for_no_more_huge_pages(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,16 @@ def _huge_pages(store: Store, value: torch.Tensor) -> Series:
 
 
 def _mapped_huge(file: str) -> int:
-    """Bytes of a file that this process maps by whole huge pages (ShmemPmdMapped, FilePmdMapped)."""
+    """Bytes of a file that a reader in this process maps by whole huge pages (ShmemPmdMapped, FilePmdMapped).
+
+    Not those of the shared mapping that its writer keeps for the next put.
+    """
     total, ours = 0, False
     with open("/proc/self/smaps") as lines:
         for line in lines:
             words = line.split()
             if not words[0].endswith(":"):  # the head of a mapping
-                ours = words[-1] == file
+                ours = words[-1] == file and words[1] == "rw-p"
             elif ours and words[0] in ("ShmemPmdMapped:", "FilePmdMapped:"):
                 total += int(words[1]) << 10
     return total
