@@ -3,7 +3,7 @@
 It is a child of `survey.py`, which says what it is told: frames of a length and msgpack on standard output.
 
 Each transaction keeps the pages of all that is replaced while it lasts, so that on a store in use the walk takes a new
-one every few milliseconds, and goes on behind the last row. Rows of several tables are compared within a transaction.
+one every two milliseconds, and goes on behind the last row. Rows of several tables are compared within a transaction.
 Sums and counts are compared if all of it was one moment, since nobody changed anything.
 """
 
@@ -25,7 +25,8 @@ from memstore.errors import CorruptionError
 from memstore.keys import encode_key
 
 _WORD_EVERY = 2048  # rows
-_LONGEST = 0.005  # seconds that a transaction lasts on a store in use: about 50 puts, of some 20 KiB each
+_LONGEST = 0.002  # seconds that a transaction lasts on a store in use: up to 60 puts, of some 20 KiB each
+_PAUSE = 0.0005  # seconds between two: who has slept is seldom interrupted, which would be in a transaction else
 _ROWS_A_STRETCH = 64  # at least, in one transaction
 _LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has at most 100 MB
 
@@ -63,7 +64,7 @@ def inspect(catalog: Catalog, telling: _Telling, *, with_rows: bool, longest: fl
     """Tells of all rows, in transactions of `longest` seconds: infinite where nobody else uses the store."""
     look = _Look(telling, with_rows=with_rows, longest=longest)
     while not catalog.view(look.go_on):
-        pass
+        time.sleep(_PAUSE)
 
 
 class _Look:

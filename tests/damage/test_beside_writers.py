@@ -75,6 +75,12 @@ def a_writer_between_rows(monkeypatch: pytest.MonkeyPatch, every: int, write: An
         yield turns
 
 
+def a_transaction_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `look(root, 0.0)`: more of them than are ever taken."""
+    monkeypatch.setattr(inspection, "_ROWS_A_STRETCH", 1)
+    monkeypatch.setattr(inspection, "_PAUSE", 0)
+
+
 def put_one_key(wire: Wire, root: str) -> None:
     with memstore.open(root) as store:
         while True:
@@ -107,9 +113,9 @@ def change_all_kinds(wire: Wire, root: str) -> None:
 
 
 def test_no_change_is_taken_for_damage(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in rows that name each other, nor in sums: with a transaction a row, which is more than is ever taken."""
+    """Neither in rows that name each other, nor in sums."""
     make(scratch, files=200)
-    monkeypatch.setattr(inspection, "_ROWS_A_STRETCH", 1)
+    a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store, a_writer_between_rows(monkeypatch, 5, change_all_kinds, scratch) as turns:
         assert look(engine_of(store), 0.0).damage == []
         assert turns[0] > KEYS // 5
@@ -117,7 +123,7 @@ def test_no_change_is_taken_for_damage(scratch: str, monkeypatch: pytest.MonkeyP
 
 def test_rows_that_contradict_each_other_are_found(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make(scratch, files=300)
-    monkeypatch.setattr(inspection, "_ROWS_A_STRETCH", 1)
+    a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store:
         root = engine_of(store)
         record, row = segment_of(root, b"file 00250")  # nothing that the writer touches
@@ -137,7 +143,7 @@ def test_rows_that_contradict_each_other_are_found(scratch: str, monkeypatch: py
 
 def test_counters_that_would_repeat_are_found(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make(scratch)
-    monkeypatch.setattr(inspection, "_ROWS_A_STRETCH", 1)
+    a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store:
         root = engine_of(store)
 
@@ -163,7 +169,7 @@ def segment_of(root: Root, key: bytes) -> Any:
 def test_sums_are_compared_in_many_transactions_of_one_moment(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody writes: all is found that one transaction for the whole walk would find."""
     make(scratch)
-    monkeypatch.setattr(inspection, "_ROWS_A_STRETCH", 1)
+    a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store:
         root = engine_of(store)
 
@@ -196,7 +202,7 @@ def test_verify_beside_busy_writers(scratch: str) -> None:
             for writer in writers:
                 writer.send()
                 assert writer.receive() > 100  # puts: it was busy
-        assert store.stats().catalog_bytes <= before + STEP
+        assert store.stats().catalog_bytes <= before + 3 * STEP  # a look that is interrupted keeps what it then reads
 
 
 def put_until_told(wire: Wire, number: int, root: str) -> int:
