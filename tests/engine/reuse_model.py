@@ -1,34 +1,43 @@
-"""A model of how segment files are reused: one key, a few files, and processes that may be killed at each step.
+"""A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
 Its steps are those of `claim.py` (claim, fill, abandon), `publish.py` (commit), `sweep.py`, `lookup.py` (get),
 `recovery.py` and `leases.py`, and are named after the functions there. What the kernel does for a process that dies is
 done: its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as
 atomic.
 
-    PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create | fill | seal
+    PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note, mark_retired, ring
+            abandon, if a call failed | remove_file, commit | unlock the mutex | free_blocks
+                     after a lost race | erase_put_id, write_state, commit | unlock the mutex | close
     GET     read the record, open, lock_shared, compare, map_file; after two misfits all of it under the mutex
-    SWEEP   lock, unlink, commit | _look_again: from held back to retired
+    SWEEP   lock, erase_put_id, unlink, commit | unlock the mutex | free_blocks | _look_again: from held back to retired
     LEASE   get, lease, let go; the receiver opens what the lease keeps
+
+A put is of one key, or of two at once. Not modelled: files that a large batch parks, several files in one hold of the
+sweep, and a recovery that fails. Puts, and gets with their leases, have modules of their own beside this one.
 
 `MUTATIONS` are faults that one could make in the code; the tests show that the model finds each.
 """
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
-from tests.engine.reuse_state import DONE, FILLING, LIVE, RETIRED, File, Row, Scene, State, Steps, with_
+from tests.engine.reuse_get import get_steps
+from tests.engine.reuse_put import put_steps
+from tests.engine.reuse_state import DONE, FILLING, LIVE, RETIRED, UNLINKED, Scene, State, Steps, with_
+
+PUTS, GETS = ("writer", "swapper", "batcher"), ("reader", "watcher", "sender", "receiver")
 
 MUTATIONS = {
     "claim without the lock": "Reuse._ask takes a file that others lock",
     "keep the put id": "Reuse._ask doesn't erase the put id",
     "compare before the lock": "map_segment reads the header before it has the lock",
-    "hold what is unlinked": "map_segment doesn't look whether the file that it locked is still there",
+    "unlink with the put id": "_unlink doesn't erase the put id",
     "no compare": "map_segment doesn't compare the put id",
     "map without the lock": "map_segment gives up the lock when it closes the file",
     "unlock after the commit": "go_live leaves the lock to be given up after the commit, in the mutex",
     "unlock after the mutex": "go_live leaves the lock to be given up when the put is over",
     "go live after the commit": "the header says live only after the catalog does",
+    "a batch for each": "the second row of a batch is filling under a batch of its own",
     "no note": "the batch is not noted in the lock page",
     "no ring": "the ring sequence is not compared after a death",
     "row before the unlink": "_unlink drops the row, and then the file",
@@ -54,286 +63,125 @@ class Model:
                 continue
             scene = Scene(state, index)
             if process.recovering:
-                yield from self._after_death(scene)
+                yield from _after_death(scene, self._broken)
             elif process.at.startswith("lock: "):
-                yield from self._mutex(scene)
+                yield from _mutex(scene)
+            elif process.role in PUTS:
+                yield from put_steps(scene, self._broken)
+            elif process.role in GETS:
+                yield from get_steps(scene, self._broken)
             else:
-                yield from getattr(self, f"_{process.role}")(scene)
+                yield from (_sweep if process.role == "sweeper" else _delete)(scene, self._broken)
             if state.kills:
                 yield from scene.killed()
         for file, leased in enumerate(state.leases):
             if leased:
                 yield "(a lease runs out)", state._replace(leases=with_(state.leases, file, 0))
 
-    # --- the mutex, and what its next owner does for a dead one -------------------------------------------------------
 
-    def _mutex(self, scene: Scene) -> Steps:
-        if any(process.owner for process in scene.state.processes):
-            return
-        at = scene.process.at.removeprefix("lock: ")
-        yield scene.step("mutex: lock", at=at, owner=True, recovering=int(scene.state.dirty))
+# --- the mutex, and what its next owner does for a dead one -----------------------------------------------------------
 
-    def _after_death(self, scene: Scene) -> Steps:
-        state = scene.state
-        if scene.process.recovering == 1:
-            files = state.files
-            for file, row in enumerate(state.rows):
-                if state.note and row and row.state == FILLING and row.batch == state.note and files[file].exists:
-                    files = with_(files, file, files[file]._replace(state=FILLING))
-            yield scene.step("after_death: headers of the noted batch", recovering=2, files=files, note=0)
-        elif scene.process.recovering == 2:
-            files = state.files
-            if state.ring != state.publications and "no ring" not in self._broken:
-                for file, row in enumerate(state.rows):
-                    if row and row.state == RETIRED and not row.held and files[file].exists:
-                        files = with_(files, file, files[file]._replace(state=RETIRED))
-            yield scene.step("after_death: ring", recovering=3, files=files, ring=state.publications)
-        else:
-            yield scene.step("after_death: done", recovering=0, dirty=False)
 
-    # --- put ----------------------------------------------------------------------------------------------------------
+def _mutex(scene: Scene) -> Steps:
+    if any(process.owner for process in scene.state.processes):
+        return
+    at = scene.process.at.removeprefix("lock: ")
+    yield scene.step("mutex: lock", at=at, owner=True, recovering=int(scene.state.dirty))
 
-    def _writer(self, scene: Scene) -> Steps:
-        """Also with `expect_version`: the role "swapper" publishes only over the version that was there first."""
-        state, process = scene.state, scene.process
-        broken, file, at = self._broken, process.file, process.at
-        if at == "start":
-            yield scene.step("put", at="lock: ask")
-        elif at == "ask":
-            yield from self._claim(scene)
-        elif at == "erase":
-            scene.may_write()
-            erased = state.files[file] if "keep the put id" in broken else state.files[file]._replace(put=0)
-            yield scene.step("claim: erase_put_id", at="claim", files=with_(state.files, file, erased))
-        elif at == "claim":
-            yield from self._commit_claim(scene)
-        elif at == "create":
-            lock = "" if "no lock on a new file" in broken else "exclusive"
-            yield scene.step("claim: _create", at="fill", owner=False, lock=lock, **scene.with_file(exists=True))
-        elif at == "fill":
-            scene.may_write()
-            yield scene.step("fill: one half", at="fill more", **scene.with_file(first=process.put))
-        elif at == "fill more":
-            scene.may_write()
-            yield scene.step("fill: the other", at="seal", **scene.with_file(second=process.put))
-        elif at == "seal":
-            scene.may_write()
-            yield scene.step("seal", at="lock: check", **scene.with_file(put=process.put, state=FILLING))
-        else:
-            yield from self._commit(scene)
 
-    _swapper = _writer
+def _after_death(scene: Scene, broken: frozenset[str]) -> Steps:
+    state, at = scene.state, scene.process.recovering
+    noted = [
+        file
+        for file, row in enumerate(state.rows)
+        if state.note and row and row.state == FILLING and row.batch == state.note and state.files[file].state == LIVE
+    ]
+    if at == 1 and noted:
+        files = with_(state.files, noted[0], state.files[noted[0]]._replace(state=FILLING))
+        yield scene.step("after_death: a header of the noted batch", files=files)
+    elif at == 1:
+        yield scene.step("after_death: clear the note", recovering=2, note=0)
+    elif at == 2 and state.ring != state.publications and scene.stale() and "no ring" not in broken:
+        yield scene.marks("after_death: mark_retired", scene.process.at)
+    elif at == 2:
+        yield scene.step("after_death: ring", recovering=3, ring=state.publications)
+    else:
+        yield scene.step("after_death: done", recovering=0, dirty=False)
 
-    def _claim(self, scene: Scene) -> Steps:
-        state = scene.state
-        refused: list[int] = []
-        for file, row in enumerate(state.rows):
-            if row is None or row.state != RETIRED or row.held:
-                continue
-            leased = state.leases[file] and "claim what is leased" not in self._broken
-            locked = scene.is_locked(file) and "claim without the lock" not in self._broken
-            if leased or locked or not state.files[file].exists:
-                refused.append(file)
-                continue
-            yield scene.step("Reuse._ask: lock", at="erase", file=file, lock="exclusive", refused=tuple(refused))
-            return
-        fresh = [file for file, row in enumerate(state.rows) if row is None and state.files[file] == File()]
-        if fresh:
-            yield scene.step("claim: a new file", at="claim", file=fresh[0], refused=tuple(refused))
-        else:
-            yield scene.step("claim: StoreFullError", **DONE._asdict())
 
-    def _commit_claim(self, scene: Scene) -> Steps:
-        state, file = scene.state, scene.process.file
-        put = state.number + 1
-        rows = with_(state.rows, file, Row(put, FILLING, batch=put))
-        for one in scene.process.refused:
-            row = rows[one]
-            assert row is not None
-            rows = with_(rows, one, row._replace(held=True))
-        is_new = not state.files[file].exists
-        changes = {"rows": rows, "number": put, "put": put, "refused": ()}
-        yield scene.step("claim: commit", at="create" if is_new else "fill", owner=is_new, **changes)
+# --- delete -----------------------------------------------------------------------------------------------------------
 
-    def _commit(self, scene: Scene) -> Steps:
-        state, process, broken = scene.state, scene.process, self._broken
-        late = "unlock after the commit" in broken, "unlock after the mutex" in broken
-        if process.at == "check":
-            if process.role == "swapper" and state.publications != 1:
-                yield scene.step("commit: VersionConflictError", at="lock: go back", owner=False)
-            else:
-                note = 0 if "no note" in broken else process.put
-                following = "unlock" if "go live after the commit" in broken else "live"
-                yield scene.step("commit: note the batch", at=following, note=note)
-        elif process.at == "live":
-            if process.lock:
-                scene.may_write()
-            following = "clear" if "go live after the commit" in broken else "unlock"
-            yield scene.step("commit: go_live", at=following, **scene.with_file(put=process.put, state=LIVE))
-        elif process.at == "unlock":
-            yield scene.step("commit: unlock", at="publish", lock=process.lock if any(late) else "")
-        elif process.at == "publish":
-            yield from self._publish(scene)
-        elif process.at == "clear":
-            yield scene.step("commit: clear the note", at="mark", note=0, lock="" if late[0] else process.lock)
-        elif process.at == "mark":
-            yield scene.step("commit: mark_retired", at="ring", files=scene.marked())
-        elif process.at == "ring":
-            yield scene.step("commit: ring", at="unlock mutex", ring=state.publications)
-        elif process.at == "unlock mutex":
-            yield scene.step("commit: unlock the mutex", at="acknowledge", owner=False)
-        elif process.at == "acknowledge":
-            yield scene.step("commit: return", **DONE._asdict(), acknowledged=state.publications)
-        else:
-            yield from self._abandon(scene)
 
-    def _publish(self, scene: Scene) -> Steps:
-        state, process = scene.state, scene.process
-        rows = scene.retired(with_(state.rows, process.file, Row(process.put, LIVE)))
-        following = "live" if "go live after the commit" in self._broken else "clear"
-        changes = {"rows": rows, "record": (process.put, process.file), "publications": state.publications + 1}
-        if "acknowledge before the commit" in self._broken:
-            changes["acknowledged"] = state.publications + 1
-            yield scene.step("commit: return", at="publish", acknowledged=state.publications + 1)
-        yield scene.step("commit: the moment of publication", at=following, **changes)
-        if state.failures:
-            failed = {"owner": False, "dirty": True, "failures": state.failures - 1}
-            yield scene.step("(the commit fails)", at="lock: go back", **failed)
+def _delete(scene: Scene, broken: frozenset[str]) -> Steps:
+    """Of the first key."""
+    state, at = scene.state, scene.process.at
+    if at == "start":
+        yield scene.step("delete", at="lock: delete")
+    elif at == "delete" and state.records[0][0]:
+        records, rows = with_(state.records, 0, (0, -1)), scene.retired(state.rows)
+        changes = {"records": records, "publications": state.publications + 1, "rows": rows}
+        yield scene.step("delete: the moment of publication", at="mark", **changes)
+        yield from scene.fails("delete: commit", at="raise")
+    elif at == "delete":
+        yield scene.step("delete: KeyNotFoundError", at="raise")
+    elif at == "raise":
+        yield scene.step("delete: unlock the mutex, to raise", **DONE._asdict())
+    elif at == "mark":
+        yield scene.marks("delete: mark_retired", "ring")
+    elif at == "ring":
+        yield scene.step("delete: ring", at="unlock mutex", ring=state.publications)
+    elif at == "unlock mutex":
+        yield scene.step("delete: unlock the mutex", at="return", owner=False)
+    else:
+        yield scene.step("delete: return", **DONE._asdict(), acknowledged=state.publications)
 
-    def _abandon(self, scene: Scene) -> Steps:
-        state, process = scene.state, scene.process
-        row = state.rows[process.file]
-        if process.at == "go back" and (row is None or row.put != process.put):
-            yield scene.step("abandon: it is swept already", **DONE._asdict())
-        elif process.at == "go back":
-            yield scene.step("abandon: go_back", at="give back", **scene.with_file(put=0, state=RETIRED))
-        elif process.at == "give back":
-            assert row is not None
-            rows = with_(state.rows, process.file, Row(row.put, RETIRED))
-            yield scene.step("abandon: commit", at="close", owner=False, rows=rows)
-        else:
-            yield scene.step("abandon: close", **DONE._asdict())
 
-    # --- delete -------------------------------------------------------------------------------------------------------
+# --- sweep and gc -----------------------------------------------------------------------------------------------------
 
-    def _deleter(self, scene: Scene) -> Steps:
-        state, process = scene.state, scene.process
-        if process.at == "start":
-            yield scene.step("delete", at="lock: delete")
-        elif process.at == "delete" and state.record[0]:
-            changes = {"record": (0, -1), "publications": state.publications + 1, "rows": scene.retired(state.rows)}
-            yield scene.step("delete: the moment of publication", at="mark", **changes)
-        elif process.at == "delete":
-            yield scene.step("delete: KeyNotFoundError", **DONE._asdict())
-        elif process.at == "mark":
-            yield scene.step("delete: mark_retired", at="ring", files=scene.marked())
-        elif process.at == "ring":
-            yield scene.step("delete: ring", at="return", owner=False, ring=state.publications)
-        else:
-            yield scene.step("delete: return", **DONE._asdict(), acknowledged=state.publications)
 
-    # --- sweep and gc -------------------------------------------------------------------------------------------------
+def _sweep(scene: Scene, broken: frozenset[str]) -> Steps:
+    state, process = scene.state, scene.process
+    drops_first = "row before the unlink" in broken
+    if process.at == "start":
+        yield scene.step("sweep", at="lock: choose")
+    elif process.at == "choose":
+        yield from _choose(scene, broken)
+    elif process.at == "erase":
+        scene.may_write()
+        yield scene.step("sweep: erase_put_id", at="drop" if drops_first else "unlink", **scene.with_file(put=0))
+    elif process.at == "unlink":
+        is_there = state.files[process.file].exists
+        changes = scene.with_file(exists=False, state=UNLINKED) if is_there else {}
+        yield scene.step("sweep: remove_file", at="unlock mutex" if drops_first else "drop", **changes)
+    elif process.at == "drop":
+        rows, leases = with_(state.rows, process.file, None), with_(state.leases, process.file, 0)
+        yield scene.step("sweep: commit", at="unlink" if drops_first else "unlock mutex", rows=rows, leases=leases)
+        yield from scene.fails("sweep: commit", at="raise")
+    elif process.at == "raise":
+        yield scene.step("sweep: unlock the mutex, to raise", **DONE._asdict())
+    elif process.at == "unlock mutex":
+        yield scene.step("sweep: unlock the mutex", at="free" if process.lock else "return", owner=False)
+    elif process.at == "free":
+        scene.may_write()
+        yield scene.step("sweep: free_blocks", at="return", **scene.with_file(first=0, second=0))
+    else:
+        yield scene.step("sweep: return", **DONE._asdict())
 
-    def _sweeper(self, scene: Scene) -> Steps:
-        state, process, broken = scene.state, scene.process, self._broken
-        if process.at == "start":
-            yield scene.step("sweep", at="lock: choose")
-        elif process.at == "choose":
-            yield scene.step("sweep: nothing to do", **DONE._asdict())
-            for file, row in enumerate(state.rows):
-                if row is None or (row.state == LIVE and "sweep by the wrong table" not in broken):
-                    continue
-                leased = state.leases[file] and "sweep what is leased" not in broken
-                locked = scene.is_locked(file) and "sweep without the lock" not in broken
-                if not leased and not locked:
-                    lock = "exclusive" if state.files[file].exists else ""
-                    yield scene.step("sweep: lock", at="unlink", file=file, lock=lock)
-                    if row.held and state.files[file].exists:
-                        again = with_(state.rows, file, row._replace(held=False))
-                        yield scene.step("sweep: _look_again", **DONE._asdict(), rows=again)
-        elif (process.at == "unlink") is ("row before the unlink" not in broken):
-            at = "drop" if process.at == "unlink" else "return"
-            yield scene.step("sweep: unlink", at=at, **scene.with_file(exists=False))
-        elif process.at in ("unlink", "drop"):
-            at = "drop" if process.at == "unlink" else "return"
-            leases = with_(state.leases, process.file, 0)
-            yield scene.step("sweep: commit", at=at, rows=with_(state.rows, process.file, None), leases=leases)
-        else:
-            yield scene.step("sweep: return", **DONE._asdict())
 
-    # --- get ----------------------------------------------------------------------------------------------------------
-
-    def _reader(self, scene: Scene) -> Steps:
-        """The role "watcher" is a reader in mode "r", which never takes the mutex; "sender" takes a lease."""
-        state, process, broken = scene.state, scene.process, self._broken
-        put, file = process.put, process.file
-        if process.at in ("start", "again", "locked"):
-            yield from self._read_record(scene)
-        elif process.at == "open":
-            if state.files[file].exists:
-                yield scene.step("get: open", at="lock" if "compare before the lock" not in broken else "compare")
-            else:
-                yield from self._misfit(scene)
-        elif process.at == "lock":
-            if any(other.file == file and other.lock == "exclusive" for other in state.processes):
-                yield from self._misfit(scene)
-            else:
-                at = "map" if {"compare before the lock", "no compare"} & broken else "compare"
-                yield scene.step("get: lock_shared", at=at, lock="shared")
-        elif process.at == "compare":
-            found = state.files[file]
-            if found.put == put and (found.exists or "hold what is unlinked" in broken):
-                yield scene.step("get: compare", at="lock" if "compare before the lock" in broken else "map")
-            else:
-                yield from self._misfit(scene)
-        elif process.at == "map":
-            lock = "" if "map without the lock" in broken else "shared"
-            at = "lock: lease" if process.role == "sender" else "hold"
-            yield scene.step("get: map_file", at=at, owner=False, lock=lock)
-        elif process.at == "hold":
-            yield scene.step("let go", **DONE._asdict())
-        else:
-            yield from self._send(scene)
-
-    _watcher = _sender = _reader
-
-    def _read_record(self, scene: Scene) -> Steps:
-        put, file = scene.state.record
-        if put:
-            yield scene.step("get: read the record", at="open", put=put, file=file)
-        else:
-            yield scene.step("get: no such key", **DONE._asdict())
-
-    def _misfit(self, scene: Scene) -> Steps:
-        process = scene.process
-        if process.owner:
-            raise Fault("a misfit under the mutex: this is damage")
-        if process.role != "watcher":
-            at = "lock: locked" if process.tries else "again"
-            yield scene.step("get: a misfit", at=at, file=-1, lock="", put=0, tries=1)
-        elif process.put == process.before:
-            raise Fault("the same misfit twice, so nobody replaced it: this is damage")
-        else:
-            yield scene.step("get: a misfit", at="again", file=-1, lock="", put=0, before=process.put)
-
-    # --- leases -------------------------------------------------------------------------------------------------------
-
-    def _send(self, scene: Scene) -> Steps:
-        state, process = scene.state, scene.process
-        row = state.rows[process.file] if process.file >= 0 else None
-        if process.at == "lease":
-            if row is not None and row.put == process.put:
-                leases = with_(state.leases, process.file, process.put)
-                yield scene.step("lease", at="sent", owner=False, leases=leases)
-            else:
-                raise Fault("the row of a version that is held is gone")
-        elif process.at == "sent":
-            yield scene.step("the sender lets go", at="receive", lock="")
-        elif process.at == "receive":
-            file = state.files[process.file]
-            if file.exists and file.put == process.put and not scene.is_written(process.file):
-                yield scene.step("the receiver maps it", at="hold", lock="shared")
-            elif state.leases[process.file] == process.put:
-                raise Fault("a version is gone before its lease")
-            else:
-                yield scene.step("the receiver: VersionGoneError", **DONE._asdict())
+def _choose(scene: Scene, broken: frozenset[str]) -> Steps:
+    state = scene.state
+    yield scene.step("sweep: nothing to do", at="unlock mutex")
+    for file, row in enumerate(state.rows):
+        if row is None or (row.state == LIVE and "sweep by the wrong table" not in broken):
+            continue
+        leased = state.leases[file] and "sweep what is leased" not in broken
+        locked = scene.is_locked(file) and "sweep without the lock" not in broken
+        if not leased and not locked:
+            is_there = state.files[file].exists
+            at = "erase" if is_there and row.state == RETIRED and "unlink with the put id" not in broken else "unlink"
+            if "row before the unlink" in broken and at == "unlink":
+                at = "drop"
+            yield scene.step("sweep: lock", at=at, file=file, lock="exclusive" if is_there else "")
+            if row.held and is_there:
+                again = with_(state.rows, file, row._replace(held=False))
+                yield scene.step("sweep: _look_again", at="unlock mutex", rows=again)

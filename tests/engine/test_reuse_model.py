@@ -5,6 +5,7 @@ And the model is worth something: each fault that one could make in the code is 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from types import ModuleType
@@ -15,12 +16,13 @@ import pytest
 from memstore.engine import claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep
 from memstore.engine.syscalls import files, mappings
 from memstore.testing.explore import Explored, Fault, explore
-from tests.engine import reuse_model
-from tests.engine.reuse_model import MUTATIONS, Model
+from tests.engine import reuse_get, reuse_model, reuse_put, reuse_state
+from tests.engine.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.reuse_state import check, is_bad_luck, is_end, start
 
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]
+MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_get, reuse_state]
 CODE = [claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
@@ -28,17 +30,29 @@ SCENES: dict[str, dict[str, Any]] = {
     "a reader always too late": {"roles": "writer writer writer reader", "files": 2, "kills": 1},
     "a reader without the mutex": {"roles": "writer writer writer watcher", "files": 2, "kills": 1},
     "overwrite and delete": {"roles": "writer reader deleter", "files": 2, "kills": 2},
+    "two deletes": {"roles": "writer deleter deleter", "files": 2, "kills": 1, "failures": 1},
     "two readers": {"roles": "writer reader reader", "files": 2, "kills": 1},
-    "a sweep meanwhile": {"roles": "writer writer sweeper reader", "files": 2, "kills": 1},
+    "a sweep and two deaths": {"roles": "writer writer sweeper reader", "files": 2, "kills": 2},
+    "a file that was held": {"roles": "writer writer sweeper reader", "files": 3, "kills": 0},
+    "two sweeps": {"roles": "writer sweeper sweeper", "files": 3, "retired": 1, "kills": 2, "failures": 1},
     "a conflict, a failed commit": {"roles": "writer swapper", "files": 3, "retired": 1, "kills": 2, "failures": 1},
+    "two failures": {"roles": "writer sweeper", "files": 3, "retired": 1, "kills": 1, "failures": 2},
     "a lease": {"roles": "writer sender sweeper", "files": 3, "kills": 1},
+    "a lease, a failed commit": {"roles": "writer sender", "files": 3, "retired": 1, "kills": 2, "failures": 1},
+    "put_many under a reader": {"roles": "batcher reader sweeper", "files": 5, "keys": 2, "retired": 1, "kills": 1},
+    "put_many and a put": {"roles": "batcher writer", "files": 5, "keys": 2, "kills": 2, "failures": 1},
+    "put_many fails": {"roles": "batcher sweeper", "files": 5, "keys": 2, "retired": 1, "kills": 2, "failures": 2},
 }
 LARGE_SCENES: dict[str, dict[str, Any]] = {
     "two of each": {"roles": "writer writer reader reader deleter", "files": 2, "kills": 1},
     "a sweep and a watcher": {"roles": "writer writer sweeper watcher deleter", "files": 2, "kills": 1},
     "a conflict under a reader": {"roles": "writer swapper sweeper reader", "files": 3, "retired": 1, "kills": 1},
+    "a sweep, room for two, two deaths": {
+        "roles": "writer writer sweeper reader", "files": 3, "retired": 1, "kills": 2,
+    },
     "a lease and two writers": {"roles": "writer writer sender sweeper", "files": 3, "kills": 1},
-}
+    "put_many, a put and a get": {"roles": "batcher writer reader", "files": 5, "keys": 2, "kills": 1},
+}  # fmt: skip
 
 FOUND_IN = {
     "claim without the lock": "overwrites under a reader",
@@ -46,18 +60,19 @@ FOUND_IN = {
     "compare before the lock": "overwrites under a reader",
     "no compare": "overwrites under a reader",
     "map without the lock": "overwrites under a reader",
-    "hold what is unlinked": "a lease",
+    "unlink with the put id": "a sweep and two deaths",
     "unlock after the commit": "a reader without the mutex",
     "unlock after the mutex": "a reader always too late",
-    "go live after the commit": "a sweep meanwhile",
+    "go live after the commit": "a sweep and two deaths",
+    "a batch for each": "put_many fails",
     "no note": "overwrite and delete",
     "no ring": "overwrite and delete",
-    "row before the unlink": "a sweep meanwhile",
-    "sweep without the lock": "a sweep meanwhile",
+    "row before the unlink": "a sweep and two deaths",
+    "sweep without the lock": "a sweep and two deaths",
     "sweep what is leased": "a lease",
     "claim what is leased": "a lease and two writers",
-    "no lock on a new file": "a sweep meanwhile",
-    "sweep by the wrong table": "a sweep meanwhile",
+    "no lock on a new file": "a sweep and two deaths",
+    "sweep by the wrong table": "a sweep and two deaths",
     "acknowledge before the commit": "overwrite and delete",
 }
 
@@ -68,14 +83,30 @@ def look(scene: str, *mutations: str) -> Explored:
     return explore(first, model.successors, check, is_end=is_end, is_bad_luck=is_bad_luck)
 
 
+whole = functools.cache(look)
+
+
 @pytest.mark.parametrize(
     "scene",
     [*SCENES, *(pytest.param(scene, marks=[FULL, pytest.mark.timeout(900)]) for scene in LARGE_SCENES)],
 )
 def test_nothing_forbidden_is_reached(scene: str) -> None:
-    found = look(scene)
+    found = whole(scene)
     print(f"{found.states:,} states, {found.steps:,} steps")
     assert found.states > 1000, "this tests nothing"
+
+
+def test_every_step_is_taken() -> None:
+    """And every actor is killed, also while it recovers, if it ever takes the mutex."""
+    source = "".join(map(inspect.getsource, MODEL))
+    steps = {*re.findall(r'(?:step|marks)\("([^"]+)"', source), *re.findall(r'yield "(\([^"]+)"', source)}
+    steps |= {f"({name} fails)" for name in re.findall(r'fails\("([^"]+)"', source)}
+    steps |= {"abandon: it is swept already", "abandon: a claim that failed"}
+    roles = {*PUTS, *GETS, "sweeper", "deleter"}
+    steps |= {f"(killed: {role})" for role in roles}
+    steps |= {f"(killed: {role} while it recovers)" for role in roles - {"watcher", "receiver"}}
+    assert len(steps) > 90
+    assert set[str]().union(*(whole(scene).names for scene in SCENES)) == steps
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
@@ -99,7 +130,10 @@ def test_the_model_speaks_of_what_the_code_has() -> None:
     assert reuse_model.__doc__ is not None
     texts = [
         *MUTATIONS.values(),
-        *re.findall(r'"((?:claim|commit|get|sweep|abandon|after_death): [^"]*|Reuse[^"]*)"', inspect.getsource(Model)),
+        *re.findall(
+            r'"((?:claim|commit|get|sweep|abandon|after_death): [^"]*|Reuse[^"]*)"',
+            "".join(map(inspect.getsource, MODEL)),
+        ),
         reuse_model.__doc__,
     ]
     named = {word for text in texts for word in re.findall(r"\b[a-z]*_[a-z_]+\b", text)}

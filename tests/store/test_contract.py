@@ -35,6 +35,10 @@ SIGNATURES = {
     "Store.items": "self",
     "Store.values": "self",
     "Store.update": "self, items",
+    "Store.verify": "self, keys=None, *, progress=None",
+    "Store.attach": "self, key, path, *, format=None, copy=False, expect_version=None, timeout=None",
+    "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, progress=None",
+    "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
     "Store.view": "self, key, *, device=None",
     "Ref.view": "self, **options",
@@ -103,10 +107,26 @@ FIELDS = {
 def test_nouns_have_their_fields(name: str) -> None:
     kind = getattr(memstore, name)
     assert list(kind.__dataclass_fields__) == FIELDS[name]
-    assert kind.__dataclass_params__.frozen and not hasattr(kind, "__dict__") or "__slots__" in vars(kind)
+    assert kind.__dataclass_params__.frozen
+    assert list(kind.__slots__) == FIELDS[name]
 
 
-@pytest.mark.parametrize("name", ["open", "iter_weights", *(name for name in SIGNATURES if name.startswith("Store."))])
+def test_a_report_is_ok_without_damage() -> None:
+    assert memstore.VerifyReport(1, 2, ()).ok
+    assert not memstore.VerifyReport(1, 2, (memstore.CorruptionError("what is wrong"),)).ok
+
+
+def test_damage_says_where_and_what() -> None:
+    import pickle
+
+    error = memstore.CorruptionError("in all words", key="k", path="/a/file", detail="what is wrong with it")
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert (one.key, one.path, one.detail, str(one)) == ("k", "/a/file", "what is wrong with it", "in all words")
+    plain = memstore.CorruptionError("what is wrong")
+    assert (plain.key, plain.path, plain.detail) == (None, None, "what is wrong")
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
 def test_public_names_are_documented(name: str) -> None:
     found = memstore
     for part in name.split("."):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import memstore
+from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, children
 
@@ -165,6 +166,34 @@ def test_get_many_is_never_starved(root: str) -> None:
                 writer.send()
                 assert writer.receive(60) > 0
         assert longest < 5.0
+
+
+def test_the_third_try_holds_the_mutex(root: str) -> None:
+    """The keys are replaced in the middle of the first try and of the second; no one can in the middle of the third."""
+    taken = list[str]()
+
+    with memstore.open(root) as store, Child(_replace_when_told, root) as writer:
+        _overwrite_all(store, 0)
+
+        def replace(number: int, name: str) -> None:
+            taken.append(name)
+            if "mutex_lock" not in taken:
+                writer.send(number)
+                writer.receive()
+
+        with faults.watching(replace, lambda *_: None, names=frozenset({"open_into", "mutex_lock"})):
+            values = store.get_many(NAMES)
+        writer.send(0)
+    assert taken == ["open_into", "open_into", "mutex_lock", *["open_into"] * len(NAMES)]
+    assert {int(value[0]) for value in values.values()} == {2}
+
+
+def _replace_when_told(wire: Wire, root: str) -> None:
+    with memstore.open(root) as store:
+        while number := wire.receive():
+            _overwrite_all(store, number)
+            store.gc()  # of what it was told to replace, the file is gone
+            wire.send()
 
 
 NAMES = [f"{number}" for number in range(20)]
