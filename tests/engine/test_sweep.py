@@ -44,6 +44,18 @@ def test_files_that_the_living_fill_hide_none_of_the_dead(root: str) -> None:
             filling.close()
 
 
+def test_puts_give_back_what_the_dead_filled(root: str) -> None:
+    """At once: this process has not looked yet; later looks are a second apart."""
+    with opened(root) as opened_root:
+        with Child(_claim_and_stay, root) as dead:
+            dead.receive()  # and is killed
+        for number in range(2):
+            put(opened_root, b"key", b"%d" % number * 5000)
+        assert len(os.listdir(f"{root}/segments")) == 2
+        with opened_root.guard:
+            assert opened_root.catalog.view(lambda transaction: transaction.counters()).filling == 0
+
+
 def test_versions_that_are_held_hide_none_that_are_not(root: str) -> None:
     with opened(root) as opened_root:
         with Child(_hold_all, root, 100) as holder:

@@ -151,6 +151,28 @@ def _fill(_: Wire, number: int, root: str) -> int:
     raise AssertionError
 
 
+def test_what_another_process_is_writing_counts(root: str) -> None:
+    with memstore.open(root, capacity=16 * MIB) as store, Child(_stop_while_filling, root) as writer:
+        assert writer.receive() == "filling"
+        assert store.stats().filling_bytes > 10 * MIB
+        with pytest.raises(memstore.StoreFullError, match=f"{store.stats().filling_bytes:,} being written"):
+            store.put("key", of_size(7 * MIB))
+        writer.send()
+        writer.receive()
+        assert (store.get("other") == 7).all() and list(store) == ["other"]
+
+
+def _stop_while_filling(wire: Wire, root: str) -> None:
+    from memstore.testing import faults
+
+    def stop() -> None:
+        wire.send("filling")
+        wire.receive()
+
+    with memstore.open(root) as store, faults.at_step(2, stop, names=frozenset({"write_at"})):
+        store.put("other", of_size(10 * MIB))
+
+
 def test_a_dead_writers_reservation_comes_back(root: str) -> None:
     with memstore.open(root, capacity=16 * MIB) as store:
         with pytest.raises(RuntimeError, match="exit code -9"):

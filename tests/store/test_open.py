@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import memstore
+from memstore.testing import faults
 from tests.children import Wire, children, in_child
 
 
@@ -252,3 +253,42 @@ def test_a_thread_that_waits_for_one_store_keeps_nobody_from_another(root: str) 
 def _get(root: str) -> object:
     with memstore.open(root, "r") as store:
         return store.get("key")
+
+
+def test_it_gives_back_what_a_killed_writer_filled(root: str) -> None:
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        in_child(_die_before_publication, root)
+    assert len(os.listdir(f"{root}/segments")) == 2
+    with memstore.open(root) as store:
+        assert [f"{root}/segments/{name}" for name in os.listdir(f"{root}/segments")] == [*store.info("key").files]
+        assert (store.get("key") == 1).all()
+
+
+def _die_before_publication(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", torch.ones(5000))
+        with faults.at_step(2, faults.die, names=frozenset({faults.COMMIT})):  # the first claims the file
+            store.put("key", torch.zeros(5000))
+
+
+def test_it_finishes_what_a_killed_writer_published(root: str) -> None:
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        in_child(_die_after_publication, root)
+    with memstore.open(root) as store:
+        opened = store._root
+        assert opened is not None
+        with opened.guard:
+            publications = opened.catalog.view(lambda transaction: transaction.counters()).publications
+        assert (opened.mutex.batch, opened.mutex.ring) == (0, publications)
+        live = [os.path.basename(path) for path in store.info("key").files]
+        for name in os.listdir(f"{root}/segments"):
+            with open(f"{root}/segments/{name}", "rb") as file:
+                assert (b" state=live " in file.read(128)) == (name in live)
+        assert not store.get("key").any()
+
+
+def _die_after_publication(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", torch.ones(5000))
+        with faults.at_step(2, faults.die, after=True, names=frozenset({faults.COMMIT})):
+            store.put("key", torch.zeros(5000))

@@ -110,6 +110,17 @@ def test_a_lease_bridges_the_time_that_nobody_holds_it(store: memstore.Store, va
     store.gc()
 
 
+def test_puts_of_its_size_leave_a_leased_file_alone(store: memstore.Store) -> None:
+    store.put("key", VALUES["segment"])
+    sent = pickle.dumps(store.ref("key"))
+    for number in range(6):
+        store.put("key", torch.full((5000,), number))
+    assert_same(VALUES["segment"], pickle.loads(sent).get())
+    for segment in _leases(store):
+        _end_lease(store, segment)
+    store.gc()
+
+
 def _get_pickled(sent: bytes) -> object:
     return pickle.loads(pickle.dumps(pickle.loads(sent).get()))
 
