@@ -111,11 +111,6 @@ def test_nouns_have_their_fields(name: str) -> None:
     assert list(kind.__slots__) == FIELDS[name]
 
 
-def test_a_report_is_ok_without_damage() -> None:
-    assert memstore.VerifyReport(1, 2, ()).ok
-    assert not memstore.VerifyReport(1, 2, (memstore.CorruptionError("what is wrong"),)).ok
-
-
 def test_damage_says_where_and_what() -> None:
     import pickle
 
