@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from memstore.engine.sweep import close_unlinked
 from memstore.engine.tables import Counters, Transaction
 from memstore.errors import CorruptionError, StoreFullError
 
+_GIVEN_BACK_A_HOLD = 16  # files: they are open until the hold is over
 CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
 
 
@@ -110,34 +112,40 @@ def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> N
 
     With `keep`, those that are allocated wholly may be used again: a lost race of compare-and-swaps costs no file.
     """
-    kept = {filling.segment for filling in fillings if keep and filling.is_whole}
+    deadline = deadline_after(CLEANUP_TIMEOUT)
+    for start in range(0, len(fillings), _GIVEN_BACK_A_HOLD):
+        unlinked: list[OwnedFile] = []
+        action = functools.partial(_abandon, root, fillings[start : start + _GIVEN_BACK_A_HOLD], unlinked, keep=keep)
+        try:
+            root.mutex.run(action, deadline)
+        finally:
+            close_unlinked(unlinked)
 
-    def is_ours(transaction: Transaction, filling: Filling) -> bool:
-        row = transaction.segment(filling.segment)
-        return row is not None and row.state == FILLING and row.put_id == filling.put_id
 
-    def forget(transaction: Transaction, ours: Sequence[Filling]) -> None:
-        for filling in ours:
-            _drop(transaction, filling.segment, keep=filling.segment in kept)
+def _abandon(root: Root, fillings: Sequence[Filling], unlinked: list[OwnedFile], *, keep: bool) -> None:
+    with root.guard:
+        ours = root.catalog.view(lambda transaction: [f for f in fillings if _is_ours(transaction, f)])
+        kept = [filling for filling in ours if keep and filling.is_whole]
+        gone = [filling for filling in ours if filling not in kept]
+        for filling in kept:
+            filling.go_back()
+        for filling in gone:  # before their rows: a row without a file is swept, a file without a row never
+            with contextlib.suppress(OSError):  # it is missing, or too many are open
+                unlinked.append(filling.open_file())
+            remove_file(filling.path, root.segments_fd)
+        if gone:
+            root.sync_unlinked()
+        if ours:
+            root.catalog.update(functools.partial(_forget, kept=kept, gone=gone), is_delete=True)
 
-    unlinked: list[OwnedFile] = []
 
-    def action() -> None:
-        with root.guard:
-            ours = root.catalog.view(lambda transaction: [f for f in fillings if is_ours(transaction, f)])
-            for filling in ours:  # before their rows: a row without a file is swept, a file without a row never
-                if filling.segment in kept:
-                    filling.go_back()
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    unlinked.append(filling.open_file())
-                remove_file(filling.path, root.segments_fd)
-            if any(filling.segment not in kept for filling in ours):
-                root.sync_unlinked()
-            if ours:
-                root.catalog.update(lambda transaction: forget(transaction, ours), is_delete=True)
+def _is_ours(transaction: Transaction, filling: Filling) -> bool:
+    row = transaction.segment(filling.segment)
+    return row is not None and row.state == FILLING and row.put_id == filling.put_id
 
-    try:
-        root.mutex.run(action, deadline_after(CLEANUP_TIMEOUT))
-    finally:
-        close_unlinked(unlinked)
+
+def _forget(transaction: Transaction, *, kept: Sequence[Filling], gone: Sequence[Filling]) -> None:
+    for filling in kept:
+        _drop(transaction, filling.segment, keep=True)
+    for filling in gone:
+        _drop(transaction, filling.segment)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from memstore.engine import folder, syscalls
 from memstore.engine.filesystem import Durability
-from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError
+from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put
 
@@ -217,7 +217,8 @@ def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(scratch: str) ->
             path = f"{scratch}/{name}"
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
         with opened(scratch) as new:
-            assert old.segments_fd == -1  # closed: the old store can't be used any more
+            with pytest.raises(StoreClosedError):
+                get(old, b"key")
             assert get(new, b"key") is None
             put(new, b"key", b"new")
         assert in_child(_read, scratch) == b"new"
