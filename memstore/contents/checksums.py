@@ -8,7 +8,8 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine.header_reader import read_objects
+from memstore.engine.header import objects_at
+from memstore.engine.header_reader import leading_base64, read_objects
 from memstore.engine.record import Record
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError
@@ -45,7 +46,16 @@ def compare(
 
 def checked_objects(record: Record, header: bytes) -> bytes:
     """The objects of a value that has too many for its record."""
-    objects = read_objects(header)
+    return _checked(record, read_objects(header))
+
+
+def placed_objects(record: Record, key: str, store: str, content: memoryview) -> bytes:
+    """The same from a file whose header may be damaged elsewhere: they are found by their place."""
+    at = objects_at(key, store, len(record.checksums or b""))
+    return _checked(record, leading_base64(bytes(content[at : record.start])))
+
+
+def _checked(record: Record, objects: bytes) -> bytes:
     if xxhash.xxh3_64_digest(objects) != record.objects_checksum:
         detail = "the objects in the header don't fit their checksum"
         raise CorruptionError(detail, detail=detail)

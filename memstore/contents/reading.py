@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memstore import structure
-from memstore.contents.checksums import checked_objects, compare
+from memstore.contents.checksums import checked_objects, compare, placed_objects
 from memstore.engine.header import HEAD_SIZE, Header, belongs
 from memstore.engine.header_reader import names_put
 from memstore.engine.lookup import Held, files_of
@@ -143,7 +143,7 @@ def header_of(store: str, key: str, record: Record, content: memoryview) -> byte
     compare(record, plan, memory)
     objects = record.objects
     if record.objects_checksum is not None:
-        objects = checked_objects(record, bytes(content[8 : record.start]))
+        objects = placed_objects(record, key, store, content)
     header = Header(key, store, plan.description, objects, plan.header, checksums=len(record.checksums or b""))
     slack = record.size - record.start - record.nbytes
     if header.nbytes != record.start or slack < 0:

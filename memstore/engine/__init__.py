@@ -4,7 +4,7 @@ opening, root, registry       a store folder, opened; what a fork does to it
 folder, filesystem            what may be a store, its settings and its files
 claim, publish                put and delete: their protocols; lookup: that of get
 reuse, sweep                  retired segments: used again, or given back; leases: kept meanwhile
-recovery                      what the living do for the dead
+recovery, age                 what the living do for the dead; is the catalog as new as its files?
 segment, spares               the file of one put, and how it is filled; layout: where its tensors lie
 header, header_reader         what that file says of itself
 mapping, placing, adopted     files in memory, those of others too

@@ -88,6 +88,13 @@ class Catalog:
         last_page = max(metas, key=lambda meta: meta[4])[3]
         if (last_page + 1) * page_size > size:
             raise _damaged(path, f"{size:,} bytes, but it names page {last_page:,}: it was truncated")
+        states = tuple(int(meta[4]) for meta in metas)
+        if self._writable and not _follow(states):  # others look without the mutex: pages of two moments, maybe
+            raise _damaged(
+                path,
+                f"it starts with states {states}, which don't follow one another, so one may be older than it says: "
+                "close the store everywhere, and run memstore.repair",
+            )
 
     def _allocate_lock_file(self) -> None:
         path = f"{self._folder}/lock.mdb"
@@ -306,6 +313,24 @@ class Catalog:
     @property
     def nbytes(self) -> int:
         return os.stat(f"{self._folder}/data.mdb").st_size + os.stat(f"{self._folder}/lock.mdb").st_size
+
+
+def has_gone_back(folder: str) -> bool:
+    """Whether LMDB may take another state of the catalog than the newest, though both can be read. Nobody uses it."""
+    try:
+        with open(f"{folder}/data.mdb", "rb") as file:
+            head = file.read(_META_AT + _META.size)
+            file.seek(_META.unpack_from(head, _META_AT)[2])
+            other = file.read(_META_AT + _META.size)
+        return not _follow(tuple(int(_META.unpack_from(page, _META_AT)[4]) for page in (head, other)))
+    except (OSError, ValueError, struct.error):  # whoever reads it will say it
+        return False
+
+
+def _follow(states: tuple[int, ...]) -> bool:
+    """Each commit writes the page that the one before left alone, by its number's last bit. A new file has two 0."""
+    newest = max(states)
+    return len(states) == 2 and (newest == 0 or (states[newest % 2], states[1 - newest % 2]) == (newest, newest - 1))
 
 
 def _damaged(path: str, detail: str) -> CorruptionError:

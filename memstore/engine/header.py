@@ -22,7 +22,7 @@ import xxhash
 
 from memstore.engine import syscalls
 from memstore.engine.layout import SLACK
-from memstore.engine.record import FILLING, STATE_NAMES
+from memstore.engine.record import FILLING, LIVE, STATE_NAMES
 from memstore.errors import UnsupportedValueError
 
 HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
@@ -32,6 +32,7 @@ START = b'{"__metadata__":{"memstore":"'
 SLOTS_OFFSET = 8 + len(START)
 _SLACK_ROOM = 128  # bytes: the longest entry for the slack, and what closes the header
 DIGEST_SIZE = 16  # hexadecimal digits of xxh3-64
+_OBJECTS = b'","objects":"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,17 @@ def store_mark(store: str) -> str:
     return f'","store":{json.dumps(store)}'
 
 
-def belongs(head: bytes, put_id: int, store: str) -> bool:
-    """Whether a file that starts with `head` (HEAD_SIZE bytes) holds that put of that store."""
-    return head.startswith(b"%sput=%016x" % (START, put_id), 8) and head.startswith(_encoded_mark(store), STORE_AT)
+_PUT = START + b"put=%016x"
+_LIVE_PUT = _PUT + b" state=" + state_word(LIVE)
+
+
+def belongs(head: bytes, put_id: int, store: str, *, live: bool = False) -> bool:
+    """Whether a file that starts with `head` (HEAD_SIZE bytes) holds that put of that store, and it is not replaced.
+
+    Only with `live` must it say so: a put is replaced in the catalog before it is in the file's header.
+    """
+    put = (_LIVE_PUT if live else _PUT) % put_id
+    return head.startswith(put, 8) and head.startswith(_encoded_mark(store), STORE_AT)
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,7 +122,7 @@ class Header:
         text = b"".join(
             (
                 *(START, b" " * SLOTS_SIZE, mark, b" " * DIGEST_SIZE, named, b" " * (-(-checksums // 3) * 4)),
-                *(b'","objects":"', base64.b64encode(objects), tail(description, entries)),
+                *(_OBJECTS, base64.b64encode(objects), tail(description, entries)),
             )
         )
         self._digest_at = STORE_AT + len(mark)
@@ -137,6 +146,12 @@ class Header:
         content[end : end + _SLACK_ROOM] = last.ljust(_SLACK_ROOM)
         content[self._digest_at : self._digest_at + DIGEST_SIZE] = digest_of(content, self._digest_at)
         return content
+
+
+def objects_at(key: str, store: str, checksums: int) -> int:
+    """Where the base64 of the objects starts in the file of such a put, with `checksums` bytes of these."""
+    header = Header(key, store, b"", b"", b"", checksums=checksums)
+    return header._checksums_at + -(-checksums // 3) * 4 + len(_OBJECTS)  # pyright: ignore[reportPrivateUsage]
 
 
 def digest_of(header: bytes | bytearray | memoryview, at: int) -> bytes:

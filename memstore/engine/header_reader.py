@@ -6,6 +6,7 @@ It may be damaged, or anybody's work. That a file holds a record's put, a get te
 from __future__ import annotations
 
 import base64
+import re
 import string
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ _ITEM_SIZES = {  # the names tell: F64, BF16, F8_E4M3, and BOOL
     code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in SAFETENSORS_DTYPES.values()
 }
 _LARGEST_HEADER = HEADER_LIMIT + 2 * syscalls.PAGE  # with the slack's entry and the spaces
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _LARGEST_NUMBER = 1 << 62  # of versions and put ids: a repair counts on from them
 
 
@@ -152,6 +154,16 @@ def _read_slots(text: bytes) -> Slots:
     return slots
 
 
+def read_slots(head: bytes, store: str) -> Slots | None:
+    """The slots of a file of that store that starts with `head` (HEAD_SIZE bytes); None if they aren't whole."""
+    if not head.startswith(START, 8) or not head.startswith(store_mark(store).encode(), STORE_AT):
+        return None
+    try:
+        return _read_slots(head[SLOTS_OFFSET:STORE_AT])
+    except (ValueError, UnicodeError):
+        return None
+
+
 def names_put(head: bytes, put_id: int, version: int) -> bool:
     """Whether the slots of a damaged header (HEAD_SIZE bytes of it) are whole, and those of a published put."""
     try:
@@ -205,3 +217,9 @@ def read_objects(header: bytes) -> bytes:
         return base64.b64decode(_read_objects(header).metadata.objects, validate=True)
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
         raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+
+
+def leading_base64(text: bytes) -> bytes:
+    """What the base64 that `text` starts with says. It ends where it can't go on: what closes it may be damaged."""
+    match = _BASE64.match(text)
+    return base64.b64decode(match[0]) if match else b""

@@ -2,9 +2,9 @@
 
 1. Read the record; no transaction outlives the call. Inline values are done.
 2. Open the segment, lock it shared without waiting, **then** compare the put id in its header with the record's. A
-   refused lock, a missing file or another id: it was replaced since. Start again once, then do the same under the
-   store's mutex, where nobody can replace it: progress is certain, and a misfit is damage. Files of others are
-   compared with what the record says of them (adopted.py) instead of being locked.
+   refused lock, a missing file, another id, or a state that isn't live: it was replaced since. Start again once, then
+   do the same under the store's mutex, where nobody can replace it: progress is certain, and a misfit is damage. Files
+   of others are compared with what the record says of them (adopted.py) instead of being locked.
 3. Check the size, map privately, close the file: the mapping keeps the lock (where it doesn't, the file stays open
    beside it). A reader that dies owes nothing.
 
@@ -71,7 +71,7 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
                 held.append((record, None, 0))
             else:
                 try:
-                    mapped = map_record(root, key, record)
+                    mapped = map_record(root, key, record, live=True)
                 except CorruptionError:
                     if record.adopted is None:
                         raise
@@ -82,14 +82,17 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
     return held, None
 
 
-def map_record(root: Root, key: bytes, record: Record) -> tuple[Mapping | None, int] | None:
-    """Maps what a record names; None if its segment holds another put by now. Call it under the guard."""
+def map_record(root: Root, key: bytes, record: Record, *, live: bool = False) -> tuple[Mapping | None, int] | None:
+    """Maps what a record names; None if its segment holds another put by now. Call it under the guard.
+
+    With `live`, also None if it was replaced: a reference to a version doesn't mind.
+    """
     try:
         if record.adopted is not None:
             return map_sources(read_sources(record.adopted)), 0
         path = segment_path(root.segments, record.segment)
         return map_segment(
-            path, record, store=root.settings.store, dir_fd=root.segments_fd, keep_open=root.locks_need_files
+            path, record, store=root.settings.store, dir_fd=root.segments_fd, live=live, keep_open=root.locks_need_files
         )
     except CorruptionError as error:
         name = key.decode()
@@ -103,7 +106,10 @@ def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
         except CorruptionError as error:
             return error
     name, path = key.decode(), segment_path(root.segments, record.segment)
-    detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x} of this store"
+    detail = (
+        f"the file is missing, is locked by somebody else, is not that of put {record.put_id:#x} of this store, or "
+        "says that it was replaced: unless it is locked, run memstore.repair"
+    )
     if not root.is_in_place():
         detail = "the store's folder was removed or replaced while it was open: open it again"
     return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from memstore.engine import folder, recovery, registry, syscalls
+from memstore.engine.age import LOOKED_AT, check_headers, check_publications
 from memstore.engine.catalog import Catalog
 from memstore.engine.filesystem import TMPFS, Durability, check_filesystem, mappings_keep_locks
 from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
@@ -76,9 +77,8 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
     if root.lock is not None and mode != "r":
         with _closed_on_error(root):
             if is_new:
-                root.lock.run(
-                    lambda: None, deadline
-                )  # recovers, if the last owner died: its commits are seen from here
+                # It recovers first, if the last owner died: its commits are seen from here.
+                root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
                 _sweep(root, deadline)
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)
@@ -180,6 +180,8 @@ def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, m
             where = f"{path}/{CATALOG}"
             detail = f"the catalog belongs to store {found}, memstore.json to {settings.store}: restore one copy"
             raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
+        with root.guard:
+            check_publications(root)
     return root
 
 

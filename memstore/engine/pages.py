@@ -89,6 +89,8 @@ class LockPage(_Page):
         if tuple(written) != identity:
             if not syscalls.lock_exclusive(fd):
                 raise self._in_use(tuple(written[:-1]) == identity[:-1])
+            if written[0] != _MAGIC:
+                self._state[_RING] = 0  # it was no page of ours, or is damaged: what it says means nothing
             written[0] = 0
             syscalls.mutex_create(self.address)
             self._state[_BATCH] = 0
@@ -183,9 +185,25 @@ class LockPage(_Page):
 
 def noted_batch(page: bytes) -> int:
     """The batch that the content of a lock page notes as being published; 0 if none, or if it is damaged."""
+    return _noted(page, _BATCH)
+
+
+def noted_ring(page: bytes) -> int:
+    """`LockPage.ring` by the content of a lock page; 0 if it is damaged."""
+    return _noted(page, _RING)
+
+
+def _noted(page: bytes, word: int) -> int:
     if len(page) != syscalls.PAGE or page[_IDENTITY_AT:][:8] != _MAGIC.to_bytes(8, sys.byteorder):
         return 0
-    return int.from_bytes(page[_STATE_AT + 8 * _BATCH :][:8], sys.byteorder)
+    return int.from_bytes(page[_STATE_AT + 8 * word :][:8], sys.byteorder)
+
+
+def publications_rung(path: str) -> int:
+    """`LockPage.ring` for who may read the page only."""
+    page = _Page(path, writable=False)
+    (magic,) = syscalls.long_words(page.address + _IDENTITY_AT, 1)
+    return syscalls.long_words(page.address + _STATE_AT, 3)[_RING] if magic == _MAGIC else 0
 
 
 class Doorbell(_Page):

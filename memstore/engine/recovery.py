@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from memstore.engine.age import ALL, check_headers, compare_publications
 from memstore.engine.header import write_state
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.record import FILLING, RETIRED
@@ -28,17 +29,21 @@ _MOST = 1 << 20  # rows
 def after_death(root: Root) -> None:
     """Runs before anything else of the mutex's next owner, when the last one died or raised in the middle.
 
+    0. A catalog that has gone back in time is refused, before anything is taken for a dead writer's.
     1. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
        headers go back to filling. (What it did commit is live, and its headers say so.)
     2. The ring sequence behind the catalog's publications: it committed, and maybe did nothing more. Headers of what
        it replaced are marked retired, and all waiters are woken.
     """
     page = root.mutex
+    if page.is_new:  # it may have been written before the catalog was
+        check_headers(root, ALL)
 
     def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
         if page.is_new:  # leases tell time by the clock of another boot
             transaction.clear("leases")
         counters = transaction.counters()
+        compare_publications(root, page.ring, counters)
         behind = page.ring != counters.publications
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         return transaction.numbers("filling", _MOST), retired, counters

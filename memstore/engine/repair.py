@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 
 from memstore.engine import folder, syscalls
 from memstore.engine.catalog import Catalog
@@ -29,7 +30,7 @@ from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, 
 from memstore.engine.header import Slots, write_slots
 from memstore.engine.holders import lock_holders
 from memstore.engine.lockfile import LockFile, OwnedFile
-from memstore.engine.pages import deadline_after, noted_batch
+from memstore.engine.pages import deadline_after, noted_batch, noted_ring
 from memstore.engine.record import LIVE, Record, SegmentRow
 from memstore.engine.registry import close_abandoned
 from memstore.engine.salvage import read_catalog, read_segments
@@ -38,7 +39,10 @@ from memstore.engine.triage import Choice, Mend
 from memstore.errors import NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport
 
+log = logging.getLogger("memstore")
+
 DAMAGED = ".damaged"
+_NAMED = 8  # keys at most, in a warning
 _ROWS_A_COMMIT = 4096
 
 
@@ -63,8 +67,10 @@ def repair(path: str, mend: Mend, timeout: float, progress: Progress | None) -> 
         with _alone(path, settings, deadline) as lock_fd:
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
             files = {file.segment: file for file in read_segments(f"{path}/{SEGMENTS}", progress)}
-            choice = Choice(old, files, settings.store, noted_batch(syscalls.read_at(lock_fd, syscalls.PAGE, 0)), mend)
+            page = syscalls.read_at(lock_fd, syscalls.PAGE, 0)
+            choice = Choice(old, files, settings.store, noted_batch(page), noted_ring(page), mend)
             _apply(path, settings, choice)
+            _warn(path, settings, choice)
             swept = _sweep(choice)
             if settings.durable:
                 syscalls.sync_folder(f"{path}/{SEGMENTS}")
@@ -203,6 +209,37 @@ def _check_doorbell(path: str, settings: Settings) -> None:
             syscalls.truncate(fd, syscalls.PAGE)
     finally:
         syscalls.close(fd)
+
+
+def _warn(path: str, settings: Settings, choice: Choice) -> None:
+    """Of what nobody can know, and so no report can name: what is lost or old, or was deleted and may be back."""
+    old = choice.old
+    if old.is_sound:
+        return
+    inline = [key for key, record in choice.entries.items() if not record.segment]
+    if old.is_older and inline:
+        log.warning(
+            "%s: the catalog is older than what lay beside it: %d values that lie in it may be older than what was "
+            "put last, and keys may be back that were deleted since: %s",
+            *(path, len(inline), _some(inline)),
+        )
+    if settings.inline_limit:
+        log.warning(
+            "%s: the catalog was not whole: values of up to %d bytes lie in it alone. %d are there; others may be "
+            "lost, and nobody can say which",
+            *(path, settings.inline_limit, len(inline)),
+        )
+    if choice.from_headers:
+        log.warning(
+            "%s: %d keys are back by what their files say. One whose delete was cut off by a kill may be among them: "
+            "%s",
+            *(path, len(choice.from_headers), _some(choice.from_headers)),
+        )
+
+
+def _some(keys: Collection[bytes]) -> str:
+    more = len(keys) - _NAMED
+    return ", ".join(map(repr, _names(keys)[:_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _names(keys: Iterable[bytes]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from memstore.engine import syscalls
+from memstore.engine.catalog import has_gone_back
 from memstore.engine.header import HEAD_SIZE
 from memstore.engine.header_reader import Found, header_size, read_header
 from memstore.engine.lockfile import OwnedFile
@@ -35,10 +36,12 @@ class OldCatalog:
 
     Attributes:
         is_sound: all rows are there and fit one another, so that what isn't there never was.
+        is_older: what is there may be all of an earlier moment: whole, and not the truth.
         damaged: keys whose records are damaged.
     """
 
     is_sound: bool = False
+    is_older: bool = False
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     rows: dict[int, SegmentRow] = field(default_factory=dict[int, SegmentRow])
     damaged: set[bytes] = field(default_factory=set[bytes])
@@ -65,7 +68,8 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
     if found.refused:  # to go on would throw away what nobody has looked at
         raise ResourceLimitError(f"{folder}: nothing was changed: {found.refused}", code=errno.EAGAIN)
     old.damaged = {one.key for one in found.damage if one.is_record and one.key is not None}
-    old.is_sound = found.is_sound and owners == [store.encode()]
+    old.is_older = has_gone_back(folder)
+    old.is_sound = found.is_sound and owners == [store.encode()] and not old.is_older
     return OldCatalog() if owners and not _is_nearly(owners[0], store.encode()) else old
 
 

@@ -189,14 +189,14 @@ class Filling:
 
 
 def map_segment(
-    path: str, record: Record, *, store: str, dir_fd: int | None = None, keep_open: bool = False
+    path: str, record: Record, *, store: str, dir_fd: int | None = None, live: bool = False, keep_open: bool = False
 ) -> tuple[Mapping, int] | None:
     """Locks, checks and maps the segment that a record names. Returns the mapping and where in it the data starts.
 
-    With `keep_open`, the file stays open as long as it is mapped; see `filesystem.mappings_keep_locks`.
-
-    None if it was replaced since the record was read: another's lock, no file, another put id. Raises CorruptionError
-    if the file isn't as long as record and header say: mapping it would be a SIGBUS waiting for its reader.
+    None if it was replaced since the record was read: another's lock, no file, another put id; with `live`, also if its
+    header says so. Raises CorruptionError if the file isn't as long as record and header say: mapping it would be a
+    SIGBUS waiting for its reader. With `keep_open`, the file stays open as long as it is mapped; see
+    `filesystem.mappings_keep_locks`.
     """
     fds: list[int] = []
     closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # with a lock on it, a file that stays open bars the sweep
@@ -206,7 +206,7 @@ def map_segment(
         if not syscalls.lock_shared(fd):
             return None
         head = syscalls.read_at(fd, HEAD_SIZE, 0)  # after the lock: before it, it may be a writer's
-        if not belongs(head, record.put_id, store):
+        if not belongs(head, record.put_id, store, live=live):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
         size = syscalls.size_of(fd)

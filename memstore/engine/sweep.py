@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from memstore.engine import syscalls
+from memstore.engine.age import check_header
 from memstore.engine.header import erase_put_id
 from memstore.engine.leases import boot_clock, is_leased
 from memstore.engine.lockfile import LockFile, OwnedFile
@@ -150,7 +151,7 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
     before = msgspec.structs.astuple(counters)
     rotate = transaction.count("held") > len(chosen.held)  # else the next look sees them all again
     for row in chosen.surplus:
-        if not _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
+        if not _unlink(root, transaction, counters, row.segment, RETIRED, unlinked, now):
             set_aside(transaction, counters, row)
             continue
         transaction.delete_retired(row.size, row.sequence)
@@ -163,7 +164,7 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
         root.looked_at_held = 0.0
     for segment in chosen.dead:
         found = transaction.segment(segment)
-        if _unlink(root, transaction, segment, FILLING, unlinked, now):
+        if _unlink(root, transaction, counters, segment, FILLING, unlinked, now):
             transaction.delete_number("filling", segment)
             size = found.nbytes if found else 0
             counters.filling -= size
@@ -193,7 +194,7 @@ def _look_again(
     found = transaction.segment(row.segment)
     size = found.nbytes if found else 0
     if keep == 0 or not _is_usable(root, row.segment, size):
-        if _unlink(root, transaction, row.segment, RETIRED, unlinked, now):
+        if _unlink(root, transaction, counters, row.segment, RETIRED, unlinked, now):
             transaction.delete_number("held", row.sequence)
             counters.held -= size
             return size
@@ -219,7 +220,15 @@ def _is_usable(root: Root, segment: int, size: int) -> bool:
     return size > 0 and found.st_size == size
 
 
-def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unlinked: list[LockFile], now: int) -> bool:
+def _unlink(
+    root: Root,
+    transaction: Transaction,
+    counters: Counters,
+    segment: int,
+    state: int,
+    unlinked: list[LockFile],
+    now: int,
+) -> bool:
     """Unlinks a file that nobody locks or leases, and drops its row. A missing file is done; so is a missing row."""
     row = transaction.segment(segment)
     if row is not None:
@@ -234,6 +243,7 @@ def _unlink(root: Root, transaction: Transaction, segment: int, state: int, unli
         else:
             if file is None:
                 return False
+            check_header(root, file.fd, segment, row.put_id, counters)
             unlinked.append(file)
             if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
                 erase_put_id(file.fd)

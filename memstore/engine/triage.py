@@ -1,9 +1,11 @@
 """Triage: which entries a repaired store is to hold, and what becomes of each of its files.
 
-A sound catalog is the truth, but for files that say live with a version beyond all that it knows: it is older than they
-are then. Of a damaged one, each row that fits its checksum counts, and files that say live stand for keys whose rows
-are gone, the highest version of each. What a killed writer, or a crash of the host, left half published doesn't count,
-unless a row confirms it.
+A sound catalog is the truth. Of a damaged one, each row that fits its checksum counts, and files that say live stand
+for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of the host, left half
+published doesn't count, unless a row confirms it.
+
+A catalog that is whole, and older than its files (see `age.py`), counts as a damaged one; and what a file says was
+replaced or deleted, that was.
 """
 
 from __future__ import annotations
@@ -35,47 +37,56 @@ class Choice:
 
     Attributes:
         noted: the batch that was being published when the store was last used, or 0.
+        rung: how many publications the lock page has counted.
         entries: what the new catalog is made of.
         mended: by segment, headers made of records.
         cut_off: batches that were being published and got no further.
+        from_headers: keys whose entries are made of a header alone.
     """
 
     old: OldCatalog
     files: dict[int, SegmentFile]
     store: str
     noted: int
+    rung: int
     mend: Mend
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
     cut_off: set[int] = field(default_factory=set[int])
+    from_headers: set[bytes] = field(default_factory=set[bytes])
 
     def __post_init__(self) -> None:
+        if self.noted:
+            self.cut_off.add(self.noted)
+        if self.rung <= self.old.counters.publications:  # else what it calls unfinished may be finished since
+            self.cut_off |= self._unfinished()
+        if self._is_older():
+            self.old.is_older, self.old.is_sound = True, False
         by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
         for key, record in self.old.records.items():
             kept = self._keep(key, record, by_put) if record.segment else record
             if kept is not None:
                 self.entries[key] = kept
-        self.cut_off = ({self.noted} if self.noted else set()) | self._unfinished()
         for file in self._ours():
             self._consider(file)
 
-    def _ours(self) -> list[SegmentFile]:
-        """Those with a header of this store."""
-        return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
+    def _is_older(self) -> bool:
+        """Whether something is newer than all that the catalog knows; of one that is gone nobody can say."""
+        old = self.old
+        if not old.is_sound and not old.counters.publications:
+            return False
+        if self.rung > old.counters.publications:
+            return True
+        versions = [file.found.version for file in self._ours() if file.found is not None and self._is_published(file)]
+        return max(versions, default=0) > old.counters.version
 
-    def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
-        """The record, if its segment is there, under whatever name."""
-        named = self.files.get(record.segment)
-        for file in (named, by_put.get(record.put_id)):
-            if file is not None and _fits(file, key, record, self.store):
-                return _at(record, file.segment)
-        if named is None or named.size != record.size or (named.found is not None and named.found.put_id):
-            return None
-        header = _mended(named, self.store, key, record, self.mend)
-        if header is None:
-            return None
-        self.mended[named.segment] = header
-        return record
+    def _is_published(self, file: SegmentFile) -> bool:
+        """By its header, and unless it was just being published."""
+        found = file.found
+        if found is None or found.state != LIVE or not found.put_id:
+            return False
+        state = self._state(file.segment, found.put_id)
+        return state != RETIRED and (state == LIVE or found.batch not in self.cut_off)
 
     def _unfinished(self) -> set[int]:
         """Batches of files that say live, whose rows say that they are being filled.
@@ -100,17 +111,36 @@ class Choice:
         row = self.old.rows.get(segment)
         return row.state if row is not None and row.put_id == put_id else 0
 
+    def _ours(self) -> list[SegmentFile]:
+        """Those with a header of this store."""
+        return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
+
+    def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
+        """The record, if its segment is there, under whatever name."""
+        named = self.files.get(record.segment)
+        for file in (named, by_put.get(record.put_id)):
+            if file is not None and _fits(file, key, record, self.store) and not self._is_past(file):
+                return _at(record, file.segment)
+        if named is None or named.size != record.size or (named.found is not None and named.found.put_id):
+            return None
+        header = _mended(named, self.store, key, record, self.mend)
+        if header is None:
+            return None
+        self.mended[named.segment] = header
+        return record
+
+    def _is_past(self, file: SegmentFile) -> bool:
+        return self.old.is_older and file.found is not None and file.found.state == RETIRED
+
     def _consider(self, file: SegmentFile) -> None:
         """An entry by what a file says of itself."""
         found, record, key = file.found, file.record, file.key
-        if found is None or record is None or key is None or found.state != LIVE or not found.put_id:
-            return
-        state = self._state(file.segment, found.put_id)
-        if state == RETIRED or (found.batch in self.cut_off and state != LIVE):
+        if found is None or record is None or key is None or not self._is_published(file):
             return
         known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
         if found.version > max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
             self.entries[key] = record
+            self.from_headers.add(key)
 
     def lost(self) -> set[bytes]:
         """Keys that are known of, and have no entry."""
@@ -129,10 +159,10 @@ class Choice:
             file
             for file in self.files.values()
             if file.segment not in used
-            and ((file.segment in named and not self._is_older(file)) or self._is_doubtful(file))
+            and ((file.segment in named and not self._is_outdone(file)) or self._is_doubtful(file))
         ]
 
-    def _is_older(self, file: SegmentFile) -> bool:
+    def _is_outdone(self, file: SegmentFile) -> bool:
         """A newer version of its key was found."""
         found = file.found
         known = self.entries.get(found.key.encode()) if found else None
@@ -166,7 +196,7 @@ class Choice:
             version=max(old.counters.version, *versions, 0) + _FAR,
             number=max(old.counters.number, *numbers, 0) + _FAR,
             sequence=old.counters.sequence + _FAR,
-            publications=old.counters.publications + _FAR,
+            publications=max(old.counters.publications, self.rung if old.is_older else 0) + _FAR,
             live=sum(record.size for record in self.entries.values()),
             capacity=old.counters.capacity,
         )

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from memstore.engine import folder, syscalls
+from memstore.engine.age import check_publications
 from memstore.engine.header_reader import Found, read_header
 from memstore.engine.lookup import Held, hold
 from memstore.engine.pages import deadline_after
@@ -45,6 +46,11 @@ def verify(
             detail = f"it can't be looked at: {found.refused}"
         broken = CorruptionError(f"{path}: {detail}", path=path, detail=detail)
         return VerifyReport(0, 0, (broken, *damaged), ok=False)
+    try:
+        with root.guard:
+            check_publications(root)
+    except CorruptionError as error:
+        damaged.append(_told(error))
     step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, chosen))
     checked = unchecked = 0
     for key in _all_keys(root) if chosen is None else chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 
@@ -121,6 +122,38 @@ def test_a_deleted_key_stays_deleted_where_the_catalog_can_be_read(scratch: str)
     check_repaired(scratch, lost={"inline/0"})
 
 
+def test_what_nobody_can_know_is_said(scratch: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A key comes back whose delete was cut off before its file was marked, and values in the catalog are gone."""
+    make(scratch)
+    in_child_killed(delete_and_die_after_the_commit, scratch)
+    os.truncate(f"{scratch}/{CATALOG}", 0)
+    with caplog.at_level(logging.WARNING, "memstore"):
+        report = memstore.repair(scratch)
+    assert "gone" in report.recovered and report.lost == ()
+    inline, deleted = caplog.messages
+    assert "up to 1536 bytes" in inline and "nobody can say which" in inline
+    assert "cut off" in deleted and "'gone'" in deleted
+    with memstore.open(scratch) as store:
+        store.delete("gone")
+    check_repaired(scratch, lost=INLINE)
+
+
+def delete_and_die_after_the_commit(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("gone", torch.zeros(5000))
+        store.put("too", torch.zeros(5000))
+        steps = faults.record(lambda: store.delete("too"))
+        with faults.at_step(steps.index(faults.COMMIT) + 1, faults.die, after=True):
+            store.delete("gone")
+
+
+def test_a_store_that_is_whole_is_no_reason_to_warn(scratch: str, caplog: pytest.LogCaptureFixture) -> None:
+    make(scratch)
+    with caplog.at_level(logging.WARNING, "memstore"):
+        memstore.repair(scratch)
+    assert caplog.messages == []
+
+
 def flip_a_record(root: str, key: bytes, bit: int = 300) -> None:
     with memstore.open(root) as store:
         opened = engine_of(store)
@@ -161,6 +194,30 @@ def test_a_damaged_header_is_made_of_its_record(scratch: str, key: str, spoiled:
     batch = slice(103, 128 + 25)  # of one, whatever it was, and its check
     assert before[:103] == after[:103] and before[batch.stop :] == after[batch.stop :]
     check_repaired(scratch)
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("spoiled", ["the start", "the key", "what closes them", "the description", "the entries"])
+def test_objects_outlive_damage_around_them(scratch: str, spoiled: str, checksum: bool) -> None:
+    """They are in the header only. It is no JSON any more, or no text at all; but they are where they were."""
+    make(scratch, checksum=checksum)
+    path = paths(scratch)["objects"]
+    before = content_of(path)
+    at = {
+        "the start": 8,
+        "the key": before.index(b'"key":') + 8,
+        "what closes them": before.index(b'","description"'),
+        "the description": before.index(b'"description":"') + 20,
+        "the entries": before.index(b'"data_offsets"') + 3,
+    }[spoiled]
+    if spoiled == "the start" and not checksum:
+        at = header.STORE_AT + 3  # the slots tell the put, where the bytes have no checksums
+    for byte in (b'"', b"\xff", b"A", b"\\"):
+        overwrite(path, 0, before[: header_size(path)])
+        overwrite(path, at, byte if before[at : at + 1] != byte else b"=")
+        assert memstore.repair(scratch).lost == (), byte
+        check_repaired(scratch)
+        path = paths(scratch)["objects"]
 
 
 def test_a_damaged_header_without_checksums(scratch: str) -> None:
