@@ -74,14 +74,20 @@ def check_repaired(root: str, last: dict[str, object], caplog: pytest.LogCapture
         assert store.put("inline", 3) > 1 << 32
 
 
+@pytest.mark.parametrize("lock", ["kept", "lost"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_state_before(scratch: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The newest page of the two that start one is flipped, so that LMDB takes the other."""
+def test_the_state_before(scratch: str, name: str, lock: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The newest page of the two that start one is flipped, so that LMDB takes the other.
+
+    Where the lock page is lost as well, it is these pages alone that tell.
+    """
     last = build(f"{scratch}0", CHANGES[name])
     states = [state_of(f"{scratch}0", page) for page in (0, 1)]
     newest = states.index(max(states))
     copy(f"{scratch}0", scratch)
     flip(f"{scratch}/{CATALOG}", 8 * (newest * PAGE + STATE_AT) + max(states).bit_length() - 1)
+    if lock == "lost":
+        overwrite(f"{scratch}/lock", 0, bytes(PAGE))
     files = files_of(scratch)
     assert all(is_refused(scratch, mode) for mode in ("r+", "a", "r"))
     assert files_of(scratch) == files
