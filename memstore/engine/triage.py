@@ -58,7 +58,8 @@ class Choice:
     def __post_init__(self) -> None:
         if self.noted:
             self.cut_off.add(self.noted)
-        if self.rung <= self.old.counters.publications:  # else what it calls unfinished may be finished since
+        known = self.old.counters.publications
+        if not known or self.rung <= known:  # else what the catalog calls unfinished may be finished since
             self.cut_off |= self._unfinished()
         if self._is_older():
             self.old.is_older, self.old.is_sound = True, False
