@@ -26,6 +26,11 @@ STEPS = {"get": 5, "send": 8, "collect": 14, "verify": 20, "reopen": 34}  # abou
 DEATHS = st.sampled_from(sorted(STEPS)).flatmap(lambda name: st.tuples(st.just(name), st.integers(1, STEPS[name])))
 EXAMPLES = 3000 if os.environ.get("HYPOTHESIS_PROFILE") == "full" else 100
 HELD = 6  # values a side
+IN_FILES = {"segment", "like it", "medium", "large"}
+
+
+def has_files(machine: Model) -> bool:
+    return any(named[0] in IN_FILES for named, _ in machine.model.values())
 
 
 class StoreMachine(Model):
@@ -168,24 +173,32 @@ class StoreMachine(Model):
         self.side(side).hold(self.holds, key, self.model[key][0], by_ref)
         self.side(side).let_go(self.holds - HELD)
 
-    @precondition(lambda self: self.model)
-    @rule(side=SIDES, by=SIDES, data=st.data(), how=st.sampled_from(["value", "ref", "fork", "lease", "lease"]))
+    @precondition(has_files)
+    @rule(side=SIDES, by=SIDES, data=st.data(), how=st.sampled_from(["value", "ref", "fork"]))
     def overwrite_what_is_held(self, side: int, by: int, data: st.DataObject, how: str) -> None:
-        """With values of its own size, which would fit into its file.
-
-        A value of a process, a ref or a value of a forked child alone, or a lease alone keeps it, for steps to come.
-        """
-        key = data.draw(st.sampled_from(sorted(self.model)))
-        kind, number = self.model[key][0]
-        one = self.side(side)
-        if how == "lease":
-            self.sent.append((one.send(key), (kind, number)))
-        else:
-            self.holds += 1
-            one.hold(self.holds, key, (kind, number), how == "ref")
+        """By a value, a ref, or a forked child alone."""
+        key, one = self.one_with_a_file(data), self.side(side)
+        self.holds += 1
+        one.hold(self.holds, key, self.model[key][0], how == "ref")
         if how == "fork":
             one.fork()
             one.let_go(self.holds)
+        self.overwrite_alike(by, key)
+
+    @precondition(has_files)
+    @rule(side=SIDES, by=SIDES, data=st.data())
+    def overwrite_what_is_sent(self, side: int, by: int, data: st.DataObject) -> None:
+        """Its lease alone keeps it, until it is loaded steps later."""
+        key = self.one_with_a_file(data)
+        self.sent.append((self.side(side).send(key), self.model[key][0]))
+        self.overwrite_alike(by, key)
+
+    def one_with_a_file(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(key for key, (named, _) in self.model.items() if named[0] in IN_FILES)))
+
+    def overwrite_alike(self, by: int, key: str) -> None:
+        """With values of its own size, which would fit into its file."""
+        kind, number = self.model[key][0]
         for other in range(1, 4):
             self.put_one(self.side(by).put, key, (kind, number + 5 * other))
 
