@@ -66,29 +66,6 @@ def test_damage_is_told_with_key_and_file(scratch: str) -> None:
     assert report.checked == len(values()) - 5
 
 
-def test_every_length_of_a_file(scratch: str) -> None:
-    make(scratch)
-    path = paths(scratch)["segment/1"]
-    content = content_of(path)
-    with memstore.open(scratch) as store:
-        for size in [*range(0, len(content), 997), len(content) - 1, len(content) + 1]:
-            with open(path, "r+b") as file:
-                file.write(content)
-            os.truncate(path, size)
-            (error,) = store.verify(["segment/1"]).damaged
-            assert (error.key, error.path) == ("segment/1", path)
-
-
-@pytest.mark.parametrize("page", range(3))
-def test_blanked_pages_of_a_file(scratch: str, page: int) -> None:
-    make(scratch)
-    path = paths(scratch)["segment/1"]
-    overwrite(path, page * 4096, bytes(min(4096, os.path.getsize(path) - page * 4096)))
-    with memstore.open(scratch) as store:
-        (error,) = store.verify(["segment/1"]).damaged
-        assert (error.key, error.path) == ("segment/1", path)
-
-
 def test_exchanged_files(scratch: str) -> None:
     make(scratch)
     files = paths(scratch)

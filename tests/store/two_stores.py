@@ -5,18 +5,29 @@ Values are named by a kind and a number, and made where they are needed: what is
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
+import lmdb
 import torch
 
 import memstore
+from memstore import entries
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
+from tests.crash.blockers import sleepers
 
 Named = tuple[str, int]
+TAKE_ROOM = frozenset({faults.COMMIT, "open_into", "truncate", "allocate", "collapse", "write_at"})
+LEASE = 3600.0  # seconds: longer than any example
 
 
 def make(named: Named) -> Any:
@@ -38,6 +49,8 @@ class Side:
         self._path, self._options = path, options
         self.store = memstore.open(path, **options)
         self.held: dict[int, tuple[Any, Named]] = {}
+        self._fork: Child | None = None
+        self._waiting: tuple[ExitStack, Future[int]] | None = None
 
     def put(self, key: str, named: Named, expected: int | None = None) -> int:
         return self.store.put(key, make(named), expect_version=expected)
@@ -56,8 +69,31 @@ class Side:
 
     def dying(self, step: int, after: bool, name: str, arguments: Sequence[Any]) -> Any:
         """Does it, and dies at a step, if it comes to that."""
+        self.end_fork()  # nobody would end it then
         with faults.at_step(step, faults.die, after=after):
             return getattr(self, name)(*arguments)
+
+    def on_a_full_disk(self, step: int, lasts: bool, name: str, arguments: Sequence[Any]) -> Any:
+        """Does it while no room is left: from a step on of those that take room, or at that one only."""
+
+        def fail(number: int, what: str) -> None:
+            if number == step or (lasts and number > step):
+                if what == faults.COMMIT:
+                    raise lmdb.DiskError("injected")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with faults.watching(fail, lambda *_: None, names=TAKE_ROOM):
+            return getattr(self, name)(*arguments)
+
+    def get(self, key: str) -> None:
+        self.store.get(key)
+
+    def send(self, key: str) -> bytes:
+        """A ref, pickled: nothing but its lease keeps the version from now on."""
+        return pickle.dumps(self.store.ref(key, lease=LEASE))
+
+    def load(self, pickled: bytes, named: Named) -> None:
+        assert_same(make(named), pickle.loads(pickled).get())
 
     def hold(self, number: int, key: str, named: Named, by_ref: bool) -> None:
         if by_ref:
@@ -78,18 +114,56 @@ class Side:
             named, version = model[key]
             assert_same(make(named), value)
             assert store.version(key) == store.wait(key, timeout=0) == version
+        self.check_held()
+
+    def check_held(self) -> None:
         for value, named in self.held.values():
             assert_same(make(named), value.get() if isinstance(value, memstore.Ref) else value)
 
     def wait(self, key: str, newer_than: int) -> int:
         return self.store.wait(key, newer_than=newer_than, timeout=10.0)
 
+    def start_waiting(self, key: str, newer_than: int) -> None:
+        """In a thread, which sleeps when this returns, and which nothing but a wake ends in time."""
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(entries, "_NET", 3600.0))
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            waited = pool.submit(self.store.wait, key, newer_than=newer_than, timeout=60.0)
+            deadline = time.monotonic() + 30
+            while not sleepers(self.store):
+                assert time.monotonic() < deadline and not waited.done()
+                time.sleep(0.0001)
+            self._waiting = stack.pop_all(), waited
+
+    def end_waiting(self) -> int:
+        assert self._waiting is not None
+        (stack, waited), self._waiting = self._waiting, None
+        with stack:
+            return waited.result(20)
+
+    def fork(self) -> None:
+        """A child that holds what this process holds now, until it is asked to read it."""
+        self.end_fork()
+        self._fork = Child(_keep, self)
+
+    def read_in_the_fork(self) -> None:
+        if self._fork is not None:
+            self._fork.send()
+            self._fork.receive()
+            self.end_fork()
+
+    def end_fork(self) -> None:
+        if self._fork is not None:
+            self._fork.kill()  # before it is told that nobody listens any more
+            self._fork.__exit__()
+            self._fork = None
+
     def collect(self) -> None:
         self.store.gc()
 
     def verify(self) -> None:
-        if hasattr(self.store, "verify"):
-            assert self.store.verify().ok
+        report = self.store.verify()
+        assert report.ok, report
 
     def limit(self, spare: int | None) -> None:
         """Sets the capacity to what is taken, and so much more. None: no limit that matters."""
@@ -97,13 +171,18 @@ class Side:
         taken = stats.live_bytes + stats.reusable_bytes + stats.pinned_bytes + stats.filling_bytes
         memstore.open(self._path, capacity=1 << 50 if spare is None else taken + spare + 1).close()
 
-    def reopen(self, mode: str) -> None:
+    def reopen(self, mode: str = "r+") -> None:
         self.store.close()
         self.store = memstore.open(self._path, mode, **self._options)  # type: ignore[arg-type]
 
     def end(self) -> None:
         self.held.clear()
         self.store.close()
+
+
+def _keep(wire: Wire, side: Side) -> None:
+    wire.receive(3600)
+    side.check_held()
 
 
 class OtherSide:
