@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from memstore.testing.equality import assert_same
 from tests.format.kept import archive, unpack, values
 
 FORMATS = range(1, FORMAT + 1)
+DIGESTS = {1: "9b00443d88e82615aa3742d029c8522adabe596e982d6a99196a5772fa843621"}  # SHA-256 of the archives
 
 
 @pytest.fixture(params=FORMATS)
@@ -25,6 +27,12 @@ def kept(request: pytest.FixtureRequest, root: str) -> str:
 @pytest.mark.parametrize("number", FORMATS)
 def test_every_format_is_kept(number: int) -> None:
     assert archive(number).exists(), "python -m tests.format.kept makes it; then it is kept for ever"
+
+
+@pytest.mark.parametrize("number", FORMATS)
+def test_what_is_kept_never_changes(number: int) -> None:
+    """A store that was made again would show only that this version reads what this version writes."""
+    assert hashlib.sha256(archive(number).read_bytes()).hexdigest() == DIGESTS[number]
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
