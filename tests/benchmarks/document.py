@@ -31,14 +31,16 @@ REASONS = {
     "get, against safetensors": "a small value is a lookup in the catalog, most of it Python; a small file is three "
     "system calls.",
     "put, new key, against safetensors": "a safetensors file has no name, version or index to be published.",
+    "put, new key, against TensorDict.memmap": "see the put of 300 tensors under a new key; the ratio spreads widely.",
     "put of 300 tensors, new key": "the copy goes into new memory, which takes as long again to be had; the rest is "
     "looking at 300 tensors, and two transactions.",
     "put of 300 tensors, same key": "beside the copy, looking at 300 tensors takes a third of it, and two transactions "
     "a fifth; between two calls the benchmark reads the value, so the caches hold neither code nor catalog.",
     "overwrite of 256 MiB": "two files take turns where the memcpy has one target, and claim and commit find the "
     "caches full of the tensor.",
-    "the call": "a good third is the kernel's, as the plain mapped file shows; the rest is Python, which finds the "
-    "file, checks that it is the right one, and makes a tensor of it.",
+    "get of 256 MiB, the call": "a good third is the kernel's, as the plain mapped file shows; the rest is Python. How "
+    "cold the caches are depends on what ran before: here a get that reads all of it, to verify it.",
+    "get, the call": "a good third is the kernel's, as the plain mapped file shows; the rest is Python.",
     "view made for it": "to make a view is a get and a walk through its structure; kept, one serves all slices.",
     "beside readers": "64 processes on so few cores take turns with the writer and share its caches, and what they "
     "hold it can't use again: it writes into more files than the caches have room for.",
