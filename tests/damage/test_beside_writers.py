@@ -147,16 +147,18 @@ def test_counters_that_would_repeat_are_found(scratch: str, monkeypatch: pytest.
     with memstore.open(scratch) as store:
         root = engine_of(store)
 
-        def spoil(transaction: Any) -> None:
-            counters = transaction.counters()
-            counters.version = 1
-            transaction.put_counters(counters)
-
-        with root.guard:
-            root.catalog.update(spoil)
+        set_counters(root, version=1)
         with a_writer_between_rows(monkeypatch, 500, change_all_kinds, scratch):
             ((detail, *_),) = look(root, 0.0).damage
     assert "counters are behind" in detail
+
+
+def set_counters(root: Root, **values: int) -> None:
+    def spoil(transaction: Any) -> None:
+        transaction.put_counters(msgspec.structs.replace(transaction.counters(), **values))
+
+    with root.guard:
+        root.catalog.update(spoil)
 
 
 def segment_of(root: Root, key: bytes) -> Any:
@@ -173,14 +175,8 @@ def test_sums_are_compared_in_many_transactions_of_one_moment(scratch: str, monk
     with memstore.open(scratch) as store:
         root = engine_of(store)
 
-        def spoil(transaction: Any) -> None:
-            counters = transaction.counters()
-            counters.live += 5
-            transaction.put_counters(counters)
-
         assert look(root, 0.0).damage == []
-        with root.guard:
-            root.catalog.update(spoil)
+        set_counters(root, live=5)  # it isn't
         ((detail, *_),) = look(root, 0.0).damage
     assert "live bytes" in detail
 
