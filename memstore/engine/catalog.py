@@ -9,7 +9,10 @@ What LMDB needs to be safe here, each rule seen to be needed:
   (`readers.py`) don't count for it: a stopped process would use it up;
 - lock.mdb is allocated before the first opening: it is sparse, and a touch of it on a full tmpfs would be a SIGBUS;
 - lock.mdb is never opened by us while the environment is: closing it would drop LMDB's own locks;
-- no transaction outlives a call: an idle reader makes the map grow without end.
+- no transaction outlives a call: an idle reader makes the map grow without end;
+- its slot in the table of readers does: to take one, LMDB locks a mutex of its own, and a process that is stopped in
+  this moment keeps all others from reading, without a timeout. So a slot is taken while the store's mutex is held, when
+  the catalog is opened, and kept (decision 009).
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class Catalog:
         self._folder, self._durable, self._writable, self._locked = folder, durable, writable, locked
         self._env: Any = None
         self._tables: dict[str, Any] = {}
+        self._ended: Any = None  # the last read transaction, which has the slot that the next one takes over
+        self._keeps_slot = True
         self._closed = False
         self._page_size = syscalls.PAGE
         self._identity: tuple[int, int] | None = None
@@ -120,13 +125,14 @@ class Catalog:
                 readahead=False,
                 max_readers=MAX_READERS,
                 max_dbs=len(NAMES) + 2,
-                max_spare_txns=0,  # a child that closes its copy would free their slots, which are the parent's
+                max_spare_txns=int(self._keeps_slot),
             )
             self._page_size = self._env.stat()["psize"]  # that of the machine which made it
             self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in NAMES}
             self._check_identity(path)
             if self._writable:
-                self._env.reader_check()
+                self.forget_dead_readers()
+            self._end(self._begin())
             if self._writable and size < STEP:
                 self._allocate(STEP)
         except BaseException as error:
@@ -161,6 +167,7 @@ class Catalog:
 
     def release(self) -> None:
         """Closes the environment until the next call. A forked child must, before it does anything."""
+        self._ended = None  # first: what ends with the environment gives up its slot, which in a child is the parent's
         env, self._env = self._env, None
         if env is not None:
             env.close()
@@ -185,42 +192,56 @@ class Catalog:
     ) -> Result:
         """Calls `action` with one moment of the catalog, and the arguments."""
         handle = self._begin()
+        transaction = Transaction(handle, self._tables)
         try:
-            return action(Transaction(handle, self._tables), *arguments, **keywords)
-        except lmdb.Error as error:
-            raise _damaged(f"{self._folder}/data.mdb", str(error)) from error
-        except CorruptionError as error:
-            raise self._located(error) from None
+            return action(transaction, *arguments, **keywords)
+        except BaseException as error:
+            transaction.forget()  # who keeps the error keeps its frames, and with them the transaction's slot
+            if isinstance(error, lmdb.Error):
+                raise self._translate(error) from error
+            if isinstance(error, CorruptionError):
+                raise self._located(error) from None
+            raise
         finally:
-            handle.abort()
+            self._end(handle)
+            del handle
 
     def _begin(self) -> Any:
-        """A read transaction."""
+        """A read transaction; `_end` it. Not within another one, which has the slot."""
         for _ in range(8):
             env = self._env or self._environment()
+            self._ended = None  # only now has LMDB's binding its slot, and this very call takes it over
             try:
                 return env.begin(None, None, False, True)
             except lmdb.MapResizedError:
                 env.set_mapsize(0)
-            except lmdb.ReadersFullError:
-                if env.reader_check():
-                    continue
-                raise ResourceLimitError(
-                    f"{self._folder}: {MAX_READERS} processes read this store, and it has room for no more",
-                    code=errno.EAGAIN,
-                ) from None
+            except lmdb.BadRslotError:  # something here has opened and closed lock.mdb, as a copy of the folder does
+                self._keeps_slot = False
+                self.release()
+            except lmdb.ReadersFullError as error:
+                if not env.reader_check():  # none of them is dead
+                    raise self._translate(error) from None
         raise _damaged(f"{self._folder}/data.mdb", "its size keeps changing")
+
+    def _end(self, handle: Any) -> None:
+        """Nothing of it remains but its slot. Not even that is left to LMDB's binding, which frees it in a child."""
+        handle.abort()
+        if self._keeps_slot:
+            self._ended = handle
+
+    def forget_dead_readers(self) -> None:
+        """Their slots are free then. Under the store's mutex: where there are any, LMDB locks its table."""
+        self._environment().reader_check()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def update(self, action: Callable[[Transaction], Result], *, is_delete: bool = False) -> Result:
         """Calls `action` in a write transaction and commits it; more than once if the map had to grow."""
         for _ in range(64):
-            env = self._environment()
             try:
-                if not is_delete and self._nearly_full(env):
-                    self._grow(env)
-                handle = env.begin(None, None, True, True)
+                if not is_delete and self._nearly_full():
+                    self._grow()
+                handle = self._environment().begin(None, None, True, True)
                 try:
                     result = action(Transaction(handle, self._tables))
                     handle.commit()
@@ -232,26 +253,24 @@ class Catalog:
                         raise self._located(error) from None
                     raise
             except lmdb.MapResizedError:  # another process has grown it
-                env.set_mapsize(0)
+                self._map(0)
             except lmdb.MapFullError:
-                if not env.reader_check():  # the pages that a dead reader kept are free then: try again
-                    self._grow(env)
+                if not self._environment().reader_check():  # the pages that a dead reader kept are free: try again
+                    self._grow()
             except lmdb.Error as error:
                 raise self._translate(error) from error
         raise self._full("the catalog can't be grown fast enough for this transaction")
 
-    def _nearly_full(self, env: Any) -> bool:
-        info = env.info()
+    def _nearly_full(self) -> bool:
+        info = self._environment().info()
         pages = info["map_size"] // self._page_size
         if info["last_pgno"] < (1 - _RESERVED_FOR_DELETES) * pages:
             return False
-        with env.begin() as handle:  # pages that were freed are used again: count those in use
-            stats = [handle.stat(table) for table in self._tables.values()]
-        used = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        used = self.view(Transaction.pages)  # those that were freed are used again: count those in use
         reserve = int(2 * _RESERVED_FOR_DELETES * pages)
         if used > pages - reserve:
             return True
-        reader, room = reader_of_the_past(env), pages - info["last_pgno"] - 1
+        reader, room = reader_of_the_past(self._environment()), pages - info["last_pgno"] - 1
         if reader is None or room >= reserve:
             return False
         free = count_free(f"{self._folder}/data.mdb", self._page_size, reader.moment, reserve - room)
@@ -262,8 +281,8 @@ class Catalog:
         """Bytes that the catalog has taken beyond its first step, which count against the store's capacity."""
         return max(self._environment().info()["map_size"] - STEP, 0)
 
-    def _grow(self, env: Any) -> None:
-        size = env.info()["map_size"]
+    def _grow(self) -> None:
+        size = self._environment().info()["map_size"]
         size += max(STEP, size // 4 // STEP * STEP)
         counters = self.view(lambda transaction: transaction.counters())
         if counters.capacity and counters.allocated + size - STEP > counters.capacity:
@@ -277,7 +296,12 @@ class Catalog:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise self._full(f"no room to grow the catalog to {size:,} bytes") from None
-        env.set_mapsize(size)
+        self._map(size)
+
+    def _map(self, size: int) -> None:
+        """Maps what the file has grown to, or is to have; the readers' slot goes with the old mapping."""
+        self._environment().set_mapsize(size)
+        self._end(self._begin())
 
     def _full(self, why: str) -> StoreFullError:
         """Names the oldest reader: there may be room enough, but for the pages that it keeps."""
@@ -299,6 +323,12 @@ class Catalog:
         path = f"{self._folder}/data.mdb"
         if isinstance(error, lmdb.DiskError):
             return StoreFullError(f"{path}: {error}")
+        if isinstance(error, lmdb.ReadersFullError):
+            text = (
+                f"{self._folder}: {MAX_READERS} processes have this store open, and it has room for no more; "
+                "if many of them were killed, gc in one that lives makes room"
+            )
+            return ResourceLimitError(text, code=errno.EAGAIN)
         for code in _REFUSALS:
             if os.strerror(code) in str(error):  # LMDB's binding keeps the text only
                 if code == errno.EIO and self._is_disk_full():  # a short write is an I/O error to LMDB

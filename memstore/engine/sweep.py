@@ -68,12 +68,18 @@ def _may_look_for_dead(root: Root, counters: Counters) -> bool:
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
-    """Looks at everything once. Arguments and result as `sweep`."""
+    """Looks at everything once, and for dead readers. Arguments and result as `sweep`."""
+    root.mutex.run(lambda: _free_slots(root), deadline)
     with root.guard:
         tables = ("retired", "held", "filling")
         rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.looked_for_dead, root.last_filling = 0.0, 0
     return sweep_some(root, rows + 1, deadline, keep=keep)
+
+
+def _free_slots(root: Root) -> None:
+    with root.guard:
+        root.catalog.forget_dead_readers()
 
 
 def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:

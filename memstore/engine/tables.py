@@ -60,6 +60,10 @@ class Transaction:
     def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
         self._handle, self._tables = handle, tables
 
+    def forget(self) -> None:
+        """Lets go of LMDB's transaction."""
+        self._handle = None
+
     @property
     def moment(self) -> int:
         """The number of the transaction that was committed last."""
@@ -91,6 +95,11 @@ class Transaction:
 
     def count(self, table: str) -> int:
         return int(self._handle.stat(self._tables[table])["entries"])
+
+    def pages(self) -> int:
+        """How many of LMDB's pages are in use."""
+        stats = [self._handle.stat(table) for table in self._tables.values()]
+        return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
     def segment(self, segment: int) -> SegmentRow | None:
         key = _U64.pack(segment)

@@ -16,7 +16,7 @@ from memstore.engine.catalog import STEP, Catalog
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, Content, commit
 from memstore.engine.record import LIVE, SegmentRow
-from memstore.engine.sweep import sweep
+from memstore.engine.sweep import sweep, sweep_all
 from memstore.engine.tables import Transaction
 from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError
 from tests.children import Child, Wire, children, in_child
@@ -178,12 +178,21 @@ def test_too_many_readers_are_told_so(root: str, monkeypatch: pytest.MonkeyPatch
     limit_readers(monkeypatch, 3)
     with opened(root) as opened_root:
         put(opened_root, b"key", b"value")
-        with children(3, _stay_in_a_read, root) as readers:
+        with children(2, _stay_open, root) as readers:
             for child in readers:
                 child.receive()
-            with pytest.raises(ResourceLimitError, match="3 processes"):
-                get(opened_root, b"key")
-        assert get(opened_root, b"key") == b"value"
+            with pytest.raises(ResourceLimitError, match="3 processes have this store open"):
+                in_child(_read, root)
+            assert get(opened_root, b"key") == b"value"
+        sweep_all(opened_root, deadline_after(30))  # both were killed
+        assert in_child(_read, root) == b"value"
+
+
+def _stay_open(wire: Wire, _: int, path: str) -> None:
+    with opened(path) as root:
+        get(root, b"key")
+        wire.send("in")
+        wire.receive()
 
 
 def _stay_in_a_read(wire: Wire, _: int, path: str) -> None:
