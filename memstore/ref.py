@@ -7,10 +7,9 @@ from typing import Any
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, map_record
 from memstore.engine.mapping import Mapping
-from memstore.engine.pages import deadline_after
 from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.reference import arrive, gone, take_lease
-from memstore.engine.registry import abandon_root, close_root, reopen_root, retain_root
+from memstore.engine.registry import abandon_root, close_root, retain_root
 from memstore.engine.root import Root
 from memstore.errors import MemstoreError, VersionGoneError
 
@@ -67,8 +66,6 @@ class Ref:
     def _hold(self) -> Held | None:
         """The version, mapped anew; None if it is gone."""
         root, record = self._root, self._record
-        if root.catalog.is_released:
-            reopen_root(root, deadline_after(self._options["timeout"]))
         if not record.has_files:
             return record, None, 0
         with resource_errors(self.root, self.key), root.guard:

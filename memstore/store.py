@@ -398,7 +398,7 @@ class Store(AsMapping):
         from memstore.engine.usage import huge_page_bytes, measure
 
         root = self._opened()
-        with resource_errors(self.root):
+        with resource_errors(self.root, None, root):
             usage = asdict(measure(root))
         return StoreStats(**usage, huge_page_bytes=huge_page_bytes(root), puts=self._puts, gets=self._gets)
 
@@ -447,7 +447,9 @@ class Store(AsMapping):
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
+        root.glance()
         if root.catalog.is_released:  # in a forked child
+            root.check_in_place()  # it is opened by its path
             reopen_root(root, self._deadline(None))
         return root
 

@@ -13,7 +13,7 @@ import pytest
 from tests.children import in_child
 
 MOUNTS, PIDS = 0x20000, 0x20000000  # CLONE_NEWNS, CLONE_NEWPID
-_CLONE_NEWUSER, _MS_REC, _MS_PRIVATE = 0x10000000, 0x4000, 1 << 18
+_CLONE_NEWUSER, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x10000000, 0x1000, 0x4000, 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -64,6 +64,11 @@ def mount_tmpfs(folder: str, options: str = "") -> None:
 def mount_overlay(folder: str, lower: str, upper: str, work: str, options: str = "") -> None:
     """As containers have it: `folder` shows the files of `lower`; what is written goes to `upper`."""
     _mount("overlay", folder, "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}{options}")
+
+
+def bind_mount(folder: str, source: str) -> None:
+    """`folder` shows what is in `source`."""
+    _mount(source, folder, None, _MS_BIND)
 
 
 def unmount(folder: str) -> None:

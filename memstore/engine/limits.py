@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 from typing import TYPE_CHECKING
 
-from memstore.errors import MemstoreError, NotAStoreError, ResourceLimitError, StoreFullError
+from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
 
 if TYPE_CHECKING:
     from memstore.engine.root import Root
@@ -20,7 +19,8 @@ def is_full(error: OSError) -> bool:
 class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
 
-    With the opened root, and without its guard held, a StoreFullError says in full who takes what.
+    With the opened root, and without its guard held, a StoreFullError says in full who takes what, and a missing file
+    is a NotAStoreError if the whole store has gone.
     """
 
     __slots__ = ("_key", "_opened", "_root")
@@ -36,6 +36,8 @@ class resource_errors:
             return
         if isinstance(error, MemoryError):
             raise self._exhausted(errno.ENOMEM, "not enough memory") from error
+        if self._opened is not None and isinstance(error, FileNotFoundError):
+            self._opened.check_in_place()
         if self._opened is not None and isinstance(error, OSError) and is_full(error):
             from memstore.engine.room import explain_full  # it measures the store, and imports all that this takes
 
@@ -49,8 +51,6 @@ class resource_errors:
                 "nothing was changed",
                 key=self._key,
             ) from error
-        if isinstance(error, FileNotFoundError) and not os.path.exists(self._root):
-            raise NotAStoreError(f"{self._root} was removed while it was open: open another store") from error
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise self._exhausted(error.errno, error.strerror or "") from error
 

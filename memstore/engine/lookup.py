@@ -29,7 +29,10 @@ _RETRY_EVERY = 0.0005  # seconds, in mode "r"
 
 
 def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[Held | None]:
-    """The records of one moment, with their segments mapped; None where there is no such key."""
+    """The records of one moment, with their segments mapped; None where there is no such key.
+
+    Raises NotAStoreError if files are missing because the path names another folder by now, and CorruptionError else.
+    """
     if root.catalog.is_released:
         reopen_root(root, deadline)
     held, before = _try(root, keys)
@@ -105,13 +108,12 @@ def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
             map_record(root, key, record)
         except CorruptionError as error:
             return error
+    root.check_in_place()
     name, path = key.decode(), segment_path(root.segments, record.segment)
     detail = (
         f"the file is missing, is locked by somebody else, is not that of put {record.put_id:#x} of this store, or "
         "says that it was replaced: unless it is locked, run memstore.repair"
     )
-    if not root.is_in_place():
-        detail = "the store's folder was removed or replaced while it was open: open it again"
     return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)
 
 

@@ -13,7 +13,9 @@ Put
    state retired into the headers of what was replaced; change the doorbell and the ring sequence. A kill before the
    commit leaves headers that say live: the note tells the next owner to put them back. A kill after it leaves
    old headers live and the bell unrung: the ring sequence tells.
-5. After the mutex: wake the waiters, close the files. In another hold, if there is something to do: `sweep.py`.
+5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one
+   that was removed or moved must not be acknowledged; close the files. In another hold, if there is something to do:
+   `sweep.py`.
 
 Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. Where some of
 its values are inline, no file tells of these: the batch leaves out one version before its first, by which a repair sees
@@ -70,11 +72,15 @@ class Change:
 
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
-    """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0."""
+    """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
+
+    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
     versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
     for bell in bells:
         root.doorbell.wake(bell)
+    root.check_in_place()
     try:
         if needs_sweep(root, counters):
             sweep_some(root, max(SWEPT_A_PUT, len(retired)), deadline_after(SWEEP_WAIT))
@@ -87,6 +93,7 @@ _Applied = tuple[list[int], list[int], Counters]  # new versions; retired segmen
 
 
 def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]) -> _Applied:
+    root.glance()  # it may have waited long for the mutex; a store that was moved meanwhile stays as it was
     page = root.mutex
     with root.guard:
         applied = root.catalog.update(lambda transaction: _apply(root, transaction, changes), is_delete=not bells)

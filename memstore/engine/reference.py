@@ -14,11 +14,16 @@ from memstore.engine.record import Record
 from memstore.engine.registry import close_root
 from memstore.engine.room import where_room_is
 from memstore.engine.root import Root
-from memstore.errors import NotAStoreError, ReadOnlyError, VersionGoneError
+from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
 
 
 def take_lease(root: Root, key: str, record: Record, seconds: float, options: Mapping[str, Any]) -> None:
-    """Keeps the version for its receiver. `options`: the sender's mode and timeout."""
+    """Keeps the version for its receiver. `options`: the sender's mode and timeout.
+
+    Raises VersionGoneError where the receiver would look for the store in vain.
+    """
+    if (why := _why_not_in_place(root)) is not None:
+        raise _gone(root, key, record.version, why)
     if not record.segment:
         return
     if options["mode"] == "r":
@@ -48,7 +53,17 @@ def arrive(path: str, store: str, key: str, version: int, options: Mapping[str, 
 
 def gone(root: Root, key: str, version: int, seconds: float) -> VersionGoneError:
     """The error for a version whose segment holds another put by now."""
-    why = f"it was replaced, and this reference came after its lease of {seconds:g} s: take a longer lease"
-    if not root.is_in_place():
-        why = "the store's folder was removed or replaced: open it again"
-    return VersionGoneError(f"version {version} of {key!r} in {root.path} is gone: {why}, or get the key", key=key)
+    late = f"it was replaced, and this reference came after its lease of {seconds:g} s"
+    return _gone(root, key, version, _why_not_in_place(root) or f"{late}: take a longer lease, or get the key")
+
+
+def _gone(root: Root, key: str, version: int, why: str) -> VersionGoneError:
+    return VersionGoneError(f"version {version} of {key!r} in {root.path} is gone: {why}", key=key)
+
+
+def _why_not_in_place(root: Root) -> str | None:
+    try:
+        root.check_in_place()
+    except (MemstoreError, OSError) as error:
+        return str(error)
+    return None

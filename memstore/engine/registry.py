@@ -37,7 +37,8 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> Root | N
         root = roots.get(identity)
         if root is None:
             return None
-        if settings is None or settings.store != root.settings.store:  # emptied or replaced while it was open here
+        is_other = settings is None or settings.store != root.settings.store  # emptied or replaced while it was open
+        if is_other or not root.is_in_place():  # or moved: it does all by its old path
             del roots[identity]
             _end(root)
             return None

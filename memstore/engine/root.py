@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from dataclasses import dataclass, field
+from time import monotonic
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
@@ -15,7 +17,10 @@ from memstore.engine.folder import SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile
 from memstore.engine.pages import Doorbell, LockPage
 from memstore.engine.spares import Spares
-from memstore.errors import PermissionDeniedError, StoreClosedError
+from memstore.errors import NotAStoreError, PermissionDeniedError, StoreClosedError
+
+_IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
+_ADVICE = "open the store again, where it is now"
 
 
 @dataclass(eq=False)
@@ -36,10 +41,13 @@ class Root:
     looked_at_held: float = 0.0  # when this process last did, monotonic
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
+    look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
+    segments: str = field(init=False)  # the path of its folder
+    identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
 
-    @property
-    def segments(self) -> str:
-        return f"{self.path}/{SEGMENTS}"
+    def __post_init__(self) -> None:
+        self.segments = f"{self.path}/{SEGMENTS}"
+        self.identity = _identity(os.fstat(self.segments_folder.fd))
 
     @property
     def segments_fd(self) -> int:
@@ -53,15 +61,51 @@ class Root:
         if self.settings.durable:
             syscalls.sync(self.segments_fd)
 
-    def is_in_place(self) -> bool:
-        """Whether the path still names the folder that was opened."""
+    # --- what the path names ------------------------------------------------------------------------------------------
+    # A store that is removed or moved lives on for who has it open: mapped, unlinked, and seen by nobody else. So each
+    # call asks whether it is still the one that others find there. Its folder of segments is asked for, and not the
+    # store's: that may have been emptied, and filled with another store.
+
+    def check_in_place(self) -> None:
+        """Raises NotAStoreError if the path doesn't name the opened folder any more."""
+        now = monotonic()
         try:
-            return os.path.samestat(os.stat(self.segments), os.fstat(self.segments_fd))
-        except (OSError, StoreClosedError):
+            found = _identity(os.stat(self.segments))
+        except OSError as error:
+            raise self._unseen(error) from None
+        if found != self.identity:
+            raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
+        self.look_again = now + _IN_PLACE_FOR
+
+    def is_in_place(self) -> bool:
+        try:
+            self.check_in_place()
+        except NotAStoreError:
             return False
+        return True
+
+    def glance(self) -> None:
+        """As `check_in_place`, unless somebody has just looked. For who reads, and for who looks again later."""
+        if monotonic() > self.look_again:
+            self.check_in_place()
+
+    def _unseen(self, error: OSError) -> Exception:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            what = self.segments if os.path.lexists(self.path) else self.path
+            return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return PermissionDeniedError(
+                f"{self.path}: this process may not look any more whether its store is still there "
+                f"({error.strerror}): give it back the x bits of the folders above"
+            )
+        return error
 
     @property
     def mutex(self) -> LockPage:
         if self.lock is None:
             raise PermissionDeniedError(f"{self.path}: this process may only read the store")
         return self.lock
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -40,6 +40,7 @@ def verify(
     found = survey(f"{root.path}/{folder.CATALOG}", locked=True)
     damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
     if found.broken or found.refused:
+        root.check_in_place()
         path = f"{root.path}/{folder.CATALOG}/data.mdb"
         detail = f"{found.broken}: close the store everywhere, and run memstore.repair"
         if found.refused:
@@ -67,6 +68,7 @@ def verify(
                 detail = "there is no such key"
                 damaged.append(CorruptionError(f"{_name(key)!r}: {detail}", key=_name(key), detail=detail))
     step.finish()
+    root.check_in_place()  # else what was looked at is another store by now, in part
     return VerifyReport(checked, unchecked, tuple(damaged), ok=not damaged)
 
 

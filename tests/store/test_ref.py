@@ -308,7 +308,7 @@ def test_a_ref_whose_store_was_replaced_while_it_was_open_is_told(scratch: str) 
         with memstore.open(scratch) as other:
             other.put("key", torch.zeros(5000))
             for call, why in (
-                (ref.get, "folder was removed or replaced"),
+                (ref.get, "was replaced meanwhile"),
                 (lambda: pickle.loads(sent), "another store"),
             ):
                 with pytest.raises(memstore.VersionGoneError, match=f"'key'.* {scratch} .*{why}") as caught:

@@ -241,5 +241,5 @@ def test_a_store_that_was_removed_says_so(store: memstore.Store) -> None:
     store.put("key", of_size(300_000))
     shutil.rmtree(store.root)
     for call in (lambda: store.put("key", of_size(3 * MIB)), store.stats):
-        with pytest.raises(memstore.NotAStoreError, match="was removed while it was open"):
+        with pytest.raises(memstore.NotAStoreError, match="was removed or moved while the store was open"):
             call()
