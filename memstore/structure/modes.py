@@ -25,6 +25,7 @@ _c: Any = torch._C
 count_dispatch_modes: Any = _c._len_torch_dispatch_stack
 current_transform: Any = _functorch.peek_interpreter_stack  # None outside of torch.func's
 _count_function_modes: Any = _c._len_torch_function_stack
+_tracer, _set_tracer = _c._get_tracing_state, _c._set_tracing_state  # torch.jit.trace's, which copies can crash
 _before_dispatch = _c.DispatchKey.PreDispatch  # of torch.export and make_fx: a stack by itself
 
 # allow_mutation_on_saved_tensors, which copies what autograd has saved before out= writes over it
@@ -37,17 +38,25 @@ def are_active() -> bool:
         count_dispatch_modes()
         or current_transform() is not None
         or _count_function_modes()
+        or _tracer() is not None
         or _c._dispatch_tls_is_dispatch_key_included(_before_dispatch)
     )
 
 
 @contextmanager
-def put_aside() -> Iterator[None]:
-    """Without modes and transforms, in this thread. What subclasses of tensors do, they do still."""
+def put_aside(*, entirely: bool = False) -> Iterator[None]:
+    """Without modes and transforms, in this thread. What subclasses of tensors do, they do still.
+
+    Args:
+        entirely: also without allow_mutation_on_saved_tensors, which fails for inference tensors.
+    """
     transforms: list[Any] = []
     functions: list[Any] = []
     dispatching: list[Any] = []
+    tracer = _tracer()
     try:
+        if tracer is not None:
+            _set_tracer(None)
         while current_transform() is not None:
             transforms.append(_functorch.pop_dynamic_layer_stack())
         while _count_function_modes():
@@ -55,7 +64,7 @@ def put_aside() -> Iterator[None]:
         while count_dispatch_modes():
             dispatching.append(_c._pop_torch_dispatch_stack(None))
         for mode in reversed(dispatching):
-            if isinstance(mode, _KEPT):
+            if isinstance(mode, _KEPT) and not entirely:
                 _c._push_on_torch_dispatch_stack(mode)
         with _c._ExcludeDispatchKeyGuard(_c.DispatchKeySet(_before_dispatch)):
             yield
@@ -68,3 +77,5 @@ def put_aside() -> Iterator[None]:
             _c._push_on_torch_function_stack(mode)
         for transform in reversed(transforms):
             _functorch.push_dynamic_layer_stack(transform)
+        if tracer is not None:
+            _set_tracer(tracer)

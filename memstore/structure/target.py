@@ -9,12 +9,13 @@ could refuse a write: after the first byte only a device's error can come.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from memstore.structure import objects, places, ties, traits
+from memstore.structure import modes, objects, places, ties, traits
 from memstore.structure.meeting import Met, meet, raise_differences
 from memstore.structure.node import Parts
 from memstore.structure.plan import Plan
@@ -120,7 +121,8 @@ def _copy_all(found: Met, sources: Sequence[torch.Tensor], non_blocking: bool) -
     for have, want in found.meeting.pairs:
         groups.setdefault(found.tensors[want].is_inference(), []).append((have, want))
     for is_inference, pairs in groups.items():
-        with torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
+        aside = modes.put_aside(entirely=True) if is_inference else nullcontext()
+        with aside, torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
             targets = [traits.copyable(found.tensors[want]) for _, want in pairs]
             chosen = [traits.copyable(sources[have]) for have, _ in pairs]
             if found.meeting.resolved or forward_ad._current_level >= 0:  # has no kernel for these

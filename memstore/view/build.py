@@ -73,6 +73,9 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
 
 def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
     """For pickle."""
+    if modes.are_active():
+        with modes.put_aside(entirely=True):
+            return reduce_leaf(leaf)
     real, span, kind = geometry(leaf), span_of(leaf), kind_of(leaf)
     offset = real.data_ptr() - span.source.address if real.numel() else 0
     stride = None if real.is_contiguous() else real.stride()
