@@ -53,7 +53,7 @@ def put_aside(*, entirely: bool = False) -> Iterator[None]:
     transforms: list[Any] = []
     functions: list[Any] = []
     dispatching: list[Any] = []
-    tracer = _tracer()
+    tracer, before = _tracer(), _c._dispatch_tls_is_dispatch_key_included(_before_dispatch)
     try:
         if tracer is not None:
             _set_tracer(None)
@@ -66,9 +66,12 @@ def put_aside(*, entirely: bool = False) -> Iterator[None]:
         for mode in reversed(dispatching):
             if isinstance(mode, _KEPT) and not entirely:
                 _c._push_on_torch_dispatch_stack(mode)
-        with _c._ExcludeDispatchKeyGuard(_c.DispatchKeySet(_before_dispatch)):
-            yield
+        if before:
+            _c._dispatch_tls_set_dispatch_key_included(_before_dispatch, False)
+        yield
     finally:
+        if before:
+            _c._dispatch_tls_set_dispatch_key_included(_before_dispatch, True)
         while count_dispatch_modes():
             _c._pop_torch_dispatch_stack(None)
         for mode in reversed(dispatching):

@@ -164,7 +164,14 @@ def test_gets_are_as_without_it(store: memstore.Store, around: str) -> None:
 @everywhere
 def test_puts_store_what_is_there(store: memstore.Store, around: str) -> None:
     value = a_value()
-    AROUND[around](lambda: store.put_many({"value": value, "small": value["number"], "wide": value["turned"]}))
+
+    def put() -> None:
+        store.put_many({"value": value, "small": value["number"], "wide": value["turned"]})
+        with pytest.raises(UnsupportedValueError, match="pickle"):
+            store.put("refused", {**value, "object": object()})
+
+    AROUND[around](put)
+    assert "refused" not in store
     assert_same(value, store.get("value"))
     assert store.get("small") == 3 and store.get("wide").sum() == 12
 
