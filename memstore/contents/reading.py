@@ -17,6 +17,7 @@ from memstore.engine.mapping import watch
 from memstore.engine.record import Record
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError, MemstoreError
+from memstore.structure import modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,20 @@ class Options:
 
 
 PLAIN = Options()
+_dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
 
 
 def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
     """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
     try:
-        return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
+        if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN and modes.are_active())):
+            try:
+                return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
+            except MemstoreError:
+                if not modes.are_active():  # the other kinds: what they do is no damage
+                    raise
+        with modes.put_aside():
+            return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
             raise damaged(root, key, held[0], error.detail) from error

@@ -18,6 +18,7 @@ from memstore.engine.record import OBJECTS_IN_RECORD
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling
 from memstore.errors import MemstoreError, UnsupportedValueError, VersionConflictError
+from memstore.structure import modes
 
 Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
 
@@ -30,8 +31,12 @@ def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structur
     """Raises UnsupportedValueError, naming the leaf, before anything is written."""
     try:
         return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=root.settings.inline_limit)
-    except UnsupportedValueError as error:
-        error.key = key
+    except Exception as error:
+        if modes.are_active():  # what they do says nothing of the value
+            with modes.put_aside(entirely=True):
+                return flatten(key, value, root, allow_pickle=allow_pickle)
+        if isinstance(error, UnsupportedValueError):
+            error.key = key
         raise
 
 

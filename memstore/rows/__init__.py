@@ -13,6 +13,7 @@ import torch
 
 from memstore.rows.gather import Gather
 from memstore.rows.index import Index
+from memstore.structure import modes
 
 __all__ = ["prefetch_rows", "read_rows"]
 
@@ -52,6 +53,13 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
     """
     if out is not None and device is not None:
         raise TypeError("out= has a device of its own: leave device= out")
+    if modes.are_active():
+        with modes.put_aside():
+            return _read_rows(source, index, out, device)
+    return _read_rows(source, index, out, device)
+
+
+def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None) -> Any:
     gather = Gather(Index(index), None if device is None else torch.device(device))
     result = gather.plan(source, out)
     gather.check()
@@ -64,6 +72,7 @@ def prefetch_rows(source: Any, index: Any) -> None:
 
     Arguments and errors as `read_rows`. Costs half a microsecond a row, and nothing where the store is in memory.
     """
-    gather = Gather(Index(index), torch.device("meta"))
-    gather.plan(source, None)
-    gather.prefetch()
+    with modes.put_aside():
+        gather = Gather(Index(index), torch.device("meta"))
+        gather.plan(source, None)
+        gather.prefetch()

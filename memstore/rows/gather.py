@@ -119,7 +119,7 @@ class Gather:
                 raise ValueError(f"{name(given[i].path)} and {name(given[j].path)} of out overlap in memory")
         read = [job.real for job in self._jobs if job.leaf is None] + [self._index.memory]
         for job in given:
-            if _overlaps_itself(job.target):
+            if traits.overlaps_itself(job.target.shape, job.target.stride()):
                 raise ValueError(f"{name(job.path)} of out overlaps itself in memory")
             start, stop = _range(job.target)
             for other in read:
@@ -164,16 +164,6 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + traits.reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    extent = 1
-    sides = zip(tensor.stride(), tensor.shape, strict=True)
-    for step, size in sorted((step, size) for step, size in sides if size > 1):
-        if step < extent:
-            return True
-        extent += (size - 1) * step
-    return False
-
-
 def _share_elements(jobs: list[Job], ranges: list[tuple[int, int, int]]) -> bool:
     """Whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
     start = ranges[0][0]
@@ -181,7 +171,7 @@ def _share_elements(jobs: list[Job], ranges: list[tuple[int, int, int]]) -> bool
     for first, _, i in ranges:
         target = jobs[i].target
         item = target.dtype.itemsize
-        if _overlaps_itself(target):
+        if traits.overlaps_itself(target.shape, target.stride()):
             return True
         counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
     return bool(counts.max() > 1)

@@ -42,6 +42,15 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
     return found
 
 
+def make_bare(kind: Any) -> Any:
+    """An instance of a class that `find_class` found, neither initialised nor filled."""
+    try:
+        return kind.__new__(kind)
+    except Exception as error:  # the class's own code
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise UnsupportedValueError(f"the stored value has a {name}, whose __new__ fails here: {error!r}") from error
+
+
 def _look_up(name: str) -> Any:
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)

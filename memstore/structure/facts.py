@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from memstore.structure import traits
+from memstore.structure import modes, traits
 from memstore.structure.node import Tree
 from memstore.structure.traits import Traits
 from memstore.structure.walk import RefusedError, Walk
@@ -24,6 +24,7 @@ _stride = torch.Tensor.stride
 _data_ptr = torch.Tensor.data_ptr
 _is_neg = torch.Tensor.is_neg
 _WalkT = TypeVar("_WalkT", bound=Walk)
+_dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
 _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
@@ -39,21 +40,30 @@ class Facts(NamedTuple):
 
 def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _WalkT, Facts, list[int]]:
     """The walk of a value, first in the fast way, then if need be carefully; raises RefusedError."""
-    for careful in (False, True):
-        walk = walk_with(careful)
-        try:
-            tree = walk.visit(value)
-            facts = _facts(walk.tensors)
-            addresses = list(map(_data_ptr, walk.tensors))
-        except RecursionError:
-            raise RefusedError("too many levels for what is left of Python's stack here") from None
-        except (RuntimeError, NotImplementedError) as error:
-            if careful:
-                raise RefusedError(f"a tensor that has no plain memory ({error})") from error
-            continue
-        if facts is not None:
-            return tree, walk, facts, addresses
-    raise RefusedError("a tensor that has no plain memory")
+    hindered = bool(_dispatch_modes()) or _transform() is not None
+    found = None if hindered else _try(value, walk_with(False))
+    if found is not None:
+        return found
+    with modes.put_aside():
+        found = (_try(value, walk_with(False)) if hindered else None) or _try(value, walk_with(True))
+    if found is None:
+        raise RefusedError("a tensor that has no plain memory")
+    return found
+
+
+def _try(value: Any, walk: _WalkT) -> tuple[Tree, _WalkT, Facts, list[int]] | None:
+    """None if the value has to be walked carefully."""
+    try:
+        tree = walk.visit(value)
+        facts = _facts(walk.tensors)
+        addresses = list(map(_data_ptr, walk.tensors))
+    except RecursionError:
+        raise RefusedError("too many levels for what is left of Python's stack here") from None
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        if walk.careful:
+            raise RefusedError(f"a tensor that has no plain memory ({error})") from error
+        return None
+    return None if facts is None else (tree, walk, facts, addresses)
 
 
 def _facts(tensors: Sequence[torch.Tensor]) -> Facts | None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from memstore.structure import modes
 from memstore.structure.storage import Memory
 
 _LARGE = 16 << 20  # bytes
@@ -83,7 +84,7 @@ def run(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None
     for leaf, offset, nbytes in copies.medium:
         ctypes.memmove(memory.ctypes.data + offset, tensors[leaf].data_ptr(), nbytes)
     if copies.large or copies.gathered:
-        with torch.no_grad():
+        with modes.put_aside(), torch.no_grad():
             _run_with_torch(copies, tensors, memory)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from memstore.errors import CorruptionError, MemstoreError
+from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 from memstore.structure import objects
 from memstore.structure.checks import MalformedError
 from memstore.structure.node import Parts
@@ -39,27 +39,31 @@ def rebuild(
         CorruptionError: plan, objects and memory don't belong together.
         UnsupportedValueError: the value needs pickle, a class or a device that this process hasn't.
     """
+    if torch.is_inference_mode_enabled():  # what is made there could never be used in training
+        with torch.inference_mode(False):
+            return rebuild(
+                plan,
+                encoded,
+                memory,
+                mapping,
+                allow_pickle=allow_pickle,
+                device=device,
+                dtype=dtype,
+                non_blocking=non_blocking,
+            )
     wanted = None if device is None else torch.device(device)
     _check_dtype(dtype)
     leaves = objects.decode(encoded, plan.object_count, allow_pickle)
     try:
         tensors = tensors_of(plan, memory, mapping)
-    except MemstoreError:
-        raise
     except _REFUSALS as error:
-        raise _damage(error) from error
+        _raise_damage(error)
     if wanted is not None or dtype is not None or plan.marked:
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
-        else:
-            finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
+        finish(plan, tensors, device=wanted, dtype=dtype, non_blocking=non_blocking)
     try:
         return plan.root.build(Parts(tensors, leaves, wanted))
-    except MemstoreError:
-        raise
     except _REFUSALS as error:
-        raise _damage(error) from error
+        _raise_damage(error)
 
 
 def _check_dtype(dtype: Any) -> None:
@@ -75,8 +79,14 @@ def _check_dtype(dtype: Any) -> None:
 _REFUSALS = (MalformedError, RuntimeError, ValueError, TypeError, AssertionError, LookupError, OverflowError)
 
 
-def _damage(error: Exception) -> CorruptionError:
-    return CorruptionError(f"the value can't be built from its description: {error}")
+def _raise_damage(error: Exception) -> NoReturn:
+    """Tells damage from what this process lacks: a kernel of torch, memory, levels of the stack."""
+    if isinstance(error, NotImplementedError):
+        raise UnsupportedValueError(f"torch can't make a leaf of the stored value here: {error}") from error
+    exhausted = isinstance(error, (RecursionError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+    if exhausted or isinstance(error, MemstoreError):
+        raise error
+    raise CorruptionError(f"the value can't be built from its description: {error}") from error
 
 
 def rebuild_lazily(
@@ -105,7 +115,5 @@ def rebuild_lazily(
                 else:
                     tensors[i] = make_leaf(i, tensor)
             return plan.root.build(Parts(tensors, values, device))
-    except MemstoreError:
-        raise
     except _REFUSALS as error:
-        raise _damage(error) from error
+        _raise_damage(error)

@@ -124,20 +124,15 @@ def _storage(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int, 
 
 
 def tensors_of(plan: Plan, memory: Memory, mapping: object | None) -> list[torch.Tensor]:
-    """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`."""
+    """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`.
+
+    Call it outside of inference mode, whose tensors could never be used in training.
+    """
     if memory.nbytes < plan.nbytes:
         raise CorruptionError(f"the value takes {plan.nbytes} bytes, but only {memory.nbytes} are there")
     if plan.recipe is None:
         plan.recipe = Recipe(plan)
     recipe: Recipe = plan.recipe
-    if torch.is_inference_mode_enabled():
-        # tensors made in inference mode could never be used in training
-        with torch.inference_mode(False):
-            return _make(plan, recipe, memory, mapping)
-    return _make(plan, recipe, memory, mapping)
-
-
-def _make(plan: Plan, recipe: Recipe, memory: Memory, mapping: object | None) -> list[torch.Tensor]:
     tensors: list[Any] = [None] * recipe.count
     from_numpy = torch.from_numpy
     for dtype, shape, offset, leaves in recipe.runs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 DTYPES: dict[str, torch.dtype] = {
@@ -82,6 +83,22 @@ def count(shape: Sequence[int]) -> int:
     for size in shape:
         product *= size
     return product
+
+
+def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several indices are one element in memory."""
+    extent, elements = 1, count(shape)
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step < extent and elements:
+            break
+        extent += (size - 1) * step
+    else:
+        return False
+    if reach(shape, stride) < elements:
+        return True
+    marks = np.zeros(reach(shape, stride), np.bool_)  # dimensions may interleave without meeting
+    np.lib.stride_tricks.as_strided(marks, shape, stride)[...] = True
+    return int(marks.sum()) < elements
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:

@@ -20,8 +20,8 @@ from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.engine.lookup import Held
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError, MemstoreError
-from memstore.structure import traits
-from memstore.structure.walk import Walk, flattens
+from memstore.structure import modes, traits
+from memstore.structure.walk import RefusedError, Walk, flattens
 from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, with_kind, wrap
 from memstore.view.source import Source, Span, count_read
 
@@ -34,6 +34,13 @@ _decode = msgspec.msgpack.Decoder(
 
 def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None = None) -> Any:
     """The held version's containers with lazy leaves. `options`: of the store, and the lease of references."""
+    if modes.are_active():
+        with modes.put_aside():
+            return _view(root, key, held, options, device)
+    return _view(root, key, held, options, device)
+
+
+def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None) -> Any:
     record, mapping, _ = held
     wanted = None if device is None else torch.device(device)
     try:
@@ -66,6 +73,9 @@ def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torc
 
 def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
     """For pickle."""
+    if modes.are_active():
+        with modes.put_aside(entirely=True):
+            return reduce_leaf(leaf)
     real, span, kind = geometry(leaf), span_of(leaf), kind_of(leaf)
     offset = real.data_ptr() - span.source.address if real.numel() else 0
     stride = None if real.is_contiguous() else real.stride()
@@ -89,7 +99,7 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
             raise ValueError("it is none")
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise source.damaged(f"a reference to a leaf is damaged: {error}") from None
-    with torch.inference_mode(False):
+    with modes.put_aside(), torch.inference_mode(False):
         storage = torch.from_numpy(source.memory[offset : offset + nbytes]).untyped_storage()
         real = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)
         kind, requires_grad = divmod(flags, 2)
@@ -101,4 +111,6 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
 @flattens(StoredTensor)
 def _flatten_leaf(value: StoredTensor, walk: Walk) -> Any:
     """A put of a view stores what it shows."""
+    if walk.in_place:
+        raise RefusedError("a lazy leaf of a view, whose version never changes")
     return walk.visit(traits.with_traits(read(value).detach(), kind_of(value)._replace(device=None)))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memstore.errors import ReadOnlyError
-from memstore.structure import traits
+from memstore.structure import modes, traits
 from memstore.view.pages import bring
 from memstore.view.source import Span, count_read
 
@@ -24,6 +24,7 @@ _CPU = torch.device("cpu")
 _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 _forbid_pointers: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
+_dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
 _shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
 
 
@@ -54,6 +55,12 @@ class StoredTensor(torch.Tensor):
     # --- slices -------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
+        if _dispatch_modes() or _transform() is not None:
+            with modes.put_aside():
+                return self._indexed(index)
+        return self._indexed(index)
+
+    def _indexed(self, index: Any) -> Any:
         if self.requires_grad and torch.is_grad_enabled():
             from memstore.view.run import plain_index
 

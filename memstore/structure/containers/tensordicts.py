@@ -26,7 +26,7 @@ from tensordict import (
 
 from memstore.engine.record import Path
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.classes import class_name, find_class
+from memstore.structure.classes import class_name, find_class, make_bare
 from memstore.structure.containers.stacks import read_batch
 from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, rule
@@ -130,7 +130,7 @@ class TensorClassNode(Node):
 
     def build(self, parts: Parts) -> Any:
         kind = find_class(self.name, _is_plain_tensorclass, "a tensorclass")
-        built = kind.__new__(kind)  # not kind(...): neither __init__ nor __post_init__ runs
+        built = make_bare(kind)  # neither __init__ nor __post_init__ runs
         built.__dict__["_tensordict"] = self.inner.build(parts)
         built.__dict__["_non_tensordict"] = dict(zip(self.keys, self.kids.build(parts), strict=True))
         return built

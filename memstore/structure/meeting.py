@@ -1,0 +1,186 @@
+"""What a stored value and a target have in common, for get with out= and like=; and all the ways in which they differ.
+
+Stored leaves and the target's meet by name, so a stored dict fits an OrderedDict or a TensorDict with the same keys.
+What two structures have in common is worked out once: the next get into a target of the same structure takes it from a
+cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from memstore.engine.record import Path
+from memstore.errors import StructureMismatchError
+from memstore.structure import places, traits
+from memstore.structure.extents import Extents
+from memstore.structure.facts import Facts, take_apart
+from memstore.structure.node import ObjectNode, TensorNode, Tree, walk_names
+from memstore.structure.plan import Plan
+from memstore.structure.planning import compile_tree
+from memstore.structure.walk import RefusedError, Walk, render_path
+
+_LISTED = 20  # differences in one message
+_CACHED_MEETINGS = 64
+
+
+class _TargetWalk(Walk):
+    """Takes a target apart: its tensors as they are, so that they can be written; its objects not at all."""
+
+    __slots__ = ()
+
+    def _written(self, value: Any) -> Any:
+        return None
+
+
+class Meeting:
+    """What a stored structure and a target's have in common, and how they differ.
+
+    Attributes:
+        pairs: (stored leaf, target's tensor) of one name.
+        exact: those of them whose contents must be equal already: the lengths of nested tensors.
+        extents: of the target's tensors.
+        resolved: target's tensors with a conj or neg bit: their bytes aren't their values.
+        apart: addresses at which the target's tensors were found to share no memory, or as the stored ones do.
+    """
+
+    __slots__ = (
+        "apart",
+        "differences",
+        "exact",
+        "extents",
+        "object_names",
+        "pairs",
+        "resolved",
+        "root",
+        "tensor_names",
+    )
+
+    def __init__(self, plan: Plan, tree: Tree, facts: Facts, what: str, strict: bool) -> None:
+        self.root, reader = compile_tree(tree)
+        self.resolved = frozenset(i for i, resolve in enumerate(facts.resolve or ()) if resolve)
+        self.apart: list[int] | None = None
+        self.extents = Extents(facts.dtypes, facts.shapes, facts.strides)
+        self.tensor_names: list[Path] = []
+        self.object_names: list[Path] = []
+        for name, node in walk_names(self.root):
+            if isinstance(node, TensorNode):
+                self.tensor_names.append(name)
+            elif isinstance(node, ObjectNode):
+                self.object_names.append(name)
+        self.differences: list[str] = []
+        self.pairs: list[tuple[int, int]] = []
+        self._match(plan, what, strict)
+        compare = _why_not_filled if what == "out" else _why_not_made
+        for have, want in self.pairs:
+            problem = compare(plan, have, facts, want)
+            if problem:
+                self.differences.append(f"{render_path(self.tensor_names[want])}: {problem}")
+        self.exact = [(have, want) for have, want in self.pairs if what == "out" and want in reader.exact]
+        self.pairs = [pair for pair in self.pairs if pair not in self.exact]
+        if what == "like" and strict:
+            self._match_objects(plan)
+
+    def _match(self, plan: Plan, what: str, strict: bool) -> None:
+        stored = [leaf.name for leaf in plan.leaves]
+        for names in (stored, self.tensor_names, plan.object_names, self.object_names):
+            # the keys 1.0 and "1.0" make one name
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            self.differences += [f"{render_path(name)}: two leaves have this name" for name in twice]
+        wanted = {name: i for i, name in enumerate(self.tensor_names)}
+        for i, name in enumerate(stored):
+            want = wanted.pop(name, None)
+            if want is not None:
+                self.pairs.append((i, want))
+            elif strict:
+                self.differences.append(f"{render_path(name)}: a tensor is stored, but there is none in {what}")
+        if strict:
+            self.differences += [f"{render_path(name)}: a tensor in {what}, but none is stored" for name in wanted]
+
+    def _match_objects(self, plan: Plan) -> None:
+        have, want = (
+            {name for name in names if not places.is_optional(name)} for names in (plan.object_names, self.object_names)
+        )
+        for names, text in (
+            (have - want, "an object is stored, but there is none in like"),
+            (want - have, "an object in like, but none is stored"),
+        ):
+            self.differences += [f"{render_path(name)}: {text}" for name in sorted(names, key=repr)]
+
+
+def _why_not_filled(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
+    stored, shape, dtype = plan.leaves[have], facts.shapes[want], facts.dtypes[want]
+    if tuple(shape) != stored.shape:
+        return f"stored with shape {list(stored.shape)}, here {list(shape)}"
+    if dtype != traits.DTYPES[stored.dtype]:
+        return f"stored as torch.{stored.dtype}, here {dtype}"
+    if traits.overlaps_itself(shape, facts.strides[want]):
+        return "an expanded tensor, several of whose elements are one in memory, can't be filled"
+    return None
+
+
+def _why_not_made(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
+    stored, shape, dtype = plan.leaves[have], facts.shapes[want], facts.dtypes[want]
+    source = traits.DTYPES[stored.dtype]
+    if tuple(shape) != stored.shape:
+        return f"stored with shape {list(stored.shape)}, here {list(shape)}"
+    if source.is_complex and not dtype.is_complex:
+        return f"stored complex, here {dtype}"
+    if dtype != source and not traits.WITHOUT_COPY.isdisjoint((dtype, source)):
+        return f"{source} can't become {dtype}"
+    return None
+
+
+_meetings: dict[Any, Meeting] = {}
+
+
+class Met(NamedTuple):
+    """A target that a stored value has met.
+
+    Attributes:
+        missing: tensors whose memory is gone.
+        differences: the meeting's, and those tensors.
+    """
+
+    meeting: Meeting
+    tensors: list[torch.Tensor]
+    addresses: list[int]
+    missing: frozenset[int]
+    differences: list[str]
+
+
+def meet(plan: Plan, value: Any, what: str, strict: bool) -> Met:
+    def walk_with(careful: bool) -> _TargetWalk:
+        walk = _TargetWalk(allow_pickle=True, careful=careful)
+        walk.in_place = what == "out"
+        return walk
+
+    try:
+        tree, walk, facts, addresses = take_apart(value, walk_with)
+    except RefusedError as error:
+        raise StructureMismatchError(f"{what}: {error.message()}") from None
+    key = (plan, tree, facts, what, strict)
+    meeting = _meetings.get(key)
+    if meeting is None:
+        meeting = Meeting(plan, tree, facts, what, strict)
+        if len(_meetings) >= _CACHED_MEETINGS:
+            _meetings.clear()
+        _meetings[key] = meeting
+    met = {want for _, want in (*meeting.pairs, *meeting.exact)}
+    missing = frozenset(meeting.extents.missing(walk.tensors, addresses))
+    differences = [
+        f"{render_path(meeting.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
+        for i in sorted(missing)
+        if (i in met) == (what == "out")  # of a template that is met only the look matters
+    ]
+    return Met(meeting, walk.tensors, addresses, missing, meeting.differences + differences)
+
+
+def raise_differences(differences: Sequence[str], what: str) -> None:
+    if differences:
+        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
+        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written:{lines}{more}")

@@ -1,0 +1,266 @@
+"""get(out=): everything is written, or nothing, whatever one of the leaves refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import memstore
+from memstore.errors import StructureMismatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated).*")
+
+SHAPE = (2, 3)
+COMPLEX = torch.complex64
+
+
+def zeros(dtype: torch.dtype = COMPLEX) -> torch.Tensor:
+    return torch.zeros(SHAPE, dtype=dtype)
+
+
+def inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return zeros()
+
+
+def view_of_a_parameter() -> torch.Tensor:
+    with torch.no_grad():
+        return torch.nn.Parameter(torch.zeros(4, 3, dtype=COMPLEX))[1:3]
+
+
+def read_only_array() -> Any:
+    array = np.zeros(SHAPE, np.complex64)
+    array.flags.writeable = False
+    return array
+
+
+def freed() -> torch.Tensor:
+    tensor = zeros()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return zeros()
+
+
+# leaves of the shape and dtype that are stored, which can be written
+WRITABLE: dict[str, Callable[[], Any]] = {
+    "plain": zeros,
+    "parameter": lambda: torch.nn.Parameter(zeros()),
+    "requires grad": lambda: zeros().requires_grad_(),
+    "buffer": lambda: torch.nn.Buffer(zeros()),
+    "no leaf of autograd": lambda: torch.nn.Parameter(zeros()) * 1,
+    "view of a parameter": view_of_a_parameter,
+    "one of several views": lambda: torch.nn.Parameter(torch.zeros(2, *SHAPE, dtype=COMPLEX)).unbind()[0].detach(),
+    "inference tensor": inference_tensor,
+    "with gaps": lambda: torch.zeros(4, 6, dtype=COMPLEX)[::2, 1::2],
+    "turned": lambda: torch.zeros(3, 2, dtype=COMPLEX).t(),
+    "interleaved": lambda: torch.zeros(9, dtype=COMPLEX).as_strided(SHAPE, (3, 2)),
+    "conjugated": lambda: zeros().conj(),
+    "array": lambda: np.zeros(SHAPE, np.complex64),
+}
+# those that can't be
+REFUSED: dict[str, Callable[[], Any]] = {
+    "expanded": lambda: torch.zeros(3, dtype=COMPLEX).expand(SHAPE),
+    "overlapping itself": lambda: torch.zeros(9, dtype=COMPLEX).as_strided(SHAPE, (2, 2)),
+    "meta": lambda: torch.zeros(SHAPE, dtype=COMPLEX, device="meta"),
+    "fake": fake,
+    "sparse": lambda: zeros().to_sparse(),
+    "freed": freed,
+    "array that is read-only": read_only_array,
+    "dtype": lambda: zeros(torch.float32),
+    "shape": lambda: torch.zeros(3, 2, dtype=COMPLEX),
+    "no tensor": lambda: 5,
+}
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "FakeTensorMode": FakeTensorMode,
+    "device": lambda: torch.device("meta"),
+    "saved tensors may change": torch.autograd.graph.allow_mutation_on_saved_tensors,
+}
+
+
+def structures() -> st.SearchStrategy[Any]:
+    """Nested containers with None for each leaf."""
+    return st.recursive(
+        st.none(),
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3),
+            st.lists(inner, min_size=1, max_size=3).map(tuple),
+            st.dictionaries(st.sampled_from("abcd"), inner, min_size=1, max_size=3),
+        ),
+        max_leaves=8,
+    ).map(lambda inner: [inner])
+
+
+def filled(structure: Any, make: Callable[[], Any]) -> Any:
+    if structure is None:
+        return make()
+    if isinstance(structure, dict):
+        return {key: filled(inner, make) for key, inner in structure.items()}
+    return type(structure)(filled(inner, make) for inner in structure)
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for inner in value.values() for leaf in leaves(inner)]
+    return [leaf for inner in value for leaf in leaves(inner)] if isinstance(value, (list, tuple)) else [value]
+
+
+def content(leaf: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.as_tensor(leaf).resolve_conj().clone()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_all_is_written_or_nothing(store: memstore.Store, data: st.DataObject) -> None:
+    structure = data.draw(structures())
+    count = len(leaves(structure))
+    numbers = iter(range(1, count + 1))
+    value = filled(structure, lambda: torch.full(SHAPE, complex(n := next(numbers), -n)))
+    kinds = [data.draw(st.sampled_from(sorted(WRITABLE))) for _ in range(count)]
+    targets: list[Any] = [WRITABLE[kind]() for kind in kinds]
+    bad, place = data.draw(st.none() | st.sampled_from(sorted(REFUSED))), data.draw(st.integers(0, count - 1))
+    if bad is not None:
+        targets[place] = REFUSED[bad]()
+    # an array is stored as one, so that arrays meet arrays and tensors tensors by their names
+    iterator = iter(targets)
+    out = filled(structure, lambda: next(iterator))
+    store.put("key", value)
+    with ExitStack() as stack:
+        for kind in data.draw(st.lists(st.sampled_from(sorted(CONTEXTS)), max_size=2, unique=True)):
+            stack.enter_context(CONTEXTS[kind]())
+        if bad is None:
+            assert store.get("key", out=out) is out
+        else:
+            with pytest.raises(StructureMismatchError):
+                store.get("key", out=out)
+    for i, (target, expected) in enumerate(zip(targets, leaves(value), strict=True)):
+        if bad is None:
+            assert torch.equal(content(target), expected), kinds[i]
+        elif i != place:
+            assert not content(target).any(), kinds[i]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_an_inference_tensor_beside_a_parameter(store: memstore.Store, context: str) -> None:
+    store.put("key", {"a": torch.ones(2), "b": torch.ones(3)})
+    with torch.inference_mode():
+        out = {"a": torch.zeros(2)}
+    out["b"] = torch.nn.Parameter(torch.zeros(3))
+    with CONTEXTS[context]():
+        store.get("key", out=out)
+    assert out["b"].requires_grad and out["b"].grad_fn is None and out["b"].sum() == 3 and out["a"].sum() == 2
+
+
+def test_a_lazy_leaf_is_refused_and_its_version_stays(store: memstore.Store) -> None:
+    store.put("old", {"a": torch.zeros(600), "b": torch.zeros(2)})
+    store.put("new", {"a": torch.ones(600), "b": torch.ones(2)})
+    view = store.view("old")
+    plain = torch.zeros(600)
+    for out in (view, {"a": plain, "b": view["b"]}):
+        with pytest.raises(StructureMismatchError, match="a lazy leaf of a view, whose version never changes"):
+            store.get("new", out=out)
+    assert not view["a"].any() and not view["b"].any() and not plain.any()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_targets_that_share_memory(store: memstore.Store, same: bool) -> None:
+    base = torch.zeros(10)
+    out = {"whole": base, "part": base[2:5], "other": torch.zeros(2)}
+    stored = torch.arange(1.0, 11.0)
+    part = stored[2:5].clone() if same else torch.zeros(3)
+    store.put("key", {"whole": stored, "part": part, "other": torch.ones(2)})
+    if same:
+        store.get("key", out=out)
+        assert torch.equal(base, stored) and out["other"].all()
+        return
+    for _ in range(2):
+        with pytest.raises(StructureMismatchError, match=r"value\['whole'\]: it shares memory with another leaf"):
+            store.get("key", out=out)
+    assert not base.any() and not out["other"].any()
+    store.get("key", out={**out, "part": torch.zeros(3)})
+    columns = torch.zeros(3, 2)
+    store.put("key", [torch.ones(3), torch.full((3,), 2.0)])
+    store.get("key", out=[columns[:, 0], columns[:, 1]])  # side by side, not one over the other
+    assert columns.tolist() == [[1, 2]] * 3
+
+
+def test_tied_targets_take_what_was_put_tied(store: memstore.Store) -> None:
+    weight, target = torch.randn(40, 40), torch.zeros(40, 40)
+    store.put("key", {"embed": weight, "head": weight, "rows": weight[3:7]})
+    store.get("key", out={"embed": target, "head": target, "rows": target[3:7]})
+    assert torch.equal(weight, target)
+
+
+def test_all_mismatches_of_all_kinds_are_told_at_once(store: memstore.Store) -> None:
+    value = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    other = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)], layout=torch.jagged)
+    store.put("key", {"n": value, "s": torch.ones(2), "f": torch.ones(2)})
+    gone = torch.zeros(2)
+    gone.untyped_storage().resize_(0)
+    out = {"n": other, "s": torch.zeros(3), "f": gone}
+    with pytest.raises(StructureMismatchError) as caught:
+        store.get("key", out=out)
+    for part in ("lengths of the stored nested", "['s']: stored with shape", "['f']: a tensor whose storage was freed"):
+        assert part in str(caught.value)
+    assert not other.values().any()
+
+
+def test_dual_tensors_of_forward_mode(store: memstore.Store) -> None:
+    store.put("key", [torch.ones(2), torch.ones(3)])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.zeros(3), torch.full((3,), 7.0))
+        store.get("key", out=[torch.zeros(2), dual])
+        made = torch.autograd.forward_ad.unpack_dual(dual)
+        assert made.primal.sum() == 3 and (made.tangent is None or not made.tangent.any())
+
+
+def test_inside_transforms_wrapped_tensors_are_refused(store: memstore.Store) -> None:
+    store.put("key", [torch.ones(2), torch.ones(2)])
+    plain = torch.zeros(2)
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(StructureMismatchError, match=r"value\[1\]: a tensor inside vmap, grad"):
+            store.get("key", out=[plain, x])
+        assert not plain.any()
+        store.get("key", out=[plain, other])
+        return x.sum()
+
+    for transform in (torch.func.grad, torch.func.vmap):
+        other, plain = torch.zeros(2), torch.zeros(2)
+        transform(inside)(torch.zeros(2) if transform is torch.func.grad else torch.zeros(1, 2))
+        assert plain.all() and other.all()
+
+
+def test_what_autograd_has_saved_is_kept_where_that_was_asked_for(store: memstore.Store) -> None:
+    store.put("key", [torch.zeros(3)])
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        leaf = torch.ones(3, requires_grad=True)
+        factor = torch.full((3,), 5.0)
+        product = (leaf * factor).sum()
+        store.get("key", out=[factor])
+        product.backward()
+        assert leaf.grad is not None and leaf.grad.tolist() == [5.0] * 3
+    assert not factor.any()
+
+
+def test_a_locked_tensordict_is_filled(store: memstore.Store) -> None:
+    store.put("key", TensorDict({"a": torch.ones(2), "s": "new"}, []))
+    out = TensorDict({"a": torch.zeros(2), "s": "old"}, []).lock_()
+    store.get("key", out=out)
+    assert out["a"].all() and out["s"] == "new" and out.is_locked
