@@ -257,7 +257,8 @@ class Store(AsMapping):
             path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
                 `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`.
             format: what it must be; None: what it looks like.
-            copy: put the value that is there instead; the entry then has nothing to do with the files.
+            copy: put the value that is there instead; the entry then has nothing to do with the files. It also takes
+                what can't be served in place.
             expect_version, timeout: as in `put`.
 
         Returns:
@@ -276,12 +277,12 @@ class Store(AsMapping):
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
         with resource_errors(self.root, key, root):
-            content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
             if not copy:
+                content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
                 version = where_room_is(commit, root, [Change(name, content, expect_version)], deadline)[0]
                 self._puts += 1
                 return version
-            value = attach.load(key, content, allow_pickle=self._allow_pickle)
+            value = attach.load(key, path, format, allow_pickle=self._allow_pickle)
         return self.put(key, value, expect_version=expect_version, timeout=timeout)
 
     def export(

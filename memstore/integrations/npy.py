@@ -49,5 +49,15 @@ def _read_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtyp
     if not are_sizes(list(shape)):
         damaged(path, f"an array of shape {shape}")
     if dtype.kind not in "biufc" or str(dtype) not in DTYPES:
-        raise UnsupportedValueError(f"{path}: an array of dtype {dtype.str}, which no tensor has as it is")
+        raise UnsupportedValueError(f"{path}: an array of dtype {dtype.str}, which no tensor has: {_advice(dtype)}")
     return tuple(shape), bool(is_fortran), dtype, file.tell()
+
+
+def _advice(dtype: np.dtype) -> str:
+    if dtype.hasobject:
+        return (
+            "it is a pickle, which can run code; if you trust whoever wrote it, load it with numpy.load(path, "
+            "allow_pickle=True), and put the array into a store that was opened with allow_pickle=True"
+        )
+    store = " into a store that was opened with allow_pickle=True" if dtype.kind == "V" else ""
+    return f"load it with numpy.load, and put the array{store}"

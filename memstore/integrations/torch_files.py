@@ -1,7 +1,7 @@
-"""Files of `torch.save` (the zip format, since torch 1.6), adopted in place.
+"""Files of `torch.save`: those of the zip format (since torch 1.6) are adopted in place, others loaded for a copy.
 
 torch reads the structure, in its safe mode unless pickle is allowed, over a mapping of the file, so no data is read.
-Where each tensor lies in the file tells the mapping; the zip's directory tells which bytes are storages. Tensors come
+Where each storage lies in the file tells the mapping; the zip's directory tells which bytes are storages. Tensors come
 on the CPU, wherever they were saved from.
 """
 
@@ -10,135 +10,131 @@ from __future__ import annotations
 import errno
 import os
 import re
-import zipfile
-from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from memstore import structure
 from memstore.engine import syscalls
 from memstore.engine.adopted import Sources, opened
-from memstore.engine.header import HEADER_LIMIT
 from memstore.engine.placing import file_offsets
-from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.integrations.documents import damaged
+from memstore.integrations.torch_archives import Archive, is_legacy, read_archive
 
-_STORAGE = re.compile(r"[^/]+/data/[^/]+")
-_LOCAL_HEADER = 30  # bytes, then the name and an extra field
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
+_UNPICKLER_SAYS = re.compile(r"WeightsUnpickler error:\s+(.+)")
+_LOAD_SAYS = re.compile(r"Weights only load failed\. (.+)")
+_Place = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
 
 
 def adopt_file(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:
     path = os.path.realpath(path)
     with opened(path) as (fd, found):
-        storages = _read_directory(path, fd, found.st_size)
-        value = _load(path, allow_pickle)
+        if is_legacy(syscalls.read_at(fd, 64, 0)):
+            raise UnsupportedValueError(
+                f"{path} has torch.save's format before torch 1.6, which can't be served in place: attach it with "
+                "copy=True"
+            )
+        archive = read_archive(path, fd, found.st_size)
+        value = _load_archive(path, fd, found, archive, allow_pickle)
         base = sources.add(path, found)
 
     def locate(addresses: Sequence[int]) -> list[int]:
         offsets = file_offsets(addresses, path, found.st_ino)
         if offsets is None:
-            raise UnsupportedValueError(f"{path}: a tensor that torch made anew, or the file was replaced meanwhile")
+            raise UnsupportedValueError(
+                "it has a NumPy array, a quantized tensor or another that torch makes anew, so that its bytes can't be "
+                "served in place: attach it with copy=True"
+            )
         return [base + offset for offset in offsets]
 
     try:
-        adopted = structure.adopt_value(value, locate, allow_pickle=allow_pickle)
+        return structure.adopt_value(value, locate, allow_pickle=allow_pickle)
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(f"{path}: {error.message}") from None
     except CorruptionError as error:
         raise UnsupportedValueError(f"{path}: tensors that can't be served in place ({error.detail})") from None
-    _check_storages(path, adopted.plan, base, storages)
-    return adopted
 
 
-class _Bounded:
-    """A file for zipfile, which would read a directory of any size."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        self._fd, self._size, self._at = fd, size, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        if self._at < 0:
-            raise OSError(errno.EINVAL, "before the start of the file")
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(self._size - self._at, 0)
-        size = left if size < 0 else min(size, left)
-        if size > HEADER_LIMIT:
-            raise ValueError(f"a part of {size:,} bytes beside the tensors")
-        data = syscalls.read_at(self._fd, size, self._at)
-        self._at += len(data)
-        return data
+def load_file(path: str, allow_pickle: bool) -> Any:
+    """What is in a file, as torch.load gives it: for a copy."""
+    path = os.path.realpath(path)
+    with opened(path) as (fd, found):
+        if is_legacy(syscalls.read_at(fd, 64, 0)):
+            return _load_legacy(path, fd, found.st_size, allow_pickle)
+        return _load_archive(path, fd, found, read_archive(path, fd, found.st_size), allow_pickle)
 
 
-def _read_directory(path: str, fd: int, size: int) -> list[tuple[int, int]]:
-    """Where the storages' bytes start and stop, in order."""
-    file: Any = _Bounded(fd, size)
+def _load_archive(path: str, fd: int, found: os.stat_result, archive: Archive, allow_pickle: bool) -> Any:
+    """The value over a mapping of the file. No storage has other bytes than those that the directory says."""
+    spans: list[tuple[int, int]] = []
+
+    def place(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        if storage.nbytes():
+            spans.append((storage.data_ptr(), storage.nbytes()))
+        return storage
+
+    value = _load(path, fd, archive, place, allow_pickle)
+    offsets = file_offsets([address for address, _ in spans], path, found.st_ino) or []
+    if len(offsets) != len(spans) or not all(
+        archive.has(start, start + nbytes) for start, (_, nbytes) in zip(offsets, spans, strict=True)
+    ):
+        damaged(path, "a tensor lies in none of its storages")
+    return value
+
+
+def _load_legacy(path: str, fd: int, size: int, allow_pickle: bool) -> Any:
+    left = size
+
+    def place(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        """Zeros instead of whatever torch found in its memory: a file need not fill what it asks for."""
+        nonlocal left
+        left -= storage.nbytes()
+        if left < 0:
+            damaged(path, "its tensors are larger than it is: it is truncated, or none of torch.save")
+        return torch.from_numpy(np.zeros(storage.nbytes(), np.uint8)).untyped_storage()
+
+    return _load(path, fd, None, place, allow_pickle)
+
+
+def _load(path: str, fd: int, archive: Archive | None, place: _Place, allow_pickle: bool) -> Any:
+    name = f"/proc/self/fd/{fd}"  # the file that was looked at, though its path may name another by now
     try:
-        with zipfile.ZipFile(file) as archive:
-            members = archive.infolist()
-            names = {member.filename.partition("/")[2]: member for member in members}
-            if "constants.pkl" in names or "data.pkl" not in names:
-                raise UnsupportedValueError(f"{path}: a zip, but not of torch.save (TorchScript can't be attached)")
-            if len(names) != len(members):
-                damaged(path, "its directory has a name twice")
-            if names["data.pkl"].compress_type != zipfile.ZIP_STORED or names["data.pkl"].file_size > HEADER_LIMIT:
-                damaged(path, "its data.pkl is compressed, or too large")
-            order = names.get("byteorder")
-            if order is not None and (order.file_size > 16 or archive.read(order) != b"little"):
-                raise UnsupportedValueError(f"{path} was written on a machine of another byte order")
-            return _places(path, fd, members, size)
-    except MemstoreError:
-        raise
-    except Exception as error:  # of zipfile, to whatever bytes
-        damaged(path, f"it is truncated, or no file of torch.save since torch 1.6: {error}")
-
-
-def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for member in members:
-        if _STORAGE.fullmatch(member.filename) and member.compress_type == zipfile.ZIP_STORED and member.file_size:
-            head = syscalls.read_at(fd, _LOCAL_HEADER, member.header_offset)
-            if len(head) < _LOCAL_HEADER or not head.startswith(b"PK\3\4"):
-                damaged(path, f"its directory says that {member.filename} is where it is not")
-            start = member.header_offset + _LOCAL_HEADER + int.from_bytes(head[26:28], "little")
-            start += int.from_bytes(head[28:30], "little")
-            found.append((start, start + member.file_size))
-    found.sort()
-    for (_, end), (start, stop) in zip([(0, 0), *found], found, strict=False):
-        if start < end or stop > size:
-            damaged(path, "storages that overlap, or lie beyond its end")
-    return found
-
-
-def _load(path: str, allow_pickle: bool) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=not allow_pickle)
-    except (OSError, MemoryError):
+        return torch.load(name, map_location=place, mmap=archive is not None, weights_only=not allow_pickle)
+    except (OSError, MemoryError, CorruptionError):
         raise
     except Exception as error:  # of the pickle's opcodes, with whatever arguments
-        if "Cannot allocate memory" in str(error):
-            raise OSError(errno.ENOMEM, "torch can't map it") from error
-        if not allow_pickle and "weights_only" in str(error):
-            raise UnsupportedValueError(
-                f"{path} has objects that only pickle can read, which can run code: open the store with "
-                f"allow_pickle=True if you trust whoever wrote it"
-            ) from error
-        raise CorruptionError(f"{path}: torch can't read it: {error}", path=path, detail=str(error)) from error
+        _refuse(path, archive, allow_pickle, error)
 
 
-def _check_storages(path: str, plan: structure.Plan, base: int, storages: Sequence[tuple[int, int]]) -> None:
-    """No tensor may show other bytes than a storage's: those of the directory, or of a compressed part."""
-    starts = [start for start, _ in storages]
-    for leaf in plan.leaves:
-        if leaf.nbytes:
-            i = bisect_right(starts, leaf.offset - base) - 1
-            if i < 0 or leaf.offset - base + leaf.nbytes > storages[i][1]:
-                damaged(path, f"the tensor {leaf.name} lies in none of its storages")
+def _refuse(path: str, archive: Archive | None, allow_pickle: bool, error: Exception) -> NoReturn:
+    """What it means that torch could not load a file. Only damage is told as damage."""
+    text = str(error)
+    said = _UNPICKLER_SAYS.search(text) or _LOAD_SAYS.search(text)
+    detail = said[1] if said else f"{type(error).__name__}: {text}"
+    missing = _GLOBAL.search(text)
+    if "allocate memory" in text:
+        raise OSError(errno.ENOMEM, "torch can't load it") from error
+    if archive is not None and not archive.is_intact:
+        damaged(path, f"its data.pkl doesn't fit its checksum, and torch can't read it: {detail}")
+    if "must be imported" in text:
+        raise UnsupportedValueError(f"{path}: {detail}: import them, and attach it again") from error
+    if not allow_pickle and missing:
+        raise UnsupportedValueError(
+            f"{path} has objects ({missing[1]}) that only pickle can read, which can run code: open the store with "
+            "allow_pickle=True if you trust whoever wrote it"
+        ) from error
+    if not allow_pickle and said:
+        other = "" if archive else ", or is damaged"
+        raise UnsupportedValueError(
+            f"{path} needs pickle{other} ({detail}), which can run code: open the store with allow_pickle=True if you "
+            "trust whoever wrote it; or, if it was saved with a pickle_protocol other than 2, save it anew without"
+        ) from error
+    if allow_pickle and isinstance(error, (ImportError, AttributeError)):
+        raise UnsupportedValueError(f"{path} has objects of a class that this process hasn't: {text}") from error
+    if allow_pickle and archive is not None:
+        raise UnsupportedValueError(f"{path} has objects that can't be loaded: {detail}") from error
+    damaged(path, f"torch can't read it: {detail}")

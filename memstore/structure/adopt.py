@@ -48,7 +48,10 @@ def adopt_value(value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *,
     except RefusedError as error:
         raise UnsupportedValueError(error.message()) from None
     if facts.resolve is not None:
-        raise UnsupportedValueError("a tensor that is stored conjugated or negated has other values than its bytes say")
+        raise UnsupportedValueError(
+            "it has a tensor that is stored conjugated or negated, so that its bytes are other values: attach it with "
+            "copy=True"
+        )
     leaves: list[Leaf] = []
     same: dict[int, int] = {}
     firsts: dict[int, int] = {}

@@ -30,7 +30,7 @@ def rebuild(
 
     Args:
         memory: writable, over the data section; its base keeps the mapping alive.
-        mapping: what every leaf keeps alive, through its storage; None for values that live in their record.
+        mapping: what every leaf keeps alive, through its storage; None for values that live in their record: `memory`.
         device: where the leaves shall be, as for `Tensor.to`; None: where they were put from.
         dtype: a floating or complex one, for leaves of floating dtypes (as `Module.to` does); others stay as they are.
 
@@ -55,7 +55,7 @@ def rebuild(
     _check_dtype(dtype)
     leaves = objects.decode(encoded, plan.object_count, allow_pickle)
     try:
-        tensors = tensors_of(plan, memory, mapping)
+        tensors = tensors_of(plan, memory, memory if mapping is None else mapping)
     except _REFUSALS as error:
         _raise_damage(error)
     if wanted is not None or dtype is not None or plan.marked:
@@ -106,7 +106,7 @@ def rebuild_lazily(
     values = objects.decode(encoded, plan.object_count, allow_pickle)
     try:
         with torch.inference_mode(False):
-            tensors = tensors_of(plan, memory, mapping)
+            tensors = tensors_of(plan, memory, memory if mapping is None else mapping)
             for i, tensor in enumerate(tensors):
                 if i in plan.same:
                     tensors[i] = tensors[plan.same[i]]

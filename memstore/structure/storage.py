@@ -1,9 +1,10 @@
 """Bytes of a mapping as tensors, without a copy: one storage a leaf, so that pickling a leaf costs its own bytes.
 
-Every storage made here refers to the mapping twice: by its data, through the numpy array that it was made from, and by
-the attribute `_memstore_mapping`. `share_memory_` swaps the data for another's, in the same storage: then only the
-attribute keeps alive what `leaf.numpy()` still points to. (On the tensor it would not: the base of such an array is
-another tensor of the same storage. And pickle and deepcopy take a tensor's attributes along, a storage's not.)
+Every storage of a value refers to its memory twice: by its data, through the numpy array that it was made from, and by
+the attribute `_memstore_mapping`: the mapping, or the bytes of an inline value or a leaf that had to be copied.
+`share_memory_` swaps the data for another's, in the same storage: then only the attribute keeps alive what
+`leaf.numpy()` or a dlpack capsule still points to. (On the tensor it would not: the base of such an array is another
+tensor of the same storage. And pickle and deepcopy take a tensor's attributes along, a storage's not.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memstore.engine.mapping import watch
 from memstore.engine.record import Leaf
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
@@ -123,10 +125,11 @@ def _storage(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int, 
     return start, stop, tuple(parts)
 
 
-def tensors_of(plan: Plan, memory: Memory, mapping: object | None) -> list[torch.Tensor]:
+def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Tensor]:
     """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`.
 
-    Call it outside of inference mode, whose tensors could never be used in training.
+    Call it outside of inference mode, whose tensors could never be used in training. `keep` is what every storage
+    refers to; None for tensors that no user gets.
     """
     if memory.nbytes < plan.nbytes:
         raise CorruptionError(f"the value takes {plan.nbytes} bytes, but only {memory.nbytes} are there")
@@ -147,16 +150,19 @@ def tensors_of(plan: Plan, memory: Memory, mapping: object | None) -> list[torch
         storage = from_numpy(memory[start:stop]).untyped_storage()
         for part in parts:
             tensors[part.leaf] = _view(storage, part.dtype, part.offset, part.shape, part.stride)
-    for start, stop, (part,) in recipe.copied:
-        storage = from_numpy(memory[start:stop].copy()).untyped_storage()
-        tensors[part.leaf] = _view(storage, part.dtype, 0, part.shape, part.stride)
+    copies = [(part, memory[start:stop].copy()) for start, stop, (part,) in recipe.copied]
+    for part, copy in copies:
+        tensors[part.leaf] = _view(from_numpy(copy).untyped_storage(), part.dtype, 0, part.shape, part.stride)
     for i in recipe.empty:
         tensors[i] = _empty(plan.leaves[i])
     for i, source in recipe.same:
         tensors[i] = tensors[source]
-    if mapping is not None:
+    if keep is not None:
         for storage in map(torch.Tensor.untyped_storage, tensors):
-            storage._memstore_mapping = mapping  # type: ignore[attr-defined]
+            storage._memstore_mapping = keep  # type: ignore[attr-defined]
+        for part, copy in copies:
+            tensors[part.leaf].untyped_storage()._memstore_mapping = copy
+            watch(copy.__array_interface__["data"][0], copy)  # so that a send copies it, as it does what is mapped
     return tensors
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,8 @@ def test_a_tensor_between_elements_is_copied(store: memstore.Store, folder: Path
     assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in got.values())
     out = {name: torch.zeros_like(tensor) for name, tensor in got.items()}
     assert_same(got, store.get("key", out=out))
+    pickle.loads(bytes(ForkingPickler.dumps(got)))["f"].fill_(0)
+    assert bytes(got["f"].view(torch.uint8)) == data[1:9]  # what is sent is a copy, as of mapped ones
 
 
 # Each beside a whole file, so that nothing but the named fault is wrong.

@@ -42,6 +42,26 @@ def test_it_stays_while_its_key_is_overwritten(store: memstore.Store, size: int)
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("way", ["get", "get_many", "ref", "loaded leaf of a view"])
+def test_an_alias_stays_when_the_tensor_moves_to_shared_memory(store: memstore.Store, size: int, way: str) -> None:
+    """torch gives the storage other memory then; for a tensor of its own such an alias is lost."""
+    value = of_size(size, 7)
+    if way == "loaded leaf of a view":  # jagged tensors are looked into
+        value = torch.nested.nested_tensor_from_jagged(value[:, None], torch.tensor([0, size // 2, size]))
+    store.put("key", value)
+    ways = {"get_many": lambda: store.get_many(["key"])["key"], "ref": lambda: store.ref("key").get()}
+    for _ in range(10):
+        held = ways.get(way, lambda: store.get("key"))() if way != "loaded leaf of a view" else store.view("key")
+        tensor = held.values() if held.is_nested else held
+        aliases = [tensor.numpy(), np.from_dlpack(tensor)]
+        tensor.share_memory_()
+        del held, tensor
+        others = [np.full(size, 9, np.uint8) for _ in range(max(100_000 // size, 1))]
+        assert all((alias == 7).all() for alias in aliases)
+        del others
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_it_stays_while_another_process_overwrites_deletes_and_dies(store: memstore.Store, size: int) -> None:
     store.put("key", of_size(size, 7))
     held = store.get("key")

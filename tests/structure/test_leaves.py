@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec import msgpack
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictParams
 from torch.multiprocessing import reductions
 
@@ -119,8 +122,57 @@ def test_writing_to_a_leaf_writes_the_memory() -> None:
     assert rebuild(plan, objects, memory, None).sum() == 3
 
 
-def test_inline_values_have_no_mapping() -> None:
-    assert not hasattr(round_trip(torch.zeros(3)).untyped_storage(), "_memstore_mapping")
+BASE = torch.arange(64.0)
+INLINE: dict[str, Any] = {
+    "alone": torch.randn(64),
+    "run": {"before": torch.randn(64), "a": torch.randn(64)},
+    "no dtype of numpy": {"a": torch.randn(64).bfloat16()},
+    "transposed": {"a": torch.randn(8, 8).t()},
+    "tied": {"before": BASE[:40], "a": BASE[20:]},
+    "number": torch.tensor(1.5),
+    "jagged": jagged(),
+    "class": Pair(torch.randn(64), torch.randn(64), batch_size=[64]),
+}
+ALIASES: dict[str, Any] = {
+    "numpy": lambda tensor: (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy(),
+    "dlpack": torch.from_dlpack,
+    "capsule": torch.utils.dlpack.to_dlpack,
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("name", INLINE)
+@pytest.mark.parametrize("swap", SWAPS)
+def test_the_bytes_of_an_inline_value_live_as_long_as_an_alias(name: str, alias: str, swap: str) -> None:
+    plan, objects, memory = stored(INLINE[name])
+    got = rebuild(plan, objects, memory, None)
+    tensor = [leaf.values() if leaf.is_nested else leaf for _, leaf in iter_tensors(got)][-1]
+    held = ALIASES[alias](tensor)
+    alive = weakref.ref(memory)
+    if swap == "shared":
+        tensor.share_memory_()
+    else:
+        reductions.reduce_storage(tensor.untyped_storage())
+    del got, tensor, memory
+    assert alive() is not None
+    del held
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("mapping", [None, Mapping()], ids=["inline", "mapped"])
+def test_an_alias_of_a_leaf_that_had_to_be_copied_keeps_the_copy(mapping: Any) -> None:
+    plan = plan_of(msgpack.encode([["dict", ["u", "a"], [0, 0]], [["uint8", [1], 0], ["float32", [300], 1]], False]))
+    _, no_objects, _ = stored(torch.zeros(1))
+    got = rebuild(plan, no_objects, np.arange(1201, dtype=np.uint8), mapping)
+    copied = weakref.ref(got["a"].untyped_storage()._memstore_mapping)
+    alias = got["a"].numpy()
+    assert np.shares_memory(copied(), alias)
+    got["a"].share_memory_()
+    del got
+    assert copied() is not None
+    del alias
+    assert copied() is None
 
 
 def test_conversions() -> None:
@@ -148,8 +200,6 @@ def test_conversions_are_to_floating_dtypes(leaf: torch.Tensor, dtype: Any) -> N
 
 def test_a_missing_device_says_what_to_do() -> None:
     plan, objects, memory = stored(torch.zeros(3))
-    from msgspec import msgpack
-
     tree, leaves, inline = msgpack.decode(plan.description)
     elsewhere = plan_of(msgpack.encode([tree, [[*leaves[0], None, 0, "cuda:99"]], inline]))
     with pytest.raises(UnsupportedValueError, match=r"cuda:99.*device='cpu'"):
