@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from memstore import entries
 from memstore.as_mapping import AsMapping
 from memstore.engine.limits import resource_errors
-from memstore.engine.lookup import Held, hold
+from memstore.engine.lookup import MISFIT, Held, hold, hold_at_once
 from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
 from memstore.engine.registry import abandon_root, close_root, reopen_root
@@ -147,19 +147,23 @@ class Store(AsMapping):
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
         """
+        from memstore import contents
+
         root = self._opened()
         name = encode_key(key)
-        options = None
+        options = contents.PLAIN
         if out is not None or like is not None or device is not None or dtype is not None:
-            from memstore import contents
-
             options = contents.Options(out, like, device, dtype, non_blocking, strict)
-        with resource_errors(self.root, key):
-            held = hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
+        held = self._hold(root, key, name, timeout)
         if held is None:
             if default is _REQUIRED:
                 raise missing(name)
             return default
+        if options is contents.PLAIN and not self._verify:
+            tensor = contents.read_bare(held)
+            if tensor is not None:
+                self._gets += 1
+                return tensor
         return self._load(root, key, held, options)
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
@@ -197,7 +201,7 @@ class Store(AsMapping):
         if not float(lease) >= 0:
             encode_key(key)
             raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
-        record, pin, _ = self._hold(root, key, None)
+        record, pin, _ = self._held(root, key)
         return Ref(root, key, record, pin, float(lease), {"mode": self._mode, **self._options()})
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
@@ -223,17 +227,26 @@ class Store(AsMapping):
         from memstore.view import view
 
         root = self._opened()
-        held = self._hold(root, key, None)
+        held = self._held(root, key)
         self._gets += 1
         return view(root, key, held, {"lease": 60.0, "mode": self._mode, **self._options()}, device)
 
-    def _hold(self, root: Root, key: str, timeout: float | None) -> Held:
+    def _held(self, root: Root, key: str) -> Held:
         name = encode_key(key)
-        with resource_errors(self.root, key):
-            held = hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
+        held = self._hold(root, key, name, None)
         if held is None:
             raise missing(name)
         return held
+
+    def _hold(self, root: Root, key: str, name: bytes, timeout: float | None) -> Held | None:
+        try:
+            held = hold_at_once(root, name)
+            if held is not MISFIT:
+                return held
+            return hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
+        except (OSError, MemoryError):
+            with resource_errors(self.root, key):
+                raise
 
     # --- files of others ----------------------------------------------------------------------------------------------
 
@@ -316,7 +329,7 @@ class Store(AsMapping):
 
         target, limit = export.check_options(path, format, max_shard_size)
         root = self._opened()
-        held = self._hold(root, key, None)
+        held = self._held(root, key)
         description = held[0].description
         options = contents.Options(device="cpu" if export.has_devices(description) else None)
         export.export(

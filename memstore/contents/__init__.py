@@ -7,7 +7,7 @@ checksums    of leaves: made by the one, compared by the other
 
 from __future__ import annotations
 
-from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, read, verify
+from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, read, read_bare, verify
 from memstore.contents.writing import flatten, publish_batch
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "locate",
     "publish_batch",
     "read",
+    "read_bare",
     "verify",
 ]

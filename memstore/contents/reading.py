@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from memstore import structure
 from memstore.contents.checksums import checked_objects, compare, placed_objects
@@ -39,7 +40,38 @@ class Options:
 
 
 PLAIN = Options()
-_dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
+_in_inference_mode, _dispatch_modes, _transform = (
+    torch.is_inference_mode_enabled,
+    modes.count_dispatch_modes,
+    modes.current_transform,
+)
+
+
+def read_bare(held: Held) -> torch.Tensor | None:
+    """As `read` with PLAIN, in a third of the time, of a value that is a single plain tensor.
+
+    None if it isn't one, or where `read` has more to look at.
+    """
+    record, mapping, start = held
+    if record.objects or _in_inference_mode() or _dispatch_modes() or _transform() is not None:
+        return None
+    try:
+        plan = structure.plan_of(record.description)
+        if plan.nbytes != record.nbytes:
+            return None
+        if mapping is not None:
+            array = structure.bare_array(plan, np.asarray(mapping), start)
+        else:
+            array = structure.bare_array(plan, bytearray(record.inline or b""), 0)
+        if array is None:
+            return None
+        tensor = torch.from_numpy(array)
+    except (MemstoreError, TypeError, ValueError, RuntimeError):  # `read` says of what
+        return None
+    tensor.untyped_storage()._memstore_mapping = array if mapping is None else mapping  # type: ignore[attr-defined]
+    if mapping is None:
+        watch(tensor.data_ptr(), array)
+    return tensor
 
 
 def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:

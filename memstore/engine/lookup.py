@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from memstore.engine.adopted import map_sources, read_sources
 from memstore.engine.mapping import Mapping
@@ -57,6 +58,21 @@ def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) 
         "wait for its writers, or get less often",
         key=name,
     )
+
+
+MISFIT: Any = object()
+
+
+def hold_at_once(root: Root, key: bytes) -> Held | None:
+    """As `hold` of one key that nobody replaces meanwhile; MISFIT where somebody does, or files of others don't fit."""
+    with root.guard:
+        record = root.catalog.read(key)
+        if record is None:
+            return None
+        if record.segment:
+            mapped = map_record(root, key, record, live=True)
+            return MISFIT if mapped is None else (record, *mapped)
+        return MISFIT if record.adopted is not None else (record, None, 0)
 
 
 def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[bytes, Record] | None]:

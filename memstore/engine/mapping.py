@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sized
 from typing import Any
 
 import msgspec
@@ -22,7 +21,9 @@ from memstore.engine import syscalls
 from memstore.engine.syscalls import Cleanup
 
 _live: dict[int, int] = {}  # size by address, of this process's mappings
-_watched: weakref.WeakValueDictionary[int, Sized] = weakref.WeakValueDictionary()  # other bytes, by address
+_watched: dict[int, weakref.ref[Any]] = {}  # other bytes, by address; dead ones too, until they are many
+_MOST_WATCHED = 1024  # before those that are dead are looked for
+_look_at = [_MOST_WATCHED]
 
 
 class Mapping(msgspec.Struct, gc=False):
@@ -63,12 +64,22 @@ def map_file(fd: int | None, size: int, file: Cleanup | None = None) -> Mapping:
     return Mapping(address, size, cleanup, file)
 
 
-def watch(address: int, memory: Sized) -> None:
-    """Counts other bytes of a value, those of an inline one, among the mappings, as long as `memory` lives."""
-    _watched[address] = memory
+def watch(address: int, memory: Any) -> None:
+    """Counts other bytes of a value, those of an inline one, among the mappings, as long as `memory` lives.
+
+    It is an array. (A WeakValueDictionary takes a microsecond a value.)
+    """
+    _watched[address] = weakref.ref(memory)
+    if len(_watched) > _look_at[0]:
+        for place, found in list(_watched.items()):
+            if found() is None and _watched.get(place) is found:
+                del _watched[place]
+        _look_at[0] = 2 * len(_watched) + _MOST_WATCHED
 
 
 def lies_in_mapping(address: int) -> bool:
     """Whether `address` is in a live mapping of this process."""
-    sizes = [*list(_live.items()), *((start, len(memory)) for start, memory in list(_watched.items()))]
-    return any(start <= address < start + size for start, size in sizes)
+    if any(start <= address < start + size for start, size in list(_live.items())):
+        return True
+    others = ((start, found()) for start, found in list(_watched.items()))
+    return any(memory is not None and start <= address < start + memory.nbytes for start, memory in others)

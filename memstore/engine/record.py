@@ -67,6 +67,7 @@ STATE_NAMES = {FILLING: "filling", LIVE: "live", RETIRED: "retired"}
 _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
 _decode_row = msgspec.msgpack.Decoder(SegmentRow).decode
+_digest = xxhash.xxh3_64_digest
 _CHECKSUM = 8  # bytes of xxh3-64, in front
 
 
@@ -88,8 +89,8 @@ def encode_record(key: bytes, record: Record) -> bytes:
 
 def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
     """Raises CorruptionError unless the bytes are those that were stored for this key."""
-    body = bytes(stored[_CHECKSUM:])
-    if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body):
+    body = stored[_CHECKSUM:]
+    if stored[:_CHECKSUM] != _digest(key + body):
         raise _damaged(key, "the checksum of its record doesn't fit")
     try:
         return _decode_record(body)

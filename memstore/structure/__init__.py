@@ -22,6 +22,7 @@ from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.plan import Plan
 from memstore.structure.rebuild import rebuild, rebuild_lazily
+from memstore.structure.storage import bare_array
 from memstore.structure.target import get_into, get_like
 from memstore.structure.transport import register as _register_transport
 
@@ -33,6 +34,7 @@ __all__ = [
     "Plan",
     "adopt_tree",
     "adopt_value",
+    "bare_array",
     "contents",
     "fill",
     "flatten",

@@ -69,32 +69,33 @@ def _write_leaf(leaf: Leaf, leaf_traits: Traits) -> list[Any]:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 
-_plans: dict[int, Plan] = {}
+_SHORT = 128  # bytes; up to here Python's own hash is as fast as xxh3
+_plans: dict[int | bytes, Plan] = {}
 _plans_bytes = 0
 
 
 def plan_of(description: bytes) -> Plan:
-    """The plan that a stored description says. Cached by hash, and compared: hashes can be made to collide.
+    """The plan that a stored description says. Cached, long ones by hash, and compared: hashes can be made to collide.
 
     Raises:
         CorruptionError: no flatten wrote this description.
     """
-    digest = xxhash.xxh3_64_intdigest(description)
-    plan = _plans.get(digest)
+    name = description if len(description) <= _SHORT else xxhash.xxh3_64_intdigest(description)
+    plan = _plans.get(name)
     if plan is not None and plan.description == description:
         return plan
     plan = _read(bytes(description))
-    _remember(digest, plan)
+    _remember(name, plan)
     return plan
 
 
-def _remember(digest: int, plan: Plan) -> None:
+def _remember(name: int | bytes, plan: Plan) -> None:
     global _plans_bytes
     # Threads may be here at once: the count can drift by one plan, which the clear puts right.
     if len(_plans) >= _CACHED_PLANS or _plans_bytes > _CACHED_BYTES:
         _plans.clear()
         _plans_bytes = 0
-    _plans[digest] = plan
+    _plans[name] = plan
     _plans_bytes += len(plan.description)
 
 

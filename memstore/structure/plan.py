@@ -34,6 +34,7 @@ class Plan:
     __slots__ = (
         "_header",
         "_loaded",
+        "bare",
         "description",
         "fixed",
         "host",
@@ -76,6 +77,7 @@ class Plan:
         self._loaded: frozenset[int] | None = None
         self._header: bytes | None = None
         self.recipe: Any = None  # see storage.py
+        self.bare: Any = None  # the same
 
     @property
     def header(self) -> bytes:

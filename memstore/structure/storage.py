@@ -20,6 +20,7 @@ from memstore.engine.record import Leaf
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.clusters import cluster_leaves, storage_range
+from memstore.structure.node import TensorNode
 from memstore.structure.plan import Plan
 from memstore.structure.traits import DTYPES, PARAMETER, PLAIN, with_traits
 
@@ -164,6 +165,23 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
             tensors[part.leaf].untyped_storage()._memstore_mapping = copy
             watch(copy.__array_interface__["data"][0], copy)  # so that a send copies it, as it does what is mapped
     return tensors
+
+
+def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
+    """The array to make the value of, over the bytes from `start`, if that is a single plain tensor; else None."""
+    if plan.bare is None:
+        plan.bare = _bare(plan)
+    if not plan.bare:
+        return None
+    dtype, shape = plan.bare
+    return np.ndarray(shape, dtype, memory, start)
+
+
+def _bare(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
+    if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
+        return ()
+    (leaf,) = plan.leaves
+    return (_NUMPY_DTYPES[leaf.dtype], leaf.shape) if _suits_numpy(leaf) and not leaf.offset else ()
 
 
 def _view(
