@@ -18,6 +18,8 @@ from memstore.engine.adopted import Sources, map_sources, opened, read_sources
 from memstore.engine.header import check_header
 from memstore.engine.publish import Content
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.integrations import npy, safetensors_files, torch_files
+from memstore.late_imports import between_forks
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
@@ -49,8 +51,6 @@ def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allo
 
 def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: bool) -> structure.Adopted:
     if format in (None, "safetensors"):
-        from memstore.integrations import safetensors_files
-
         target = safetensors_files.find_in_folder(path) if os.path.isdir(path) else path
         if target is not None and (format is not None or _is_safetensors(target)):
             read = safetensors_files.adopt_index if target.endswith(".json") else safetensors_files.adopt_file
@@ -59,15 +59,11 @@ def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: boo
             raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
     found = format or _format_of(path)
     if found == "memmap":
-        from memstore.integrations import memmap
-
+        with between_forks():
+            from memstore.integrations import memmap
         return memmap.adopt_folder(path, sources, allow_pickle)
     if found == "torch":
-        from memstore.integrations import torch_files
-
         return torch_files.adopt_file(path, sources, allow_pickle)
-    from memstore.integrations import npy
-
     return npy.adopt_file(path, sources)
 
 
