@@ -3,16 +3,19 @@
 The layers; each imports only what stands above it:
 
     errors, keys, info    what can go wrong, what a key is, what a store tells
+    late_imports          what is imported when it is needed, and forks that wait for it
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
     contents/             what a put writes, and what a get makes of it
     view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
-    ref, store, opening   what a user calls; also entries (what the catalog says of them), as_mapping, weights, rescue
-    listing, cli/         what is told without torch, and the command line
+    keyspace, listing     an opened store without its values, and what is told of them; without torch. entries: for both
+    ref, store, opening   what a user calls; also describe, as_mapping, weights, rescue
+    cli/                  the command line
     integrations/         files of others, adopted and exported; a Store's methods import it when they are called
     testing/              what tests share, and users may reuse
 
-Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog.
+Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog. `memstore.open`
+loads all that a forked child may need; what comes later still (tensordict, formats) comes `between_forks`.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from memstore.errors import (
     VersionConflictError,
     VersionGoneError,
 )
+from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
@@ -117,7 +121,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'memstore' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    with between_forks():
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

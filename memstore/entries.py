@@ -1,4 +1,4 @@
-"""What the catalog says of entries: their keys, versions and descriptions, and the wait for a new version.
+"""What the catalog says of entries: their keys and versions, and the wait for a new version.
 
 Nothing is mapped, and no tensor is read. `Store` says the same in public words.
 """
@@ -8,14 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from memstore.engine.lookup import files_of
-from memstore.engine.publish import missing
 from memstore.engine.record import Record
 from memstore.engine.root import Root
 from memstore.engine.tables import Transaction
 from memstore.errors import StoreTimeoutError
-from memstore.info import EntryInfo, Kind, LeafInfo
-from memstore.keys import encode_key
+from memstore.info import Kind
 
 _KEYS_A_PAGE = 1024
 _NET = 1.0  # seconds between looks of a wait, should a wake get lost
@@ -46,28 +43,6 @@ def keys_from(opened: Callable[[], Root], prefix: bytes) -> Iterator[str]:
         if len(page) < _KEYS_A_PAGE:
             return
         after = page[-1]
-
-
-def describe(root: Root, key: str) -> EntryInfo:
-    name = encode_key(key)
-    record = find(root, name)
-    if record is None:
-        raise missing(name)
-    from memstore import structure
-
-    plan = structure.plan_of(record.description)
-    leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
-    is_adopted = record.adopted is not None  # its section has the headers of the files too
-    return EntryInfo(
-        key=key,
-        version=record.version,
-        kind=kind_of(record),
-        nbytes=structure.stored_bytes(plan) if is_adopted else record.nbytes,
-        created=record.created,
-        structure=structure.structure_text(plan),
-        leaves=leaves,
-        files=files_of(root, record),
-    )
 
 
 def kind_of(record: Record) -> Kind:

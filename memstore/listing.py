@@ -15,7 +15,7 @@ import msgspec
 from memstore.engine.record import Path, Record
 from memstore.entries import kind_of
 from memstore.keys import encode_prefix
-from memstore.store import Store
+from memstore.keyspace import Keyspace
 from memstore.wording import age, size
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class UnknownKindError(Exception):
     """The tree has a container that only `structure` can read."""
 
 
-def entries(store: Store, prefix: str = "") -> Iterator[Listed]:
+def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
     """The entries whose keys start with `prefix`, sorted, read in pages."""
     wanted, after = encode_prefix(prefix), None
     while True:
@@ -90,7 +90,7 @@ def entries(store: Store, prefix: str = "") -> Iterator[Listed]:
         after = page[-1][0]
 
 
-def _page(store: Store, prefix: bytes, after: bytes | None) -> list[tuple[bytes, Record]]:
+def _page(store: Keyspace, prefix: bytes, after: bytes | None) -> list[tuple[bytes, Record]]:
     def read(transaction: Transaction) -> list[tuple[bytes, Record]]:
         found = [(key, transaction.record(key)) for key in transaction.keys(prefix, after, _PAGE)]
         return [(key, record) for key, record in found if record is not None]

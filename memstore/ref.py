@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memstore import contents
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import Held, map_record
 from memstore.engine.mapping import Mapping
@@ -12,6 +13,7 @@ from memstore.engine.reference import arrive, gone, take_lease
 from memstore.engine.registry import abandon_root, close_root, retain_root
 from memstore.engine.root import Root
 from memstore.errors import MemstoreError, VersionGoneError
+from memstore.view import view
 
 
 class Ref:
@@ -41,8 +43,6 @@ class Ref:
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        from memstore import contents
-
         held = self._hold()
         default = options.pop("default", ...)
         if held is None and default is not ...:
@@ -56,8 +56,6 @@ class Ref:
 
     def view(self, **options: Any) -> Any:
         """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
-        from memstore.view import view
-
         held = self._hold()
         if held is None:
             raise self._gone()

@@ -7,8 +7,10 @@ import os
 from memstore.engine.folder import absolute_path
 from memstore.engine.limits import resource_errors
 from memstore.engine.record import Record
+from memstore.engine.repair import repair as engine_repair
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.info import Progress, RepairReport
+from memstore.late_imports import between_forks
 
 
 def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Progress | None = None) -> RepairReport:
@@ -41,11 +43,9 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
         >>> memstore.repair(root)
         RepairReport(recovered=('policy',), lost=(), swept_bytes=0)
     """
-    from memstore.engine.repair import repair
-
     path = absolute_path(os.fspath(root))
     with resource_errors(path):
-        return repair(path, mend, timeout, progress)
+        return engine_repair(path, mend, timeout, progress)
 
 
 def mend(store: str, key: bytes, record: Record, content: memoryview) -> bytes | None:
@@ -53,7 +53,8 @@ def mend(store: str, key: bytes, record: Record, content: memoryview) -> bytes |
 
     It can if the bytes fit the record's checksums. Without these, if what is left of the header names the put.
     """
-    from memstore import contents
+    with between_forks():  # torch, which most repairs need not
+        from memstore import contents
 
     try:
         return contents.header_of(store, key.decode(), record, content)

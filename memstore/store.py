@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore import entries
+from memstore import contents, entries, listing
 from memstore.as_mapping import AsMapping
+from memstore.describe import describe
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import MISFIT, Held, hold, hold_at_once
-from memstore.engine.pages import deadline_after
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.registry import abandon_root, close_root, reopen_root
 from memstore.engine.room import where_room_is
 from memstore.engine.root import Root
-from memstore.engine.sweep import sweep_all
-from memstore.errors import ReadOnlyError, StoreClosedError
-from memstore.info import EntryInfo, Progress, StoreStats, VerifyReport
-from memstore.keys import encode_key, encode_prefix, several
+from memstore.engine.verify import verify
+from memstore.info import EntryInfo, Progress, VerifyReport
+from memstore.keys import encode_key, several
+from memstore.keyspace import Keyspace, Mode
+from memstore.late_imports import between_forks
 from memstore.ref import Ref
+from memstore.view import view
 from memstore.wording import shown, table_html
 
 if TYPE_CHECKING:
     import torch
 
-Mode = Literal["r", "r+", "a", "x"]
 _REQUIRED: Any = ...  # a get's default that means: raise
 
 log = logging.getLogger("memstore")
 
 
-class Store(AsMapping):
+class Store(Keyspace, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
@@ -45,10 +44,8 @@ class Store(AsMapping):
     """
 
     def __init__(self, root: Root, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
-        self.root = root.path
-        self._root: Root | None = root
-        self._mode, self._verify, self._allow_pickle, self._timeout = mode, verify, allow_pickle, timeout
-        self._puts = self._gets = 0
+        super().__init__(root, mode, timeout=timeout)
+        self._verify, self._allow_pickle = verify, allow_pickle
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -88,8 +85,6 @@ class Store(AsMapping):
         return dict(zip(items, self._put(items, expect_versions or {}, timeout), strict=True))
 
     def _put(self, items: Mapping[str, Any], expected: Mapping[str, int], timeout: float | None) -> list[int]:
-        from memstore import contents
-
         root = self._writable()
         deadline = self._deadline(timeout)
         names = [encode_key(key) for key in items]
@@ -147,8 +142,6 @@ class Store(AsMapping):
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
         """
-        from memstore import contents
-
         root = self._opened()
         name = encode_key(key)
         options = contents.PLAIN
@@ -184,8 +177,6 @@ class Store(AsMapping):
         return values
 
     def _load(self, root: Root, key: str, held: Held, options: Any = None) -> Any:
-        from memstore import contents
-
         self._gets += 1
         options = contents.PLAIN if options is None else options
         return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
@@ -224,8 +215,6 @@ class Store(AsMapping):
             ...     rows.sum()
             tensor(8.)
         """
-        from memstore.view import view
-
         root = self._opened()
         held = self._held(root, key)
         self._gets += 1
@@ -283,7 +272,8 @@ class Store(AsMapping):
             PermissionDeniedError: the folder has a link that leads out of it.
             FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
         """
-        from memstore.integrations import attach
+        with between_forks():
+            from memstore.integrations import attach
 
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
@@ -324,8 +314,8 @@ class Store(AsMapping):
             UnsupportedValueError: the format can't express a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder has something in it.
         """
-        from memstore import contents
-        from memstore.integrations import export
+        with between_forks():
+            from memstore.integrations import export
 
         target, limit = export.check_options(path, format, max_shard_size)
         root = self._opened()
@@ -344,84 +334,9 @@ class Store(AsMapping):
             allow_pickle=self._allow_pickle,
         )
 
-    # --- delete -------------------------------------------------------------------------------------------------------
-
-    def delete(
-        self, key: str, *, missing_ok: bool = False, expect_version: int | None = None, timeout: float | None = None
-    ) -> bool:
-        """Deletes a key. Values that were got stay valid. Returns whether it was there.
-
-        Raises:
-            KeyNotFoundError: no such key, unless `missing_ok`.
-            VersionConflictError: it is at another version than `expect_version`.
-        """
-        change = Change(encode_key(key), None, expect_version, missing_ok)
-        return bool(self._delete([change], timeout)[0])
-
-    def delete_many(self, keys: Iterable[str], *, missing_ok: bool = False, timeout: float | None = None) -> int:
-        """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`."""
-        names = dict.fromkeys(encode_key(key) for key in several(keys))
-        return sum(map(bool, self._delete([Change(name, None, None, missing_ok) for name in names], timeout)))
-
-    def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
-        root = self._writable()
-        with resource_errors(self.root, changes[0].key.decode() if len(changes) == 1 else None, root):
-            return where_room_is(commit, root, changes, self._deadline(timeout)) if changes else []
-
-    # --- look ---------------------------------------------------------------------------------------------------------
-
-    def keys(self, prefix: str = "") -> Iterator[str]:
-        """Iterates over the keys that start with `prefix`, sorted by their UTF-8 bytes.
-
-        They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed.
-        """
-        encoded = encode_prefix(prefix)
-        self._opened()
-        return entries.keys_from(self._opened, encoded)
-
-    def version(self, key: str) -> int:
-        """Returns the version of `key`. Raises KeyNotFoundError."""
-        name = encode_key(key)
-        found = entries.version_of(self._opened(), name)
-        if not found:
-            raise missing(name)
-        return found
-
     def info(self, key: str) -> EntryInfo:
         """Describes the present version of `key`, without reading its tensors. Raises KeyNotFoundError."""
-        return entries.describe(self._opened(), key)
-
-    def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
-        """Waits for a version of `key` that is newer than `newer_than`, and returns it.
-
-        A put wakes it within tens of microseconds; a delete doesn't.
-
-        Args:
-            key: the key; it need not exist yet.
-            newer_than: a version, as `put` and `wait` return it.
-            timeout: seconds; None: the store's; `float("inf")`: for ever.
-
-        Raises:
-            StoreTimeoutError (a TimeoutError too): there was none in time.
-        """
-        self._opened()
-        return entries.wait_for(self._opened, encode_key(key), newer_than, self._deadline(timeout))
-
-    def stats(self) -> StoreStats:
-        """Measures the store; takes milliseconds, and more where hundreds of processes run."""
-        from memstore.engine.usage import huge_page_bytes, measure
-
-        root = self._opened()
-        with resource_errors(self.root, None, root):
-            usage = asdict(measure(root))
-        return StoreStats(**usage, huge_page_bytes=huge_page_bytes(root), puts=self._puts, gets=self._gets)
-
-    def gc(self, *, timeout: float | None = None) -> int:
-        """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
-        root = self._writable()
-        deadline = self._deadline(timeout)
-        with resource_errors(self.root, None, root):
-            return sweep_all(root, deadline)
+        return describe(self._opened(), key)
 
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
         """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
@@ -442,38 +357,9 @@ class Store(AsMapping):
             ...     store.verify()
             VerifyReport(checked=1, unchecked=0, damaged=(), ok=True)
         """
-        from memstore import contents
-        from memstore.engine.verify import verify
-
         root = self._opened()
         names = None if keys is None else [encode_key(key) for key in several(keys)]
         return verify(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
-
-    # --- the store ----------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Closes the store for this object. Values and refs that were got stay valid. May be called again."""
-        root, self._root = self._root, None
-        if root is not None:
-            close_root(root)
-
-    def _opened(self) -> Root:
-        root = self._root
-        if root is None:
-            raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
-        root.glance()
-        if root.catalog.is_released:  # in a forked child
-            root.check_in_place()  # it is opened by its path
-            reopen_root(root, self._deadline(None))
-        return root
-
-    def _writable(self) -> Root:
-        if self._mode == "r":
-            raise ReadOnlyError(f"{self.root} was opened with mode 'r': open it with 'r+' or 'a' to write")
-        return self._opened()
-
-    def _deadline(self, timeout: float | None) -> float:
-        return deadline_after(self._timeout if timeout is None else timeout)
 
     def _options(self) -> dict[str, Any]:
         return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
@@ -484,36 +370,8 @@ class Store(AsMapping):
         self._opened()
         return reopen, (self.root, self._mode, self._options())
 
-    def __enter__(self) -> Store:
-        self._opened()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        root = getattr(self, "_root", None)
-        if root is not None:
-            abandon_root(root)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._root is None else f"mode {self._mode!r}"
-        return f"<memstore.Store {self.root} ({state})>"
-
     def _repr_html_(self) -> str:
         if self._root is None:
             return repr(self)
-        from memstore import listing
-
         rows = map(listing.cells, listing.entries(self))
         return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'keys')}")
-
-    # --- as a mapping: see also AsMapping -----------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        root = self._opened()
-        with root.guard:
-            return root.catalog.view(lambda transaction: transaction.count("entries"))
-
-    def __contains__(self, key: object) -> bool:
-        return bool(entries.version_of(self._opened(), encode_key(key)))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+import torch
+
+from memstore import structure
 from memstore.store import Store
-
-if TYPE_CHECKING:
-    import torch
 
 
 def iter_weights(
@@ -23,8 +22,6 @@ def iter_weights(
         newer_than: wait first for a version that is newer than this one.
         timeout: seconds to wait; None: the store's.
     """
-    from memstore import structure
-
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     value = store.get(key, timeout=timeout)

@@ -13,6 +13,7 @@ from memstore.engine.lookup import files_of
 from memstore.entries import find
 from memstore.errors import KeyNotFoundError
 from memstore.keys import encode_key
+from memstore.keyspace import open_keyspace
 from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, outline
 
 
@@ -22,7 +23,7 @@ from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, ou
 @as_json
 def ls(root: str, prefix: str, as_json: bool) -> None:
     """List the keys that start with PREFIX."""
-    with memstore.open(root, "r") as store:
+    with open_keyspace(root, "r") as store:
         found = entries(store, prefix)
         if as_json:
             render.print_json(list(found))
@@ -37,18 +38,20 @@ def ls(root: str, prefix: str, as_json: bool) -> None:
 @as_json
 def info(root: str, key: str, as_json: bool) -> None:
     """Show one entry: its leaves with shapes and dtypes, its bytes and files."""
-    with memstore.open(root, "r") as store:
-        if as_json:
+    if as_json:
+        with memstore.open(root, "r") as store:
             render.print_json(store.info(key))
-            return
-        record = find(store._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
+        return
+    with open_keyspace(root, "r") as keyspace:
+        record = find(keyspace._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
         if record is None:
             raise KeyNotFoundError(f"no key {key!r}", key=key)
-        files = files_of(store._opened(), record)  # pyright: ignore[reportPrivateUsage]
+        files = files_of(keyspace._opened(), record)  # pyright: ignore[reportPrivateUsage]
         try:
             structure, leaves = outline(record.description)
         except UnknownKindError:  # only torch can tell
-            found = store.info(key)
+            with memstore.open(root, "r") as store:
+                found = store.info(key)
             structure = found.structure
             leaves = [Leaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
     size, age = render.size(record.nbytes), render.age(record.created)
@@ -66,7 +69,7 @@ def info(root: str, key: str, as_json: bool) -> None:
 @as_json
 def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json: bool) -> None:
     """Delete KEYS, all of them or, if one is missing, none."""
-    with memstore.open(root, "r+") as store:
+    with open_keyspace(root, "r+") as store:
         names = [one.key for start in keys for one in entries(store, start)] if prefix else list(keys)
         deleted = store.delete_many(names, missing_ok=missing_ok or prefix) if names else 0
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)

@@ -6,12 +6,13 @@ import click
 
 import memstore
 from memstore.errors import MemstoreError
+from memstore.keyspace import open_keyspace
 from memstore.listing import entries
 
 
 def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     try:
-        with memstore.open(context.params["root"], "r", timeout=1.0) as store:
+        with open_keyspace(context.params["root"], "r", timeout=1.0) as store:
             return [found.key for found, _ in zip(entries(store, incomplete), range(100), strict=False)]
     except (MemstoreError, OSError, KeyError):
         return []

@@ -9,6 +9,7 @@ import click
 import memstore
 from memstore.cli import render
 from memstore.cli.group import as_json, cli, complete_key, root
+from memstore.keyspace import open_keyspace
 
 DAMAGED = 1  # exit code
 
@@ -18,7 +19,7 @@ DAMAGED = 1  # exit code
 @as_json
 def stats(root: str, as_json: bool) -> None:
     """Show what the store takes, and who holds what was replaced."""
-    with memstore.open(root, "r") as store:
+    with open_keyspace(root, "r") as store:
         found = store.stats()
     if as_json:
         render.print_json(found)
@@ -79,7 +80,7 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
 @as_json
 def gc(root: str, as_json: bool) -> None:
     """Give back what nobody holds: replaced versions, files kept for reuse, what dead writers left."""
-    with memstore.open(root, "r+") as store:
+    with open_keyspace(root, "r+") as store:
         freed = store.gc()
     render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
 
@@ -94,7 +95,7 @@ def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) ->
     """Follow the keys that start with PREFIX: versions, sizes, puts a second. With --json a line a look."""
     from memstore.cli.watch import follow
 
-    with memstore.open(root, "r") as store:
+    with open_keyspace(root, "r") as store:
         follow(store, prefix, interval, count, as_json=as_json)
 
 

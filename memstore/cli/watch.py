@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 
 from memstore.cli import render
+from memstore.keyspace import Keyspace
 from memstore.listing import Listed, entries
-from memstore.store import Store
 
 _SMOOTHING = 0.3  # weight of the newest look in a rate
 _ROWS = 40
@@ -27,7 +27,7 @@ class Look:
     changes: dict[str, float]
 
 
-def looks(store: Store, prefix: str, interval: float) -> Iterator[Look]:
+def looks(store: Keyspace, prefix: str, interval: float) -> Iterator[Look]:
     seen: dict[str, int] = {}
     rates: dict[str, float] = {}
     before, published, puts = 0.0, 0, 0.0
@@ -45,13 +45,13 @@ def looks(store: Store, prefix: str, interval: float) -> Iterator[Look]:
         time.sleep(max(interval - (time.monotonic() - now), 0.0))
 
 
-def _publications(store: Store) -> int:
+def _publications(store: Keyspace) -> int:
     root = store._opened()  # pyright: ignore[reportPrivateUsage]
     with root.guard:
         return root.catalog.view(lambda transaction: transaction.counters().publications)
 
 
-def follow(store: Store, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
+def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
     found = looks(store, prefix, interval)
     if as_json:
         for number, look in enumerate(found, 1):

@@ -20,7 +20,9 @@ from memstore.engine.adopted import Sources, map_sources, opened, read_sources
 from memstore.engine.header import HEADER_LIMIT, check_header
 from memstore.engine.publish import Content
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.integrations import npy, safetensors_files, torch_files
 from memstore.integrations.torch_archives import is_pickle
+from memstore.late_imports import between_forks
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
@@ -81,30 +83,22 @@ def _naming(key: str, name: str) -> Generator[None]:
 def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: bool) -> structure.Adopted:
     found = format or _format_of(path)
     if found == "safetensors":
-        from memstore.integrations import safetensors_files
-
         target = safetensors_files.find_in_folder(path) if os.path.isdir(path) else path
         if target is None:
             raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
         read = safetensors_files.adopt_index if target.endswith(".json") else safetensors_files.adopt_file
         return read(target, sources)
     if found == "memmap":
-        from memstore.integrations import memmap
-
+        with between_forks():
+            from memstore.integrations import memmap
         return memmap.adopt_folder(path, sources, allow_pickle)
     if found == "torch":
-        from memstore.integrations import torch_files
-
         return torch_files.adopt_file(path, sources, allow_pickle)
-    from memstore.integrations import npy
-
     return npy.adopt_file(path, sources)
 
 
 def _format_of(path: str) -> Format:
     if os.path.isdir(path):
-        from memstore.integrations import safetensors_files
-
         if safetensors_files.find_in_folder(path) is not None:
             return "safetensors"
         if os.path.lexists(os.path.join(path, "meta.json")):

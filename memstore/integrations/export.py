@@ -16,7 +16,9 @@ from memstore import structure
 from memstore.engine.limits import parse_size
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
+from memstore.integrations import safetensors_files
 from memstore.integrations.output import Meter, NewFile, Progress, is_special, new_file
+from memstore.late_imports import between_forks
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
@@ -58,8 +60,6 @@ def export(
     meter = Meter(structure.stored_bytes(plan), progress)
     try:
         if format == "safetensors":
-            from memstore.integrations import safetensors_files
-
             tensors = _named_tensors(plan, value, safetensors_files.why_not)
             meter.total = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             if limit is None and not os.path.isdir(path) and not path.endswith("/"):
@@ -67,8 +67,8 @@ def export(
             else:
                 safetensors_files.write_checkpoint(os.path.abspath(path), tensors, limit, meter, durable=durable)
         elif format == "memmap":
-            from memstore.integrations.memmap_export import write_folder
-
+            with between_forks():
+                from memstore.integrations.memmap_export import write_folder
             write_folder(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:

@@ -21,6 +21,7 @@ import tensordict
 from tensordict.base import _ACCEPTED_CLASSES
 from tensordict.utils import _encode_key_for_filesystem
 
+import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore import structure
 from memstore.engine.adopted import Sources, opened
 from memstore.engine.record import Leaf
@@ -38,8 +39,6 @@ PICKLES = ("other.pickle", "pickle.pkl")
 
 
 def adopt_folder(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:
-    import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
     reader = _Reader(sources, allow_pickle)
     tree = reader.read(os.path.realpath(path), _NOTHING)
     return structure.adopt_tree(tree, reader.leaves, reader.walk.objects)

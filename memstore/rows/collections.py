@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
 
+from memstore.rows.gather import name
+
 if TYPE_CHECKING:
     from memstore.rows.gather import Gather, Path
 
 
 def plan_collection(gather: Gather, source: Any, out: Any, path: Path) -> Any:
-    from memstore.rows.gather import name
-
     if not source.batch_size and not is_non_tensor(source):
         raise ValueError(f"{name(path)} is a {type(source).__qualname__} without a batch dimension: it has no rows")
     if is_non_tensor(source):
@@ -51,8 +51,6 @@ def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path) -> Any
 
 def _other(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     """Leaves that are no tensors: one value for all rows, or one for each."""
-    from memstore.rows.gather import name
-
     if not source.batch_size:
         return source if out is None else out
     rows = source[gather.rows(source.batch_size[0], path)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
 
+from memstore.late_imports import between_forks
 from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
 from memstore.structure import traits
@@ -49,7 +51,8 @@ class Gather:
         if isinstance(source, (list, tuple)):
             return self._sequence(source, out, path)
         if _is_collection(source):
-            from memstore.rows.collections import plan_collection
+            with between_forks():
+                from memstore.rows.collections import plan_collection
 
             return plan_collection(self, source, out, path)
         return source if out is None else out  # no tensor: it has no rows
@@ -178,13 +181,8 @@ def _share_elements(jobs: list[Job], ranges: list[tuple[int, int, int]]) -> bool
 
 
 def _is_collection(value: Any) -> bool:
-    import sys
-
-    if "tensordict" not in sys.modules:
-        return False
-    from tensordict import is_tensor_collection
-
-    return is_tensor_collection(value)
+    asked: Any = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
+    return asked is not None and asked(value)
 
 
 def name(path: Path) -> str:

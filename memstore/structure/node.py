@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from memstore.engine.record import Path
+from memstore.late_imports import between_forks
 from memstore.structure.checks import MalformedError, as_list, require
 from memstore.structure.dict_keys import name_of
 
@@ -111,7 +112,8 @@ def node_class(kind: str) -> type[Node]:
     found = NODES.get(kind)
     if found is None:
         # tensordict takes a second to import; values without TensorDicts don't need it
-        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        with between_forks():
+            import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
         found = NODES.get(kind)
     if found is None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from memstore.engine.mapping import lies_in_mapping
 from memstore.structure import traits
 
 
@@ -32,12 +33,6 @@ def register() -> None:
     ForkingPickler.register(torch.Tensor, _reduce_tensor)
     ForkingPickler.register(torch.nn.Parameter, _reduce_tensor)
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
-
-
-def _lies_in_mapping(address: int) -> bool:
-    from memstore.engine.mapping import lies_in_mapping
-
-    return lies_in_mapping(address)
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -52,7 +47,7 @@ def _is_ours(tensor: torch.Tensor) -> bool:
         return False
     if tensor.requires_grad and not tensor.is_leaf:
         return False
-    return tensor.numel() > 0 and _lies_in_mapping(tensor.data_ptr())
+    return tensor.numel() > 0 and lies_in_mapping(tensor.data_ptr())
 
 
 def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +73,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
-    if storage.device.type == "cpu" and storage.nbytes() and _lies_in_mapping(storage.data_ptr()):
+    if storage.device.type == "cpu" and storage.nbytes() and lies_in_mapping(storage.data_ptr()):
         copy = torch.UntypedStorage._new_shared(storage.nbytes())
         _keep_for_child(copy)
         copy.copy_(storage, non_blocking=False)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from memstore.late_imports import between_forks
 from memstore.structure import objects
 from memstore.structure.dict_keys import write_key
 from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree
@@ -182,7 +183,8 @@ def rule(function: Callable[[type], Flattener | None]) -> Callable[[type], Flatt
 @functools.lru_cache(maxsize=512)
 def flattener(kind: type) -> Flattener:
     if "tensordict" in sys.modules:
-        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        with between_forks():
+            import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
     found = _FLATTENERS.get(kind)
     if found is not None:
         return found

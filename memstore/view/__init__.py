@@ -10,6 +10,7 @@ build        views of held versions; lazy leaves as references in pickles
 
 from __future__ import annotations
 
+import memstore.view.run  # noqa: F401  # pyright: ignore[reportUnusedImport] - the leaves import it when they are used
 from memstore.view.build import view
 from memstore.view.leaf import StoredTensor
 from memstore.view.source import bytes_read

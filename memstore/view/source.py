@@ -6,6 +6,9 @@ it has the version mapped, and checked, at once.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import threading
 from typing import Any
 
@@ -20,6 +23,7 @@ from memstore.engine.reference import arrive, gone, take_lease
 from memstore.engine.registry import abandon_root, close_root, retain_root
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError
+from memstore.late_imports import between_forks
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -39,6 +43,13 @@ def bytes_read() -> int:
     It counts the elements that were used, each time they are; what slicing, printing or sending a view touches is none.
     """
     return _total
+
+
+@functools.cache
+def _prepare_torch() -> None:
+    """Imports what torch's C++ imports at the first operator on a lazy leaf: there, a fork would not wait for it."""
+    with between_forks(), contextlib.suppress(ImportError):  # a torch without distributed
+        importlib.import_module("torch.distributed.tensor")
 
 
 class Source:
@@ -61,6 +72,7 @@ class Source:
         options: dict[str, Any],
     ) -> None:
         """`options`: the sender's mode, timeout, verify and lease, for references to it."""
+        _prepare_torch()
         retain_root(root)
         self.root, self.key, self.mapping, self.memory = root, key, mapping, memory
         self.address: int = memory.__array_interface__["data"][0]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from memstore.engine.record import Path
+from memstore.late_imports import between_forks
 from memstore.structure.checks import require, unpack
 from memstore.structure.node import TENSOR, Kids, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import RefusedError, Walk
@@ -61,7 +62,8 @@ class JaggedNode(Node):
         return node
 
     def build(self, parts: Parts) -> Any:
-        from torch.nested._internal.nested_tensor import NestedTensor
+        with between_forks():
+            from torch.nested._internal.nested_tensor import NestedTensor
 
         values, offsets, lengths = [*self.kids.build(parts), None][:3]
         require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "no jagged tensor")

@@ -1,0 +1,31 @@
+"""The description of an entry, as `Store.info` gives it."""
+
+from __future__ import annotations
+
+from memstore import structure
+from memstore.engine.lookup import files_of
+from memstore.engine.publish import missing
+from memstore.engine.root import Root
+from memstore.entries import find, kind_of
+from memstore.info import EntryInfo, LeafInfo
+from memstore.keys import encode_key
+
+
+def describe(root: Root, key: str) -> EntryInfo:
+    name = encode_key(key)
+    record = find(root, name)
+    if record is None:
+        raise missing(name)
+    plan = structure.plan_of(record.description)
+    leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
+    is_adopted = record.adopted is not None  # its section has the headers of the files too
+    return EntryInfo(
+        key=key,
+        version=record.version,
+        kind=kind_of(record),
+        nbytes=structure.stored_bytes(plan) if is_adopted else record.nbytes,
+        created=record.created,
+        structure=structure.structure_text(plan),
+        leaves=leaves,
+        files=files_of(root, record),
+    )
