@@ -18,12 +18,14 @@ from memstore.engine.adopted import Sources, map_sources, opened, read_sources
 from memstore.engine.header import check_header
 from memstore.engine.publish import Content
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.structure import modes
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 
+@modes.put_aside()
 def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
     """What a record says of a value that lies in the file or folder at `path`."""
     if format is not None and format not in FORMATS:
@@ -110,6 +112,7 @@ def _check_places(plan: structure.Plan, sources: Sources) -> None:
                 raise CorruptionError(detail := f"the leaf {leaf.name} lies beyond the end of its file", detail=detail)
 
 
+@modes.put_aside()
 def load(key: str, content: Content, *, allow_pickle: bool) -> Any:
     """The value itself, over the mapped files."""
     assert content.adopted is not None

@@ -17,6 +17,7 @@ from memstore.engine.limits import parse_size
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.output import Meter, NewFile, Progress, is_special, new_file
+from memstore.structure import modes
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
@@ -41,6 +42,7 @@ def has_devices(description: bytes) -> bool:
     return any(found.device is not None for found in structure.plan_of(description).traits)
 
 
+@modes.put_aside()
 def export(
     key: str,
     description: bytes,

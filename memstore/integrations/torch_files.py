@@ -121,8 +121,10 @@ def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int) -
 def _load(path: str, allow_pickle: bool) -> Any:
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=not allow_pickle)
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, RecursionError):
         raise
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedValueError(f"{path} has objects that can't be read here: {error}") from error
     except Exception as error:  # of the pickle's opcodes, with whatever arguments
         if "Cannot allocate memory" in str(error):
             raise OSError(errno.ENOMEM, "torch can't map it") from error

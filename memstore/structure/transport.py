@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from memstore.structure import traits
+from memstore.structure import modes, traits
 
 
 def register() -> None:
@@ -55,6 +55,7 @@ def _is_ours(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and _lies_in_mapping(tensor.data_ptr())
 
 
+@modes.put_aside()
 def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor over shared memory of its own: the span of its bytes, or its elements where the span has gaps."""
     shape, stride, itemsize = tensor.shape, tensor.stride(), tensor.dtype.itemsize
