@@ -129,7 +129,7 @@ class Store(Keyspace, AsMapping):
         Args:
             key: the key.
             default: what to return if there is no such key, as it is; without one, that is an error.
-            out: a value of the same structure, filled in place and returned.
+            out: a value of the same structure, filled in place and returned. What can't be written is told before.
             like: a value of the same structure, whose devices, dtypes and strides the result has, in new memory.
             device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
             non_blocking: as in `torch.Tensor.to`.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from memstore.engine import syscalls
+from memstore.engine.depth import nests_too_deeply
 from memstore.engine.header import (
     DIGEST_SIZE,
     HEADER_LIMIT,
@@ -110,6 +111,8 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
     try:
         return _read_checked(view, size)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(view, size)):
+            raise
         raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
 
 

@@ -23,12 +23,14 @@ from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueErro
 from memstore.integrations import npy, safetensors_files, torch_files
 from memstore.integrations.torch_archives import is_pickle
 from memstore.late_imports import between_forks
+from memstore.structure import modes
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 
+@modes.put_aside()
 def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
     """What a record says of a value that lies in the file or folder at `path`."""
     name = _checked(path, format)
@@ -40,13 +42,12 @@ def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allo
     return Content(adopted.plan.description, adopted.objects, adopted.plan.nbytes, adopted=sources.encode())
 
 
+@modes.put_aside()
 def load(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
     """The value itself: over the mapped files, but for what can't be served from there."""
     name = _checked(path, format)
     with _naming(key, name):
         if not os.path.isdir(name) and (format or _format_of(name)) == "torch":
-            from memstore.integrations import torch_files
-
             return torch_files.load_file(name, allow_pickle)
     content = adopt(key, path, format, allow_pickle=allow_pickle)
     assert content.adopted is not None

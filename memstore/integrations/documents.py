@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from memstore.engine import syscalls
 from memstore.engine.adopted import opened
+from memstore.engine.depth import nests_too_deeply
 from memstore.engine.header import HEADER_LIMIT
 from memstore.errors import CorruptionError
 
@@ -28,6 +29,8 @@ def parse_object(path: str, text: bytes) -> dict[str, Any]:
     try:
         found: Any = json.loads(text.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # UnicodeError and JSONDecodeError are ValueErrors
+        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: json.loads(text.decode())):
+            raise
         damaged(path, f"its JSON can't be read: {error}")
     if not isinstance(found, dict):
         damaged(path, "its JSON is no object")

@@ -19,6 +19,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.integrations import safetensors_files
 from memstore.integrations.output import Meter, NewFile, Progress, is_special, new_file
 from memstore.late_imports import between_forks
+from memstore.structure import modes
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
@@ -43,6 +44,7 @@ def has_devices(description: bytes) -> bool:
     return any(found.device is not None for found in structure.plan_of(description).traits)
 
 
+@modes.put_aside()
 def export(
     key: str,
     description: bytes,

@@ -28,6 +28,7 @@ from memstore.engine.record import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
 from memstore.structure import objects
+from memstore.structure.checks import MalformedError
 from memstore.structure.classes import class_name
 from memstore.structure.node import MAX_DEPTH, TENSOR, Tree
 from memstore.structure.traits import DTYPES, count
@@ -197,7 +198,10 @@ class _Reader:
                 f"{path} is a pickle, which can run code: open the store with allow_pickle=True if you trust whoever "
                 "wrote it"
             )
-        return objects.unpickle(read_whole(path))
+        try:
+            return objects.unpickle(read_whole(path))
+        except MalformedError as error:
+            damaged(path, str(error))
 
     def _visit(self, folder: str, value: Any) -> Tree:
         try:

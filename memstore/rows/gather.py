@@ -105,6 +105,7 @@ class Gather:
             found = f"{out.dtype} of shape {tuple(out.shape)}"
             raise ValueError(f"{name(path)} of out is {found}, and takes {real.dtype} of shape {shape}")
         else:
+            _check_memory(out, path)
             target = out
         self._jobs.append(Job(path, real, leaf, rows, target, out is not None))
         return target
@@ -113,7 +114,7 @@ class Gather:
 
     def check(self) -> None:
         """Raises ValueError if what is to be filled overlaps itself or what is read."""
-        given = [job for job in self._jobs if job.is_given and job.target.numel() and job.target.device.type != "meta"]
+        given = [job for job in self._jobs if job.is_given and job.target.numel()]
         if not given:
             return
         ranges = sorted((*_range(job.target), i) for i, job in enumerate(given))
@@ -160,6 +161,23 @@ def _fill(job: Job, is_mapped: bool) -> None:
         staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
         copy_rows(job.real.cpu(), job.rows, staged, source, is_mapped=is_mapped)
         target.copy_(staged, non_blocking=True)
+
+
+def _check_memory(out: torch.Tensor, path: Path) -> None:
+    """Raises ValueError for tensors that have none, or other memory than their shape says."""
+    kind = "a meta tensor" if out.device.type == "meta" else f"a tensor of layout {out.layout}"
+    if out.device.type == "meta" or out.layout is not torch.strided or out.is_nested:
+        raise ValueError(f"{name(path)} of out is {kind}, which can't be filled")
+    try:
+        storage = out.untyped_storage()
+        address = out.data_ptr() if storage.device == out.device else None
+    except RuntimeError:  # of a transform
+        storage = address = None
+    if storage is None or address is None:
+        raise ValueError(f"{name(path)} of out is a {type(out).__qualname__} that has no memory of its own")
+    stop = out.storage_offset() + traits.reach(out.shape, out.stride())
+    if out.numel() and (not address or stop * out.dtype.itemsize > storage.nbytes()):
+        raise ValueError(f"{name(path)} of out is a tensor whose storage was freed or cut")
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -18,11 +18,13 @@ import msgspec
 import torch
 import xxhash
 
+from memstore.engine.depth import nests_too_deeply
 from memstore.engine.record import Leaf, Path
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.clusters import cluster_leaves
+from memstore.structure.devices import read_device
 from memstore.structure.node import ObjectNode, Reader, TensorNode, walk_names
 from memstore.structure.plan import Plan
 from memstore.structure.traits import DTYPES, PLAIN, Traits
@@ -103,6 +105,8 @@ def _read(description: bytes) -> Plan:
     try:
         return _read_checked(description)
     except (MalformedError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(description)):
+            raise
         raise CorruptionError(f"the description of the value is damaged: {error}") from error
 
 
@@ -151,6 +155,11 @@ def _read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
     require(3 <= len(entry) <= 6 and type(entry[0]) is str, "no leaf")
     dtype_name, shape, offset, stride, flags, device = entry + [None, 0, None][len(entry) - 3 :]
     dtype = DTYPES.get(str(dtype_name))
+    if dtype is None and traits.may_be_dtype(str(dtype_name)):
+        raise UnsupportedValueError(
+            f"the stored value has a leaf of torch.{dtype_name}, which torch {torch.__version__} hasn't; "
+            "read it with the version that wrote it, or a newer one"
+        )
     if dtype is None or dtype in traits.QUANTIZED:
         raise MalformedError(f"no dtype is called {dtype_name!r}")
     require(type(offset) is int and 0 <= offset < _MAX_BYTES, "no offset")
@@ -186,9 +195,10 @@ def _read_traits(flags: Any, device: Any, dtype: torch.dtype) -> Traits:
 
 def _is_device(name: str) -> bool:
     try:
-        return torch.device(name).type not in ("cpu", "meta")
-    except RuntimeError:
+        device = read_device(name)
+    except MalformedError:
         return False
+    return isinstance(device, str) or device.type not in ("cpu", "meta")
 
 
 def _check_ties(leaves: Sequence[Leaf], same: dict[int, int]) -> None:

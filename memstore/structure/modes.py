@@ -5,15 +5,16 @@ wrapper without memory; in inference mode one that can't be trained. So what is 
 the calls of its own: what is got is real memory, and what is put is what the value holds. Tensors that are fake, or
 wrapped, stay what they are, and are refused where bytes are needed.
 
-To look for modes takes 0.05 us a kind, to put them aside 10 us. So a plain get and put look for the two kinds that
-change what is made of memory (`_is_hindered`, inlined where it matters), and try again without any where a call fails.
+To look for modes takes 0.05 us a kind, to put them aside 10 us. So a plain get looks for the two kinds alone that
+change what is made of memory (`count_dispatch_modes`, `current_transform`), a put of a plain tensor for none, and both
+try again with all put aside where a call fails.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +45,7 @@ def are_active() -> bool:
 
 
 @contextmanager
-def put_aside(*, entirely: bool = False) -> Iterator[None]:
+def put_aside(*, entirely: bool = False) -> Generator[None]:
     """Without modes and transforms, in this thread. What subclasses of tensors do, they do still.
 
     Args:

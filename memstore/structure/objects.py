@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from msgspec.msgpack import Ext
 
+from memstore.engine.depth import nests_too_deeply
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.checks import MalformedError, as_list, require, unpack
+from memstore.structure.devices import need_device, read_device
 from memstore.structure.dict_keys import read_keys
+from memstore.structure.traits import may_be_dtype
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NUMPY_KINDS = frozenset("biufcSUmMV")
@@ -156,6 +159,12 @@ def decode(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
     decoder = _UNPICKLING if allow_pickle else _SAFE
     try:
         objects = decoder.decode(data)
+    except MemoryError:
+        raise
+    except RecursionError as error:
+        if not nests_too_deeply(lambda: _SAFE.decode(data)):
+            raise
+        raise CorruptionError(f"the non-tensor leaves are damaged: {error}") from error
     except _PickleRefused:
         raise UnsupportedValueError(
             "the value has leaves that were stored with pickle, which can run code when it is read; "
@@ -190,7 +199,10 @@ def _read_scalar(data: bytes) -> Any:
 
 
 def _read_torch_constant(data: bytes) -> Any:
-    value = vars(torch).get(data.decode())
+    name = data.decode()
+    value = vars(torch).get(name)
+    if value is None and may_be_dtype(name):
+        raise UnsupportedValueError(f"the stored value has torch.{name}, which torch {torch.__version__} hasn't")
     require(isinstance(value, (torch.dtype, torch.layout, torch.memory_format)), "no constant of torch")
     return value
 
@@ -231,7 +243,7 @@ _READERS: dict[int, Callable[[bytes], Any]] = {
     _NUMPY_ARRAY: _read_numpy,
     _SIZE: _read_size,
     _TORCH_CONSTANT: _read_torch_constant,
-    _DEVICE: lambda data: torch.device(data.decode()),
+    _DEVICE: lambda data: need_device(read_device(data.decode())),
 }
 
 
@@ -263,8 +275,12 @@ def unpickle(data: bytes) -> Any:
     """Only where `allow_pickle=True` was said: it runs what the bytes say."""
     try:
         return pickle.loads(data)
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedValueError(f"a leaf that was stored with pickle can't be read here: {error}") from error
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise MalformedError(f"no pickle: {error}") from error
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:  # classes that this process lacks, and whatever their own code does
+        raise UnsupportedValueError(f"a leaf that was stored with pickle can't be read here: {error!r}") from error
 
 
 _SAFE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook(False))

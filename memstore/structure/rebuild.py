@@ -14,6 +14,8 @@ from memstore.structure.node import Parts
 from memstore.structure.plan import Plan
 from memstore.structure.storage import Memory, finish, finish_one, tensors_of
 
+_in_inference_mode = torch.is_inference_mode_enabled
+
 
 def rebuild(
     plan: Plan,
@@ -39,7 +41,7 @@ def rebuild(
         CorruptionError: plan, objects and memory don't belong together.
         UnsupportedValueError: the value needs pickle, a class or a device that this process hasn't.
     """
-    if torch.is_inference_mode_enabled():  # what is made there could never be used in training
+    if _in_inference_mode():  # what is made there could never be used in training
         with torch.inference_mode(False):
             return rebuild(
                 plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,14 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+_DTYPE_NAME = re.compile(r"(b?float|u?int|complex|bits)[0-9][0-9a-z_]*")
+
+
+def may_be_dtype(name: str) -> bool:
+    """Whether another version of torch may have a dtype of this name."""
+    return _DTYPE_NAME.fullmatch(name) is not None
+
 
 WITHOUT_COPY = frozenset(  # torch has no copy kernel for them
     dtype

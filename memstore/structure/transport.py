@@ -25,7 +25,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from memstore.engine.mapping import lies_in_mapping
-from memstore.structure import traits
+from memstore.structure import modes, traits
 
 
 def register() -> None:
@@ -50,6 +50,7 @@ def _is_ours(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and lies_in_mapping(tensor.data_ptr())
 
 
+@modes.put_aside()
 def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor over shared memory of its own: the span of its bytes, or its elements where the span has gaps."""
     shape, stride, itemsize = tensor.shape, tensor.stride(), tensor.dtype.itemsize

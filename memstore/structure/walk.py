@@ -151,6 +151,8 @@ class Walk:
             return objects.write_object(value, self.allow_pickle)
         except objects.NotStorableError as error:
             raise RefusedError(str(error)) from None
+        except MemoryError:
+            raise
         except Exception as error:  # pickle runs the object's own code
             raise RefusedError(f"an object of type {type(value).__qualname__} that fails to pickle: {error}") from error
 

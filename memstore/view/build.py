@@ -21,6 +21,7 @@ from memstore.engine.lookup import Held
 from memstore.engine.root import Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import modes, traits
+from memstore.structure.devices import need_device
 from memstore.structure.walk import RefusedError, Walk, flattens
 from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, with_kind, wrap
 from memstore.view.source import Source, Span, count_read
@@ -54,7 +55,7 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
             span = Span(source, stored.offset, stored.nbytes, checksum)
             if kind is traits.PLAIN:
                 return wrap(real, span, wanted or _CPU)
-            return with_kind(wrap(real, span, wanted or torch.device(kind.device or "cpu")), kind)
+            return with_kind(wrap(real, span, wanted or need_device(kind.device) or _CPU), kind)
 
         for i in plan.loaded:
             stored = plan.leaves[i]
@@ -104,7 +105,7 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
         real = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)
         kind, requires_grad = divmod(flags, 2)
         span = Span(source, *checked) if checked else Span(source, offset, nbytes)
-        leaf = wrap(real, span, torch.device(device or "cpu"))
+        leaf = wrap(real, span, need_device(device) or _CPU)
         return with_kind(leaf, traits.Traits(kind, bool(requires_grad), device))
 
 

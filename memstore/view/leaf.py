@@ -25,6 +25,7 @@ _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 _forbid_pointers: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
+_in_inference_mode = torch.is_inference_mode_enabled
 _shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
 
 
@@ -133,7 +134,7 @@ class StoredTensor(torch.Tensor):
 
 def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
     """The lazy leaf over `real`, which lies in the mapping of the span's source."""
-    if torch.is_inference_mode_enabled():  # a tensor made there could never be used in training
+    if _in_inference_mode():  # a tensor made there could never be used in training
         with torch.inference_mode(False):
             return wrap(real, span, device)
     leaf = _make_wrapper(

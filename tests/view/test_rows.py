@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memstore
 from memstore.engine import syscalls
@@ -289,3 +290,23 @@ def test_cold_boxes_are_asked_for_by_their_runs(
         assert asked == sizes
         use(view)  # warm by now
         assert asked == sizes
+
+
+@pytest.mark.parametrize("kind", ["fake", "meta", "sparse", "freed", "cut", "lazy"])
+def test_out_without_memory_is_refused_before_anything_is_written(store: memstore.Store, kind: str) -> None:
+    store.put("key", {"a": torch.ones(900, 4), "b": torch.ones(900, 3)})
+    view = store.view("key")
+    bad = torch.zeros(2, 3, device="meta" if kind == "meta" else "cpu")
+    if kind == "fake":
+        with FakeTensorMode():
+            bad = torch.zeros(2, 3)
+    elif kind in ("freed", "cut"):
+        bad.untyped_storage().resize_(8 if kind == "cut" else 0)
+    elif kind == "sparse":
+        bad = bad.to_sparse()
+    elif kind == "lazy":
+        bad = view["b"][:2]
+    whole = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match=r"value\['b'\] of out is"):
+        memstore.read_rows(view, [1, 2], out={"a": whole, "b": bad})
+    assert not whole.any()

@@ -25,22 +25,22 @@ from tensordict import (
 
 from memstore.engine.record import Path
 from memstore.structure import objects
-from memstore.structure.checks import MalformedError, require, sizes, unpack
+from memstore.structure.checks import require, sizes, unpack
+from memstore.structure.devices import need_device, read_device
 from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import RefusedError, Walk, flattens
 
 _NONE = type(None)
 
 
-def read_batch(batch: Any, device: Any, names: Any) -> tuple[torch.Size, torch.device | None, list[str | None] | None]:
+def read_batch(
+    batch: Any, device: Any, names: Any
+) -> tuple[torch.Size, torch.device | str | None, list[str | None] | None]:
     """Batch size, device and names of dimensions, checked."""
     shape = torch.Size(sizes(batch))
     if names is not None:
         require(len(names) == len(shape) and all(name is None or type(name) is str for name in names), "no names")
-    try:
-        return shape, None if device is None else torch.device(device), names
-    except RuntimeError:
-        raise MalformedError(f"no device is called {device!r}") from None
+    return shape, None if device is None else read_device(device), names
 
 
 # -- lazy stacks -----------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class EmptyLazyNode(Node):
         built: Any = self.cls(
             stack_dim=self.stack_dim,
             batch_size=self.batch,
-            device=self.device if parts.device is None else parts.device,
+            device=need_device(self.device) if parts.device is None else parts.device,
             names=self.names,
         )
         return built.lock_() if self.lock else built
@@ -244,7 +244,7 @@ class NonTensorNode(Node):
         return node
 
     def build(self, parts: Parts) -> Any:
-        device = self.device if parts.device is None else parts.device
+        device = need_device(self.device) if parts.device is None else parts.device
         names = None if self.names is None else list(self.names)
         inner = TensorDict._new_unsafe({}, batch_size=self.batch, device=device, names=names)
         built = _non_tensor(self.cls, self.entry.build(parts), inner)

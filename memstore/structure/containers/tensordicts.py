@@ -28,6 +28,7 @@ from memstore.engine.record import Path
 from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.classes import class_name, find_class, make_bare
 from memstore.structure.containers.stacks import read_batch
+from memstore.structure.devices import need_device
 from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, rule
 
@@ -56,7 +57,9 @@ class TensorDictNode(Node):
     __slots__ = ("batch", "device", "keys", "kids", "lock", "names")
     kind = "td"
 
-    def __init__(self, batch: torch.Size, device: torch.device | None, names: Any, lock: bool, keys: Any, kids: Kids):
+    def __init__(
+        self, batch: torch.Size, device: torch.device | str | None, names: Any, lock: bool, keys: Any, kids: Kids
+    ):
         self.batch = batch
         self.device = device
         self.names = names
@@ -77,7 +80,7 @@ class TensorDictNode(Node):
         built = TensorDict._new_unsafe(
             dict(zip(self.keys, self.kids.build(parts), strict=True)),
             batch_size=self.batch,
-            device=self.device if parts.device is None else parts.device,
+            device=need_device(self.device) if parts.device is None else parts.device,
             names=None if self.names is None else list(self.names),
             nested=False,
         )

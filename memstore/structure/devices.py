@@ -1,0 +1,35 @@
+"""Devices by the names that stored values have of them. A process may lack the backend that another one had."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from memstore.errors import UnsupportedValueError
+from memstore.structure.checks import MalformedError
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}(:[0-9]{1,4})?")
+
+
+def read_device(name: str) -> torch.device | str:
+    """The device, or its name where torch has none of it here. Raises MalformedError for what no device is called."""
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        if _NAME.fullmatch(name):
+            return name
+        raise MalformedError(f"no device is called {name!r}") from None
+
+
+def need_device(device: torch.device | str | None) -> torch.device | None:
+    """What `read_device` read, where the device itself is needed; raises UnsupportedValueError."""
+    if isinstance(device, str):
+        try:
+            return torch.device(device)
+        except RuntimeError as error:
+            raise UnsupportedValueError(
+                f"the value was put from the device {device!r}, which this process can't use ({error}); "
+                "pass device='cpu', or import what registers it"
+            ) from error
+    return device
