@@ -138,17 +138,14 @@ def run_python(code: str, *arguments: str) -> str:
 def test_import_is_light() -> None:
     code = """if True:
         import sys, time
-        started = time.perf_counter()
+        started = time.process_time()
         import memstore
-        print(time.perf_counter() - started)
+        print(time.process_time() - started)
         print([name for name in ("torch", "tensordict", "monarch", "numpy") if name in sys.modules])
     """
-    seconds: list[float] = []
-    for _ in range(5):
-        taken, loaded = run_python(code).splitlines()
-        assert loaded == "[]"
-        seconds.append(float(taken))
-    assert min(seconds) < 0.5  # the goal is 0.1; machines that run tests are busy
+    taken, loaded = run_python(code).splitlines()
+    assert loaded == "[]"
+    assert float(taken) < 0.5  # of the processor; the goal is 0.1
 
 
 def test_public_names_resolve() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -36,7 +37,7 @@ def filled(root: str) -> Iterator[str]:
 
 
 def call(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done.stderr if code > 1 else done.stdout
 
@@ -210,15 +211,16 @@ def test_ls_info_and_stats_start_quickly_and_without_torch(filled: str) -> None:
         script = "import sys, atexit; from memstore.cli import main; sys.argv = ['memstore', *sys.argv[1:]]\n" + (
             "atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)))\nmain()"
         )
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
-            )
-            times.append(time.perf_counter() - start)
+        before = _seconds_of_children()
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
         assert "torch" not in done.stderr.split() and "tensordict" not in done.stderr.split()
-        assert min(times) < 2.0, times  # 0.2 alone; the machine may be busy
+        assert _seconds_of_children() - before < 1.0  # it takes 0.2, and torch takes 2
+
+
+def _seconds_of_children() -> float:
+    """Of the processor, which a busy machine gives later, but not more of."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_completion_knows_the_keys(filled: str) -> None:
