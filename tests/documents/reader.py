@@ -52,17 +52,17 @@ def compare(said: str, shown: str) -> None:
 
 def in_another_process(snippet: dict[str, str]) -> None:
     message = json.dumps([{**snippet, "kind": "python"}])
-    subprocess.run([sys.executable, __file__, "once"], input=message, text=True, check=True, timeout=60)
+    subprocess.run([sys.executable, __file__, "once"], input=message, text=True, check=True, timeout=120)
 
 
 def in_a_shell(text: str) -> None:
     """Lines of commands; or a session: `$ ` before each command, and below it what it shows."""
     if not text.startswith("$ "):
-        subprocess.run(["bash", "-ec", text], check=True, timeout=60)
+        subprocess.run(["bash", "-ec", text], check=True, timeout=120)
         return
     for part in text.removeprefix("$ ").split("\n$ "):
         command, _, said = part.partition("\n")
-        run = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+        run = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
         compare(said.rstrip(), run.stdout)
 
 
