@@ -1,14 +1,12 @@
-"""The project holds together: layers, imports, and documents that run and name what exists."""
+"""The project holds together: layers, imports, and examples that run."""
 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,17 +155,14 @@ def run_python(code: str, *arguments: str) -> str:
 def test_import_is_light() -> None:
     code = """if True:
         import sys, time
-        started = time.perf_counter()
+        started = time.process_time()
         import memstore
-        print(time.perf_counter() - started)
+        print(time.process_time() - started)
         print([name for name in ("torch", "tensordict", "monarch", "numpy") if name in sys.modules])
     """
-    seconds: list[float] = []
-    for _ in range(5):
-        taken, loaded = run_python(code).splitlines()
-        assert loaded == "[]"
-        seconds.append(float(taken))
-    assert min(seconds) < 0.5  # the goal is 0.1; machines that run tests are busy
+    taken, loaded = run_python(code).splitlines()
+    assert loaded == "[]"
+    assert float(taken) < 0.5  # of the processor; the goal is 0.1
 
 
 def test_what_is_not_loaded_with_open_is_imported_between_forks() -> None:
@@ -191,57 +186,7 @@ def test_public_names_resolve() -> None:
     assert run_python(code).strip() == "[]"
 
 
-# --- documents --------------------------------------------------------------------------------------------------------
-
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-EXAMPLE_ROOT = "/dev/shm/run"  # as the documents write it
-ANOTHER_PROCESS = "# another process"
-
-
-def python_blocks(document: Path) -> list[str]:
-    return [code for language, code in FENCE.findall(document.read_text()) if language == "python"]
-
-
-RUNNER = """
-import json, subprocess, sys
-names = {"__name__": "__main__"}
-for block in json.loads(sys.argv[1]):
-    if block.startswith("# another process"):
-        subprocess.run([sys.executable, "-c", block], check=True, timeout=60)
-    else:
-        exec(compile(block, "<document>", "exec"), names)
-"""
-
-
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if python_blocks(path)], ids=relative)
-def test_documented_code_runs(document: Path, tmp_path: Path) -> None:
-    """The blocks of a document run in order in one process; those that say so, in another while the first lives."""
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if os.access(shm, os.W_OK) else tmp_path) as root:
-        blocks = [block.replace(EXAMPLE_ROOT, root) for block in python_blocks(document)]
-        run_python(RUNNER, json.dumps(blocks))
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
-def test_links_lead_somewhere(document: Path) -> None:
-    prose = FENCE.sub("", document.read_text())
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-        if "://" not in target:
-            assert (document.parent / target).exists(), f"{relative(document)} links to {target}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
-def test_named_tests_exist(document: Path) -> None:
-    """A promise that names a test which is gone is worse than none."""
-    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`", document.read_text()):
-        path = ROOT / file
-        assert path.exists(), f"{relative(document)} names {file}"
-        if name:
-            nodes = ast.walk(ast.parse(path.read_text()))
-            defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-            missing = [word for word in name.split("::") if word not in defined]
-            assert not missing, f"{relative(document)} names {file}::{name}"
+# --- examples ---------------------------------------------------------------------------------------------------------
 
 
 def run_example(name: str, *options: str) -> str:

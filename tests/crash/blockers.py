@@ -16,10 +16,16 @@ from typing import Any
 import torch
 
 import memstore
+from memstore import entries
 from memstore.engine.syscalls import PAGE
 from memstore.testing import faults
 from tests.crash.leftovers import opened
 from tests.crash.values import INLINE, SMALL, stamp_of, stamped
+
+NEVER = 3600.0  # seconds, not one, after which a wait looks by itself: only a wake ends it, on a busy machine too
+PROMPTLY = 0.4  # seconds
+OPENING = 0.3  # seconds that an opening waits
+TRIES = 20  # a busy machine is late now and then, but not each time
 
 
 def hold_mutex(channel: Connection, path: str) -> None:
@@ -63,32 +69,35 @@ def stop_in_put(channel: Connection, path: str, nbytes: int, where: str) -> None
 def live_beside_stopped_owners(channel: Connection, path: str) -> None:
     """Two threads wait for mutexes that stopped processes hold: in the opening of one store, and in a put to another.
 
-    Sends what they raised, and how long all else took meanwhile: forks, and a third store's opening, use and close.
+    Sends what they raised, and whether all else was done meanwhile: forks, and a third store's opening, use and close.
     """
-    waiting, free = memstore.open(f"{path}1"), memstore.open(f"{path}2")
-    free.put("k", stamped(1, SMALL))
+    waiting = memstore.open(f"{path}1")
     channel.send("opened")
     channel.recv()
-    with ThreadPoolExecutor(2) as pool:
-        waits = [
-            pool.submit(memstore.open, f"{path}0", timeout=1.2),
-            pool.submit(waiting.put, "k", stamped(1, SMALL), timeout=1.2),
-        ]
-        while waiting_for_mutexes() < 2:
-            time.sleep(0.001)
-        started = time.monotonic()
-        _do_all_else(free, f"{path}3")
-        taken = time.monotonic() - started
-        assert waiting_for_mutexes() == 2, "they are not in the way any more"
-        channel.send(([str(wait.exception()) for wait in waits], taken))
+    for timeout in (1.0, 5.0, 25.0):  # on a busy machine all else may take longer than they wait
+        with ThreadPoolExecutor(2) as pool:
+            waits = [
+                pool.submit(memstore.open, f"{path}0", timeout=timeout),
+                pool.submit(waiting.put, "k", stamped(1, SMALL), timeout=timeout),
+            ]
+            while waiting_for_mutexes() < 2 and not any(wait.done() for wait in waits):
+                time.sleep(0.001)
+            _do_all_else(f"{path}2", f"{path}3")
+            done_meanwhile = waiting_for_mutexes() == 2
+            errors = [str(wait.exception()) for wait in waits]
+        if done_meanwhile:
+            break
+    channel.send((errors, done_meanwhile))
 
 
-def _do_all_else(store: memstore.Store, other: str) -> None:
+def _do_all_else(path: str, other: str) -> None:
+    store = memstore.open(path)
+    store.put("k", stamped(1, SMALL))
     pid = os.fork()
     if not pid:
         status = 1
         with contextlib.suppress(BaseException):
-            signal.alarm(5)
+            signal.alarm(60)
             assert stamp_of(store.get("k")) == 1
             store.put("child", stamped(1, SMALL))
             status = 0
@@ -101,15 +110,21 @@ def _do_all_else(store: memstore.Store, other: str) -> None:
 
 
 def be_interrupted_in_put(channel: Connection, path: str) -> None:
-    """Is interrupted while it waits for the mutex to put. Sends how many seconds later it noticed."""
-    store = memstore.open(path, timeout=20.0)
+    """Is interrupted while it waits for the mutex to put. Sends how many seconds later it noticed, at best."""
+    store = memstore.open(path, timeout=60.0)
     channel.send("opened")
     channel.recv()
-    channel.send(_interrupt(store, lambda: store.put("k", torch.zeros(8))))
+    least = float("inf")
+    for _ in range(TRIES):
+        least = min(least, _interrupt(store, lambda: store.put("k", torch.zeros(8))))
+        if least < PROMPTLY:
+            break
+    channel.send(least)
 
 
 def be_interrupted_in_wait(channel: Connection, path: str) -> None:
     """Is interrupted while it waits for a version. Sends how many seconds later it noticed."""
+    entries._NET = NEVER
     store = memstore.open(path)
     channel.send(_interrupt(store, lambda: store.wait("k", timeout=float("inf"))))
 
@@ -132,25 +147,33 @@ def _interrupt(store: memstore.Store, call: Callable[[], object]) -> float:
 
 
 def open_and_retry(channel: Connection, path: str) -> None:
-    """Opens a store whose mutex is held, in vain; and again when told to."""
-    try:
-        memstore.open(path, timeout=0.3)
-    except memstore.StoreTimeoutError as error:
-        channel.send(str(error))
-    channel.recv()
-    with memstore.open(path, timeout=5.0) as store:
+    """Opens a store whose mutex is held, in vain, whenever it is told to; and for good when told so.
+
+    Sends what it raised each time, and how many seconds that took; in the end the version that it put.
+    """
+    word = "try"
+    while word == "try":
+        started = time.monotonic()
+        try:
+            memstore.open(path, timeout=OPENING)
+        except memstore.StoreTimeoutError as error:
+            channel.send((str(error), time.monotonic() - started))
+        word = channel.recv()
+    with memstore.open(path, timeout=60.0) as store:
         channel.send(store.put("k", torch.zeros(8)))
 
 
 def wait_for(channel: Connection, path: str, key: str, newer_than: int, threads: int, options: dict[str, Any]) -> None:
-    """Waits for a key in some threads. Sends "waiting" when all of them sleep, then what each got, and when."""
+    """Waits for a key in some threads. Sends "waiting" when all of them sleep, then what each got."""
+    if not options.pop("looks_again", False):
+        entries._NET = NEVER
     store = memstore.open(path, options.pop("mode", "a"))
 
-    def wait() -> tuple[int | str, float]:
+    def wait() -> int | str:
         try:
-            return store.wait(key, newer_than=newer_than, **options), time.monotonic()
+            return store.wait(key, newer_than=newer_than, **options)
         except memstore.MemstoreError as error:
-            return type(error).__name__, time.monotonic()
+            return type(error).__name__
 
     with ThreadPoolExecutor(threads) as pool:
         waits = [pool.submit(wait) for _ in range(threads)]

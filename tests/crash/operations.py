@@ -91,7 +91,7 @@ def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
     """A put whose key is replaced while it fills, so that only the commit finds the wrong version."""
 
     def put(store: memstore.Store, _: object) -> None:
-        root, deadline = opened(store), deadline_after(5.0)
+        root, deadline = opened(store), deadline_after(30.0)
         flat = contents.flatten("a", stamped(NEW, nbytes), root, allow_pickle=False)
         with resource_errors(store.root, "a"), contextlib.suppress(memstore.VersionConflictError):
             contents.publish_batch(root, [(b"a", flat, 1 << 60)], deadline)

@@ -32,7 +32,7 @@ def test_kill_while_creating(durability: str, request: pytest.FixtureRequest, se
             with server.start(workers.die_in_open, path, durability, number, after) as worker:
                 assert worker.wait() == KILLED, what
             _check_reader_sees_all_or_nothing(path, what)
-            with memstore.open(path, durability=durability, timeout=5.0) as store:  # type: ignore[arg-type]
+            with memstore.open(path, durability=durability, timeout=30.0) as store:  # type: ignore[arg-type]
                 store.put("a", stamped(1, SMALL))
                 assert stamp_at(store, "a") == 1, what
                 assert leftovers(store) == [], what
@@ -43,7 +43,7 @@ def test_kill_while_creating(durability: str, request: pytest.FixtureRequest, se
 
 def _check_reader_sees_all_or_nothing(path: str, what: str) -> None:
     try:
-        memstore.open(path, "r", timeout=5.0).close()
+        memstore.open(path, "r", timeout=30.0).close()
     except memstore.NotAStoreError:
         assert not os.path.exists(f"{path}/{folder.SETTINGS}"), what
 
@@ -71,7 +71,7 @@ def test_kill_while_opening(durability: str, request: pytest.FixtureRequest, ser
             leave_work()
             with server.start(workers.die_in_open, path, durability, number, after) as worker:
                 assert worker.wait() == KILLED, what
-            with memstore.open(path, timeout=5.0) as store:
+            with memstore.open(path, timeout=30.0) as store:
                 assert leftovers(store, spares=True) == [], what
                 assert stamp_at(store, "a") == 2, what
                 store.put("a", stamped(3, SMALL))

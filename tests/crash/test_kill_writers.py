@@ -15,22 +15,24 @@ from tests.crash.leftovers import headers_not_live, leftovers
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import stamp_of, stamped
 
-NBYTES = 64 << 20
 READERS = 2
 
 
-@pytest.mark.parametrize("kills", [50, pytest.param(300, marks=[pytest.mark.full, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    ("kills", "nbytes"),
+    [(50, 16 << 20), pytest.param(300, 64 << 20, marks=[pytest.mark.full, pytest.mark.timeout(600)])],
+)
 def test_kill_writers_of_large_values(
-    kills: int, store: memstore.Store, server: ForkServer, chance: random.Random
+    kills: int, nbytes: int, store: memstore.Store, server: ForkServer, chance: random.Random
 ) -> None:
     stamp = 1
-    store.put("k", stamped(stamp, NBYTES))
+    store.put("k", stamped(stamp, nbytes))
     readers = [server.start(workers.read_on, store.root, "k") for _ in range(READERS)]
     paces: list[float] = []  # seconds a put
     interrupted = published = 0
     try:
         for number in range(kills):
-            with server.start(workers.write_on, store.root, "k", NBYTES, stamp + 1) as writer:
+            with server.start(workers.write_on, store.root, "k", nbytes, stamp + 1) as writer:
                 assert writer.recv() == ("begun", stamp + 1)
                 if number % 4 == 0:  # killed in its second put
                     started = time.monotonic()
@@ -46,7 +48,7 @@ def test_kill_writers_of_large_values(
             interrupted += begun > done
             published += found > done
             stamp = begun + 1
-            store.put("k", stamped(stamp, NBYTES))  # the next put works
+            store.put("k", stamped(stamp, nbytes))  # the next put works
             _check(store, readers, stamp)
         for reader in readers:
             reader.send("end")

@@ -18,24 +18,26 @@ from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import blockers
 from tests.crash.leftovers import leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamp_of, stamped
+from tests.patience import least_seconds
 
-TIMEOUT = 0.3
+TIMEOUT = 0.3  # of what must not be had
+PLENTY = 60.0  # of what must be, on a busy machine too
 SLACK = 0.5
 VALUE = torch.zeros(8, dtype=torch.int64)
 
-CALLS: dict[str, Callable[[memstore.Store], object]] = {
-    "put": lambda store: store.put("k", VALUE, timeout=TIMEOUT),
-    "put-large": lambda store: store.put("k", stamped(1, SMALL), timeout=TIMEOUT),
-    "put-many": lambda store: store.put_many({"k": VALUE, "l": VALUE}, timeout=TIMEOUT),
-    "delete": lambda store: store.delete("held", timeout=TIMEOUT),
-    "delete-many": lambda store: store.delete_many(["held"], timeout=TIMEOUT),
-    "gc": lambda store: store.gc(timeout=TIMEOUT),
-    "pickle-ref": lambda store: _pickle(store.root),
+CALLS: dict[str, Callable[[memstore.Store, float], object]] = {
+    "put": lambda store, timeout: store.put("k", VALUE, timeout=timeout),
+    "put-large": lambda store, timeout: store.put("k", stamped(1, SMALL), timeout=timeout),
+    "put-many": lambda store, timeout: store.put_many({"k": VALUE, "l": VALUE}, timeout=timeout),
+    "delete": lambda store, timeout: store.delete("held", timeout=timeout),
+    "delete-many": lambda store, timeout: store.delete_many(["held"], timeout=timeout),
+    "gc": lambda store, timeout: store.gc(timeout=timeout),
+    "pickle-ref": lambda store, timeout: _pickle(store.root, timeout),
 }
 
 
-def _pickle(root: str) -> None:
-    with memstore.open(root, "r+", timeout=TIMEOUT) as store:
+def _pickle(root: str, timeout: float) -> None:
+    with memstore.open(root, "r+", timeout=timeout) as store:
         ForkingPickler(io.BytesIO()).dump(store.ref("held"))
 
 
@@ -69,29 +71,29 @@ def owner(store: memstore.Store, server: ForkServer) -> Iterator[Worker]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_timeout_names_the_stopped_owner(name: str, store: memstore.Store, owner: Worker) -> None:
-    _times_out(rf"held by pid {owner.pid}\b.*stopped", lambda: CALLS[name](store))
+    _times_out(rf"held by pid {owner.pid}\b.*stopped", lambda: CALLS[name](store, TIMEOUT))
     owner.kill(signal.SIGCONT)
     owner.send("release")
     assert owner.recv() == "released"
     assert "k" not in store
-    CALLS[name](store)
+    CALLS[name](store, PLENTY)
 
 
 def test_reads_need_no_mutex(store: memstore.Store, owner: Worker) -> None:
-    assert stamp_of(store.get("held", timeout=TIMEOUT)) == 1
-    assert list(store.get_many(["held"], timeout=TIMEOUT)) == ["held"]
+    assert stamp_of(store.get("held", timeout=PLENTY)) == 1  # the owner keeps the mutex for as long
+    assert list(store.get_many(["held"], timeout=PLENTY)) == ["held"]
     assert list(store) == ["held"]
     assert store.info("held").nbytes == SMALL
     assert store.stats().keys == 1
     assert stamp_of(store.ref("held").get()) == 1
-    with memstore.open(store.root, "r", timeout=TIMEOUT) as reader:
+    with memstore.open(store.root, "r", timeout=PLENTY) as reader:
         assert stamp_of(reader.get("held")) == 1
 
 
 def test_killed_while_stopped(store: memstore.Store, owner: Worker) -> None:
     owner.kill()
     assert owner.wait() == -9
-    assert store.put("k", VALUE, timeout=TIMEOUT) > 0
+    assert store.put("k", VALUE, timeout=PLENTY) > 0
 
 
 def test_interrupt_ends_a_wait_for_the_mutex(store: memstore.Store, server: ForkServer) -> None:
@@ -103,12 +105,12 @@ def test_interrupt_ends_a_wait_for_the_mutex(store: memstore.Store, server: Fork
             assert worker.recv() < SLACK
             owner.send("release")
             assert owner.recv() == "released"
-            store.put("k", VALUE, timeout=5.0)
+            store.put("k", VALUE, timeout=PLENTY)
 
 
 def test_an_open_that_timed_out_can_be_repeated(store: memstore.Store, owner: Worker, server: ForkServer) -> None:
     with server.start(blockers.open_and_retry, store.root) as worker:
-        assert f"held by pid {owner.pid}" in worker.recv()
+        assert f"held by pid {owner.pid}" in worker.recv()[0]
         owner.kill(signal.SIGCONT)
         owner.send("release")
         assert owner.recv() == "released"
@@ -120,13 +122,10 @@ def test_open_behind_a_stopped_opener_times_out(store: memstore.Store, server: F
     with server.start(blockers.hold_folder, store.root) as worker:
         assert worker.recv() == "held"
         with stopped(worker):
-            started = time.monotonic()
-            with pytest.raises(memstore.StoreTimeoutError, match=f"pid {worker.pid} to finish opening"):
-                memstore.open(store.root, timeout=TIMEOUT)
-            assert TIMEOUT <= time.monotonic() - started < TIMEOUT + SLACK
-            store.put("k", VALUE, timeout=TIMEOUT)  # who has it open is not concerned
+            _times_out(f"pid {worker.pid} to finish opening", lambda: memstore.open(store.root, timeout=TIMEOUT))
+            store.put("k", VALUE, timeout=PLENTY)  # who has it open is not concerned
         worker.send("release")
-        memstore.open(store.root, timeout=5.0).close()
+        memstore.open(store.root, timeout=PLENTY).close()
 
 
 @pytest.mark.parametrize("nbytes", [INLINE, SMALL, LARGE])
@@ -137,14 +136,14 @@ def test_stopped_in_a_commit(nbytes: int, store: memstore.Store, server: ForkSer
         who = rf"held by pid {worker.pid}\b.*stopped"
         assert stamp_at(store, "k") == 0
         for name in ("put-large", "gc"):
-            _times_out(who, lambda name=name: CALLS[name](store))
+            _times_out(who, lambda name=name: CALLS[name](store, TIMEOUT))
         with server.start(blockers.open_and_retry, store.root) as other:
-            assert f"held by pid {worker.pid}" in other.recv()
+            assert f"held by pid {worker.pid}" in other.recv()[0]
             worker.kill(signal.SIGCONT)
             version = worker.recv()
             other.send("again")
             other.recv()
-        assert store.wait("k", newer_than=version, timeout=5.0) > version
+        assert store.wait("k", newer_than=version, timeout=PLENTY) > version
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
@@ -155,9 +154,9 @@ def test_stopped_while_it_fills(nbytes: int, store: memstore.Store, server: Fork
         filling = store.stats().filling_bytes
         assert filling >= nbytes
         for stamp in range(2, 12):
-            store.put("k", stamped(stamp, nbytes), timeout=TIMEOUT)
-            memstore.open(store.root, timeout=TIMEOUT).close()
-            store.gc(timeout=TIMEOUT)
+            store.put("k", stamped(stamp, nbytes), timeout=PLENTY)  # it stays stopped for as long
+            memstore.open(store.root, timeout=PLENTY).close()
+            store.gc(timeout=PLENTY)
             assert stamp_at(store, "k") == stamp
         assert store.stats().filling_bytes == filling
         worker.kill(signal.SIGCONT)
@@ -171,9 +170,14 @@ def test_a_second_opener_is_not_late(store: memstore.Store, owner: Worker, serve
     """The first one waits for the stopped process, and has locked the folder meanwhile."""
     with ExitStack() as stack:
         openers = [stack.enter_context(server.start(blockers.open_and_retry, store.root)) for _ in range(3)]
-        started = time.monotonic()
-        errors = [opener.recv() for opener in openers]
-        assert time.monotonic() - started < TIMEOUT + 2 * SLACK
+        for _ in range(blockers.TRIES):
+            errors, seconds = zip(*(opener.recv() for opener in openers), strict=True)
+            if max(seconds) < 2 * blockers.OPENING:  # the last of three, one after the other, takes three of them
+                break
+            for opener in openers:
+                opener.send("try")
+        else:
+            pytest.fail(f"they are late each time: {seconds}")
         waited_for = {int(pid) for error in errors for pid in re.findall(r"pid (\d+)", error)}
         assert owner.pid in waited_for <= {owner.pid, *(opener.pid for opener in openers)}, errors
         owner.kill(signal.SIGCONT)
@@ -194,14 +198,15 @@ def test_threads_that_wait_stand_in_nobodys_way(scratch: str, server: ForkServer
             assert owner.recv() == "held"
             stack.enter_context(stopped(owner))
         worker.send("go")
-        errors, taken = worker.recv()
-        assert taken < 1.0
+        errors, done_meanwhile = worker.recv()
+        assert done_meanwhile
         for owner, error in zip(owners, errors, strict=True):
             assert f"held by pid {owner.pid}" in error
 
 
 def _times_out(who: str, call: Callable[[], object]) -> None:
-    started = time.monotonic()
-    with pytest.raises(memstore.StoreTimeoutError, match=who):
-        call()
-    assert TIMEOUT <= time.monotonic() - started < TIMEOUT + SLACK
+    def refused() -> None:
+        with pytest.raises(memstore.StoreTimeoutError, match=who):
+            call()
+
+    assert TIMEOUT <= least_seconds(refused, TIMEOUT + SLACK) < TIMEOUT + SLACK

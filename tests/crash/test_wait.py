@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import memstore
+from memstore import entries
 from memstore.engine.pages import Doorbell
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer, Worker
@@ -18,8 +19,9 @@ from tests.crash import blockers, workers
 from tests.crash.blockers import sleepers
 from tests.crash.operations import OPERATIONS
 from tests.crash.test_kill_at_steps import KILLED
+from tests.patience import least_seconds
 
-PROMPTLY = 0.5  # seconds; a waiter that nobody wakes looks by itself after one
+PROMPTLY = 0.5  # seconds
 VALUE = torch.zeros(8, dtype=torch.int64)
 
 Waiter = Callable[..., Worker]
@@ -27,11 +29,11 @@ Waiter = Callable[..., Worker]
 
 @pytest.fixture
 def waiter(store: memstore.Store, server: ForkServer) -> Iterator[Waiter]:
-    """Starts a process that waits for "k", and returns when it sleeps."""
+    """Starts a process that waits for "k", and returns when it sleeps. Nothing but a wake ends that in time."""
     started: list[Worker] = []
 
     def start(*, newer_than: int = 0, key: str = "k", threads: int = 1, **options: Any) -> Worker:
-        options = {"timeout": 20.0, **options}
+        options = {"timeout": float("inf"), **options}
         started.append(server.start(blockers.wait_for, store.root, key, newer_than, threads, options))
         assert started[-1].recv() == "waiting"
         return started[-1]
@@ -43,45 +45,34 @@ def waiter(store: memstore.Store, server: ForkServer) -> Iterator[Waiter]:
 
 def test_put_wakes_another_process(store: memstore.Store, waiter: Waiter) -> None:
     worker = waiter()
-    put = time.monotonic()
     version = store.put("k", VALUE)
-    [(found, woken)] = worker.recv()
-    assert found == version
-    assert woken - put < PROMPTLY
+    assert worker.recv() == [version]
 
 
 def test_put_wakes_a_reader_without_the_right_to_write(store: memstore.Store, waiter: Waiter) -> None:
     worker = waiter(mode="r")
-    put = time.monotonic()
     version = store.put("k", VALUE)
-    [(found, woken)] = worker.recv()
-    assert found == version
-    assert woken - put < PROMPTLY
+    assert worker.recv() == [version]
 
 
-def test_put_wakes_a_thread(store: memstore.Store) -> None:
+def test_put_wakes_a_thread(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "_NET", blockers.NEVER)
     with ThreadPoolExecutor(1) as pool:
-        wait = pool.submit(store.wait, "k", timeout=20.0)
+        wait = pool.submit(store.wait, "k", timeout=60.0)
         _until(lambda: sleepers(store) == 1)
-        assert store.put("k", VALUE) == wait.result(PROMPTLY)
+        assert store.put("k", VALUE) == wait.result(30)
 
 
 def test_put_many_and_put_of_a_large_value_wake(store: memstore.Store, waiter: Waiter) -> None:
     worker = waiter()
-    put = time.monotonic()
     versions = store.put_many({"j": VALUE, "k": torch.zeros(1 << 20, dtype=torch.uint8)})
-    [(found, woken)] = worker.recv()
-    assert found == versions["k"]
-    assert woken - put < PROMPTLY
+    assert worker.recv() == [versions["k"]]
 
 
 def test_wakes_a_hundred(store: memstore.Store, waiter: Waiter) -> None:
     crowd = [waiter(threads=25) for _ in range(4)]
-    put = time.monotonic()
     version = store.put("k", VALUE)
-    found = [one for worker in crowd for one in worker.recv()]
-    assert [one for one, _ in found] == [version] * 100
-    assert max(woken for _, woken in found) - put < PROMPTLY
+    assert [found for worker in crowd for found in worker.recv()] == [version] * 100
 
 
 def test_delete_does_not_wake(store: memstore.Store, waiter: Waiter) -> None:
@@ -91,7 +82,7 @@ def test_delete_does_not_wake(store: memstore.Store, waiter: Waiter) -> None:
     assert not worker.channel.poll(PROMPTLY / 5)
     again = store.put("k", VALUE)
     assert again > version
-    assert worker.recv()[0][0] == again
+    assert worker.recv() == [again]
 
 
 def test_another_key_on_the_same_bell_does_not_end_a_wait(store: memstore.Store, waiter: Waiter) -> None:
@@ -100,7 +91,7 @@ def test_another_key_on_the_same_bell_does_not_end_a_wait(store: memstore.Store,
     store.put(other, VALUE)
     assert not worker.channel.poll(PROMPTLY / 5)
     version = store.put("k", VALUE)
-    assert worker.recv()[0][0] == version
+    assert worker.recv() == [version]
 
 
 def test_returns_at_once_what_is_there(store: memstore.Store) -> None:
@@ -112,35 +103,32 @@ def test_returns_at_once_what_is_there(store: memstore.Store) -> None:
 @pytest.mark.parametrize("timeout", [0, 0.2])
 def test_times_out(store: memstore.Store, timeout: float) -> None:
     version = store.put("k", VALUE)
-    started = time.monotonic()
-    with pytest.raises(memstore.StoreTimeoutError, match=f"'k' is at version {version}") as raised:
-        store.wait("k", newer_than=version, timeout=timeout)
-    assert timeout <= time.monotonic() - started < timeout + PROMPTLY
-    assert isinstance(raised.value, TimeoutError)
-    assert raised.value.key == "k"
+
+    def wait() -> None:
+        with pytest.raises(memstore.StoreTimeoutError, match=f"'k' is at version {version}") as raised:
+            store.wait("k", newer_than=version, timeout=timeout)
+        assert isinstance(raised.value, TimeoutError)
+        assert raised.value.key == "k"
+
+    assert timeout <= least_seconds(wait, timeout + PROMPTLY) < timeout + PROMPTLY
     with pytest.raises(TimeoutError, match="'nothing' doesn't exist"):
         store.wait("nothing", timeout=timeout)
-
-
-def test_waits_for_ever(store: memstore.Store, waiter: Waiter) -> None:
-    worker = waiter(timeout=float("inf"))
-    version = store.put("k", VALUE)
-    assert worker.recv()[0][0] == version
 
 
 def test_close_ends_a_wait(root: str) -> None:
     store = memstore.open(root)
     with ThreadPoolExecutor(1) as pool:
-        wait = pool.submit(store.wait, "k", timeout=20.0)
+        wait = pool.submit(store.wait, "k", timeout=60.0)
         _until(lambda: sleepers(store) == 1)
-        store.close()
+        store.close()  # seen at the next look, within a second
         with pytest.raises(memstore.StoreClosedError):
-            wait.result(1 + PROMPTLY)
+            wait.result(30)
 
 
 def test_interrupt_ends_a_wait(store: memstore.Store, server: ForkServer) -> None:
     with server.start(blockers.be_interrupted_in_wait, store.root) as worker:
-        assert worker.recv() < PROMPTLY
+        worker.recv()
+        worker.join()
 
 
 @pytest.mark.parametrize("name", ["put-inline", "put-small", "overwrite-large"])
@@ -148,26 +136,22 @@ def test_next_owner_wakes_for_a_writer_that_died_before_ringing(
     name: str, store: memstore.Store, server: ForkServer, waiter: Waiter
 ) -> None:
     """Killed right after the commit, the writer has woken nobody: the ring sequence says so."""
-    worker, died = _die(store, server, waiter, name, faults.COMMIT, after=True)
+    worker = _die(store, server, waiter, name, faults.COMMIT, after=True)
     store.delete("nothing", missing_ok=True)  # takes the mutex, and has nothing to ring for itself
-    [(found, woken)] = worker.recv()
-    assert found == store.version("a")
-    assert woken - died < PROMPTLY
+    assert worker.recv() == [store.version("a")]
 
 
 def test_waiter_looks_by_itself_if_its_writer_died_before_the_wake(
     store: memstore.Store, server: ForkServer, waiter: Waiter
 ) -> None:
-    worker, died = _die(store, server, waiter, "put-small", "futex_wake", after=False)
-    [(found, woken)] = worker.recv()
-    assert found == store.version("a")
-    assert woken - died < 1 + PROMPTLY
+    worker = _die(store, server, waiter, "put-small", "futex_wake", after=False, looks_again=True)
+    assert worker.recv(30) == [store.version("a")]
 
 
 def _die(
-    store: memstore.Store, server: ForkServer, waiter: Waiter, name: str, step: str, *, after: bool
-) -> tuple[Worker, float]:
-    """A process waits for "a", and another dies at a step of putting it. Returns the first, and when."""
+    store: memstore.Store, server: ForkServer, waiter: Waiter, name: str, step: str, *, after: bool, **options: Any
+) -> Worker:
+    """A process waits for "a", and another dies at a step of putting it. Returns the first."""
     version = OPERATIONS[name].reset(store)["a"]
     with server.start(workers.steps_of, store.root, name) as worker:
         names = worker.recv()
@@ -175,10 +159,10 @@ def _die(
     version = OPERATIONS[name].reset(store)["a"]
     publishing = [number for number, found in enumerate(names, 1) if found == faults.COMMIT][:2][-1]
     number = publishing if step == faults.COMMIT else names.index(step) + 1
-    waiting = waiter(key="a", newer_than=version)
+    waiting = waiter(key="a", newer_than=version, **options)
     with server.start(workers.die_at, store.root, name, number, after) as worker:
         assert worker.wait() == KILLED
-    return waiting, time.monotonic()
+    return waiting
 
 
 def _until(condition: Callable[[], bool]) -> None:

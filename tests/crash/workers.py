@@ -48,7 +48,7 @@ def die_in_open(channel: Connection, path: str, durability: str, number: int, af
 
 def open_once(channel: Connection, path: str) -> None:
     """Opens a store, in a process that knows nothing of it, and ends at once."""
-    memstore.open(path, timeout=5.0).close()
+    memstore.open(path).close()
     os._exit(0)
 
 
@@ -127,11 +127,11 @@ def read_on(channel: Connection, path: str, key: str) -> None:
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-def be_interrupted(channel: Connection, path: str, name: str) -> None:
+def be_interrupted(channel: Connection, path: str, name: str, enough: int) -> None:
     """Performs an operation over and over while signals come in, each of which is raised as KeyboardInterrupt.
 
-    After each interrupt it checks that the operation was done wholly or not at all, and that nothing is locked. Sends
-    how often it was which, and what is left over in the end.
+    After each interrupt it checks that the operation was done wholly or not at all, and that nothing is locked. Says
+    when it had enough of them; told to end, sends how often it was which, and what is left over.
     """
     armed = False
 
@@ -142,7 +142,7 @@ def be_interrupted(channel: Connection, path: str, name: str) -> None:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, handler)
-    store, operation = memstore.open(path, timeout=5.0), OPERATIONS[name]
+    store, operation = memstore.open(path), OPERATIONS[name]
     outcomes = {"old": 0, "new": 0}
     channel.send("ready")
     while not channel.poll():
@@ -161,6 +161,8 @@ def be_interrupted(channel: Connection, path: str, name: str) -> None:
         outcome = operation.outcome(store)
         if interrupted:
             outcomes[outcome] += 1
+            if sum(outcomes.values()) == enough:
+                channel.send("enough")
         else:
             assert outcome == "new"
     operation.reset(store)
@@ -170,8 +172,8 @@ def be_interrupted(channel: Connection, path: str, name: str) -> None:
 
 
 def use_in_handler(channel: Connection, path: str, nbytes: int) -> None:
-    """Puts and gets, and so does a signal's handler. Sends how often that did, and how often it was refused."""
-    store = memstore.open(path, timeout=5.0)
+    """Puts and gets, and so does a signal's handler. Says when that both did and was refused; then sends how often."""
+    store = memstore.open(path)
     store.put("k", stamped(1, nbytes))
     counts = {"done": 0, "refused": 0}
 
@@ -186,11 +188,14 @@ def use_in_handler(channel: Connection, path: str, nbytes: int) -> None:
 
     signal.signal(signal.SIGUSR1, handler)
     channel.send("ready")
-    stamp = 1
+    stamp, had_both = 1, False
     while not channel.poll():
         stamp += 1
         store.put("k", stamped(stamp, nbytes))
         assert stamp_of(store.get("k")) == stamp
+        if not had_both and min(counts.values()):
+            had_both = True
+            channel.send("enough")
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     gc.collect()
     store.gc()

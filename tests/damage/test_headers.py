@@ -46,10 +46,10 @@ def entry(name: str, dtype: Any, shape: Any, start: Any, stop: Any) -> bytes:
 
 
 def refused(content: bytes, room: int = 0) -> CorruptionError:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(CorruptionError) as caught:
         read_header(content, len(content) + room)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert caught.value.detail
     return caught.value
 
@@ -256,9 +256,9 @@ def test_200_megabytes() -> None:
 def read_huge() -> None:
     content = forge(b"}" + b" " * 200_000_000)
     _limit(64 << 20)
-    started = time.monotonic()
+    started = time.process_time()
     refused(content)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_many_entries() -> None:
@@ -270,16 +270,16 @@ def read_many() -> None:
     one = b',"%08d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
     content = forge(b"".join(one % i for i in range(300_000)) + b"}")
     _limit(16 * len(content))
-    started = time.monotonic()
+    started = time.process_time()
     assert read_header(content, len(content)).nbytes == 0
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_a_shape_that_takes_all_day_to_multiply() -> None:
     lengths = ",".join(["9223372036854775807"] * 200_000)
-    started = time.monotonic()
+    started = time.process_time()
     refused(forge(b',"a":{"dtype":"U8","shape":[' + lengths.encode() + b'],"data_offsets":[0,16]}}'), 16)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def _limit(room: int) -> None:

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import memstore
+from memstore import entries
 from tests.children import Child, Wire
 
 
 def test_what_is_there_is_returned_at_once(store: memstore.Store) -> None:
     version = store.put("key", 1)
-    started = time.monotonic()
-    assert store.wait("key") == version
-    assert store.wait("key", newer_than=version - 1) == version
-    assert time.monotonic() - started < 1
+    assert store.wait("key", timeout=0) == version
+    assert store.wait("key", newer_than=version - 1, timeout=0) == version
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05, -1])
@@ -47,9 +46,9 @@ def test_a_put_wakes_threads_and_processes(store: memstore.Store) -> None:
         thread.start()
         child.receive()
         latest = store.put("key", torch.zeros(1000))
-        thread.join(20)
+        thread.join(60)
         assert found == [latest]
-        assert child.receive(20) == latest
+        assert child.receive() == latest
 
 
 def _follow(wire: Wire, root: str, key: str, version: int) -> int:
@@ -59,25 +58,21 @@ def _follow(wire: Wire, root: str, key: str, version: int) -> int:
 
 
 def test_a_sleeper_is_woken_and_doesnt_just_look_again(store: memstore.Store) -> None:
-    """A wait looks once a second, should a wake get lost: without any, ten turns would take five seconds."""
     version = store.put("key", 0)
     with Child(_follow_ten, store.root, version) as child:
         child.receive()
-        slept = 0.0
         for turn in range(10):
             child.wait_until_it_sleeps_on_a_futex()
-            started = time.monotonic()
-            store.put("key", turn)
-            child.receive()
-            slept += time.monotonic() - started
-        assert slept < 2
+            version = store.put("key", turn)
+            assert child.receive() == version
 
 
 def _follow_ten(wire: Wire, root: str, version: int) -> None:
+    entries._NET = 3600.0  # seconds, instead of one, after which it would look by itself, should a wake get lost
     with memstore.open(root, "r") as store:
         wire.send()
         for _ in range(10):
-            version = store.wait("key", newer_than=version, timeout=30)
+            version = store.wait("key", newer_than=version, timeout=float("inf"))
             wire.send(version)
 
 
@@ -86,7 +81,7 @@ def test_put_many_wakes_each_of_its_keys(store: memstore.Store) -> None:
         one.receive()
         other.receive()
         versions = store.put_many({"a": 1, "b": torch.zeros(1000)})
-        assert (one.receive(20), other.receive(20)) == (versions["a"], versions["b"])
+        assert (one.receive(), other.receive()) == (versions["a"], versions["b"])
 
 
 def test_a_delete_doesnt_count(store: memstore.Store) -> None:
@@ -108,7 +103,7 @@ def test_many_keys_share_a_word_and_dont_mix(store: memstore.Store) -> None:
         for _ in range(100):
             store.put(twin, 1)
         version = store.put(names[0], 1)
-        assert child.receive(20) == version
+        assert child.receive() == version
 
 
 def test_a_follower_ends_at_the_last_version(store: memstore.Store) -> None:

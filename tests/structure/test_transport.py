@@ -86,7 +86,7 @@ def test_leaves_arrive_and_the_sender_keeps_its_own(method: str) -> None:
         assert (alias == value["a"].numpy()).all()
         assert addresses == [got["a"].data_ptr(), got["td"]["x"].data_ptr(), got["j"]._values.data_ptr()]
         inbox.put(None)
-        process.join(30)
+        process.join(100)
         assert process.exitcode == 0
     finally:
         process.kill()
@@ -188,7 +188,7 @@ def test_each_started_process_gets_the_contents_of_its_time(method: str) -> None
             assert holding[-1] >= len(value) - 1 and not any(holding[:-1])  # those of the last one only
         copies = [weakref.ref(copy) for copy in processes[-1]._popen._memstore_copies]
         for process in processes:
-            process.join(60)
+            process.join(100)
             assert process.exitcode == 0
         assert_same(value["td"], got["td"])
         processes.clear()

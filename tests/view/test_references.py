@@ -171,7 +171,7 @@ def test_through_a_queue(store: memstore.Store) -> None:
         assert type(part["b"]) is StoredTensor
         assert part["b"].tolist() == [[2], [3]]
         inbox.put(None)
-        process.join(30)
+        process.join(100)
         assert process.exitcode == 0
     finally:
         process.kill()

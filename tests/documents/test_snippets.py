@@ -1,0 +1,122 @@
+"""What the documents show runs as printed, for a newcomer who has installed what the page names, and nothing else."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.documents.pages import KINDS, PAGES, ROOT, SHM, installed_by, modules_of, relative, snippets
+
+HERE = Path(__file__).parent
+RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in snippets(page))]
+
+
+def read(page: Path, scratch: str) -> subprocess.CompletedProcess[str]:
+    """A newcomer reads a page in a folder of its own, with `/dev/shm` of its own."""
+    os.makedirs(f"{scratch}/here")
+    os.makedirs(f"{scratch}/shm")
+    named = [name for snippet in snippets(page) for name in installed_by(snippet)]
+    typed = [
+        {"place": one.place, "kind": one.kind, "code": one.code.replace("/dev/shm/", f"{scratch}/shm/")}
+        for one in snippets(page)
+        if one.not_run is None
+    ]
+    environment = {
+        **os.environ,
+        "INSTALLED": " ".join(sorted(modules_of(["memstore", *named]))),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{HERE / 'plain_install'}:{ROOT}",
+    }
+    return subprocess.run(
+        [sys.executable, HERE / "reader.py"],
+        input=json.dumps(typed),
+        cwd=f"{scratch}/here",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=relative)
+def test_a_page_runs_as_a_newcomer_copies_it(page: Path, scratch: str) -> None:
+    done = read(page, scratch)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_what_is_not_run_says_why(page: Path) -> None:
+    for snippet in snippets(page):
+        if snippet.not_run is None:
+            assert snippet.language in KINDS, (
+                f"{snippet.place}: mark it with <!-- not run: REASON -->, or say what it is"
+            )
+        else:
+            assert len(snippet.not_run) > 10, f"{snippet.place}: the mark gives no reason"
+    assert page.read_text().count("\n```") == 2 * len(snippets(page)), "a fence that this test doesn't see"
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=relative)
+def test_what_a_page_needs_is_installed_before_its_first_snippet(page: Path) -> None:
+    started = False
+    for snippet in snippets(page):
+        assert not (started and installed_by(snippet)), snippet.place
+        started |= snippet.not_run is None
+
+
+def test_no_two_pages_use_one_folder() -> None:
+    """So that none meets what another has left, with settings of its own."""
+    owners: dict[str, str] = {}
+    for page in PAGES:
+        for snippet in snippets(page):
+            for folder in SHM.findall(snippet.code):
+                assert owners.setdefault(folder, relative(page)) == relative(page), (
+                    f"{snippet.place}: /dev/shm/{folder}"
+                )
+    assert len(owners) > 3, "this tests nothing"
+
+
+@pytest.mark.parametrize(
+    ("page", "says"),
+    [
+        ("```python\nimport hypothesis\n```\n", "No module named 'hypothesis'"),
+        ("```python\n# another process\nimport hypothesis\n```\n", "No module named 'hypothesis'"),
+        ("```sh\npython -c 'import hypothesis'\n```\n", "No module named 'hypothesis'"),
+        ("```python\nprint(1 + 1)    # 3\n```\n", "but it is:\n2"),
+        ("```python\nfor n in range(2):\n    print(n)\nprint(3)\n```\n", "SyntaxError"),  # a prompt needs an empty line
+        ("```python\nopen('x', 'x')\n```\n", "FileExistsError"),  # when it is read again
+        ("```console\n$ echo 1\n2\n```\n", "but it is:\n1"),
+        ("```sh\nfalse\ntrue\n```\n", "page.md:1 fails as printed"),
+    ],
+)
+def test_a_page_that_fails_is_found(page: str, says: str, scratch: str, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(page)
+    done = read(tmp_path / "page.md", scratch)
+    assert done.returncode != 0 and says in done.stderr, done.stderr
+
+
+def test_a_page_may_use_what_it_names(scratch: str, tmp_path: Path) -> None:
+    install = "<!-- not run: it installs -->\n```sh\npip install hypothesis    # for this page\n```\n"
+    (tmp_path / "page.md").write_text(f"{install}```python\nimport hypothesis, sortedcontainers\n```\n")
+    done = read(tmp_path / "page.md", scratch)
+    assert done.returncode == 0, done.stderr
+
+
+EXAMPLES = [path for path in sorted((ROOT / "memstore").rglob("*.py")) if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=relative)
+def test_examples_of_docstrings_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    module = import_module(relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert tried > 0 and failed == 0
