@@ -106,8 +106,6 @@ def _load(path: str, fd: int, archive: Archive | None, place: _Place, allow_pick
         return torch.load(name, map_location=place, mmap=archive is not None, weights_only=not allow_pickle)
     except (OSError, MemoryError, RecursionError, CorruptionError):
         raise
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedValueError(f"{path} has objects that can't be read here: {error}") from error
     except Exception as error:  # of the pickle's opcodes, with whatever arguments
         _refuse(path, archive, allow_pickle, error)
 
