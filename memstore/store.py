@@ -13,7 +13,7 @@ from memstore.describe import describe
 from memstore.engine.limits import resource_errors
 from memstore.engine.lookup import MISFIT, Held, hold, hold_at_once
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.room import where_room_is
+from memstore.engine.room import once_more, where_room_is
 from memstore.engine.root import Root
 from memstore.engine.verify import verify
 from memstore.info import EntryInfo, Progress, VerifyReport
@@ -67,12 +67,19 @@ class Store(Keyspace, AsMapping):
             StoreFullError: no room. Nothing changed.
             ReadOnlyError: the store was opened with mode "r".
         """
+        root, name = self._writable(), encode_key(key)
+        deadline = self._deadline(timeout)
+        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle)
+        if expect_version is not None:
+            self._check_early(root, {key: expect_version})
+        put = name, flat, expect_version
         try:
-            items = {key: value}
-        except TypeError:  # not hashable
-            encode_key(key)
-            raise
-        return self._put(items, {} if expect_version is None else {key: expect_version}, timeout)[0]
+            version = contents.publish_one(root, put, deadline)
+        except (OSError, MemoryError) as error:
+            with resource_errors(self.root, key, root):
+                version = once_more(contents.publish_one, root, put, deadline, error)
+        self._puts += 1
+        return version
 
     def put_many(
         self,
@@ -82,14 +89,11 @@ class Store(Keyspace, AsMapping):
         timeout: float | None = None,
     ) -> dict[str, int]:
         """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`."""
-        return dict(zip(items, self._put(items, expect_versions or {}, timeout), strict=True))
-
-    def _put(self, items: Mapping[str, Any], expected: Mapping[str, int], timeout: float | None) -> list[int]:
-        root = self._writable()
+        root, expected = self._writable(), expect_versions or {}
         deadline = self._deadline(timeout)
         names = [encode_key(key) for key in items]
         if not names:
-            return []
+            return {}
         for key in expected:
             if key not in items:
                 raise ValueError(f"expect_versions names {key!r}, which is not among the items")
@@ -100,7 +104,7 @@ class Store(Keyspace, AsMapping):
         with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None, root):
             versions = where_room_is(contents.publish_batch, root, batch, deadline)
         self._puts += len(names)
-        return versions
+        return dict(zip(items, versions, strict=True))
 
     def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
         """Before anything is copied; the commit checks again."""

@@ -8,7 +8,7 @@ checksums    of leaves: made by the one, compared by the other
 from __future__ import annotations
 
 from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, read, read_bare, verify
-from memstore.contents.writing import flatten, publish_batch
+from memstore.contents.writing import flatten, publish_batch, publish_one
 
 __all__ = [
     "PLAIN",
@@ -18,6 +18,7 @@ __all__ = [
     "header_of",
     "locate",
     "publish_batch",
+    "publish_one",
     "read",
     "read_bare",
     "verify",

@@ -12,8 +12,9 @@ import xxhash
 from memstore import structure
 from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
 from memstore.engine.claim import abandon, claim, park
-from memstore.engine.header import Header, check_header
+from memstore.engine.header import HEADER_LIMIT, Header, check_header
 from memstore.engine.publish import Change, Content, commit
+from memstore.engine.publish_inline import commit_inline
 from memstore.engine.record import OBJECTS_IN_RECORD
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling
@@ -40,19 +41,29 @@ def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structur
         raise
 
 
+def _is_inline(root: Root, flat: structure.Flat) -> bool:
+    limit = root.settings.inline_limit
+    return bool(limit) and flat.plan.inline and flat.plan.nbytes + len(flat.objects) <= limit
+
+
+def _inline(root: Root, key: bytes, flat: structure.Flat) -> Content:
+    plan = flat.plan
+    if len(plan.description) > HEADER_LIMIT:
+        check_header(key.decode(), len(plan.description))
+    memory = structure.contents(flat)
+    checksums = checksums_of(root, plan, memoryview(memory)) if root.settings.checksum else None
+    return Content(plan.description, flat.objects, plan.nbytes, memory, checksums=checksums)
+
+
 def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling], deadline: float) -> Content:
     """Copies a flattened value to where it is to lie: a claimed and sealed segment, or the bytes of a record.
 
     `fillings` are the segments of this batch so far; a new one is appended at once, and is the caller's to give back.
     """
+    if _is_inline(root, flat):
+        return _inline(root, key, flat)
     plan, objects = flat.plan, flat.objects
     content = Content(plan.description, objects, plan.nbytes)
-    limit = root.settings.inline_limit
-    if plan.inline and plan.nbytes + len(objects) <= limit and limit:
-        check_header(key.decode(), len(plan.description))
-        content.inline = structure.contents(flat)
-        content.checksums = checksums_of(root, plan, memoryview(content.inline))
-        return content
     if len(objects) > OBJECTS_IN_RECORD:
         content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
     header = Header(
@@ -76,6 +87,14 @@ def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling],
         park(root, filling, deadline)
     content.filling = filling
     return content
+
+
+def publish_one(root: Root, put: tuple[bytes, structure.Flat, int | None], deadline: float) -> int:
+    """As `publish_batch`, of one value; a small one takes a short way."""
+    key, flat, expected = put
+    if expected is None and _is_inline(root, flat):
+        return commit_inline(root, key, _inline(root, key, flat), deadline)
+    return publish_batch(root, (put,), deadline)[0]
 
 
 def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:

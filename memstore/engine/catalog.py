@@ -39,6 +39,7 @@ STEP = 8 << 20
 MAX_READERS = 4096
 _LOCK_FILE_SIZE = MAX_READERS * 64 + syscalls.PAGE
 _RESERVED_FOR_DELETES = 0.1
+_PAGES_AN_UPDATE, _MOST_UNLOOKED = 64, 16  # that one takes at most, as a rule; updates between two looks for room
 _META = struct.Struct("<II8x8xI92xQQ")  # of LMDB 0.9: magic, version, page size, last page, transaction
 _META_AT = 16
 _LMDB_MAGIC = 0xBEEFC0DE
@@ -57,6 +58,7 @@ class Catalog:
         self._tables: dict[str, Any] = {}
         self._ended: Any = None  # the last read transaction, which has the slot that the next one takes over
         self._keeps_slot = True
+        self._unlooked = 0  # updates until the next look for room
         self._closed = False
         self._page_size = syscalls.PAGE
         self._identity: tuple[int, int] | None = None
@@ -255,8 +257,10 @@ class Catalog:
         """Calls `action` in a write transaction and commits it; more than once if the map had to grow."""
         for _ in range(64):
             try:
-                if not is_delete and self._nearly_full():
-                    self._grow()
+                if not is_delete:
+                    self._unlooked -= 1
+                    if self._unlooked < 0 and self._nearly_full():
+                        self._grow()
                 handle = self._environment().begin(None, None, True, True)
                 try:
                     result = action(Transaction(handle, self._tables))
@@ -280,7 +284,9 @@ class Catalog:
     def _nearly_full(self) -> bool:
         info = self._environment().info()
         pages = info["map_size"] // self._page_size
-        if info["last_pgno"] < (1 - _RESERVED_FOR_DELETES) * pages:
+        room = int((1 - _RESERVED_FOR_DELETES) * pages) - info["last_pgno"]
+        if room > 0:
+            self._unlooked = min(room // _PAGES_AN_UPDATE, _MOST_UNLOOKED)
             return False
         used = self.view(Transaction.pages)  # those that were freed are used again: count those in use
         reserve = int(2 * _RESERVED_FOR_DELETES * pages)

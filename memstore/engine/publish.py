@@ -81,12 +81,17 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     for bell in bells:
         root.doorbell.wake(bell)
     root.check_in_place()
+    sweep_after(root, counters, len(retired))
+    return versions
+
+
+def sweep_after(root: Root, counters: Counters, retired: int) -> None:
+    """The last part of step 5."""
     try:
         if needs_sweep(root, counters):
-            sweep_some(root, max(SWEPT_A_PUT, len(retired)), deadline_after(SWEEP_WAIT))
+            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
     except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
         log.debug("%s: nothing swept: %s", root.path, str(error))
-    return versions
 
 
 _Applied = tuple[list[int], list[int], Counters]  # new versions; retired segments; the counters afterwards
@@ -132,7 +137,7 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change]) -> _
             if old is not None:
                 transaction.delete_record(change.key)
         if old is not None and old.segment:
-            _retire(transaction, counters, old.segment)
+            retire_replaced(transaction, counters, old.segment)
             retired.append(old.segment)
     counters.publications += 1
     transaction.put_counters(counters)
@@ -157,7 +162,7 @@ def _publish(transaction: Transaction, counters: Counters, key: bytes, content: 
     transaction.put_record(key, _record(content, counters.version, counters.number))
 
 
-def _retire(transaction: Transaction, counters: Counters, segment: int) -> None:
+def retire_replaced(transaction: Transaction, counters: Counters, segment: int) -> None:
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes

@@ -98,6 +98,26 @@ def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
         raise _damaged(key, f"its record can't be read: {error}") from None
 
 
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    put_id: int
+    segment: int
+
+
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+
+
+def segment_of(key: bytes, stored: bytes) -> int:
+    """As `decode_record`, for the one field that a put needs of what it replaces."""
+    body = stored[_CHECKSUM:]
+    if stored[:_CHECKSUM] != _digest(key + body):
+        raise _damaged(key, "the checksum of its record doesn't fit")
+    try:
+        return _decode_head(body).segment
+    except msgspec.MsgspecError as error:
+        raise _damaged(key, f"its record can't be read: {error}") from None
+
+
 def encode_row(key: bytes, row: SegmentRow) -> bytes:
     """`key` is that of the table, the segment's id."""
     return with_checksum(key, _encode(row))

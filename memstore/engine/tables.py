@@ -22,6 +22,7 @@ from memstore.engine.record import (
     decode_row,
     encode_record,
     encode_row,
+    segment_of,
     with_checksum,
 )
 from memstore.errors import CorruptionError
@@ -75,6 +76,11 @@ class Transaction:
 
     def put_record(self, key: bytes, record: Record) -> None:
         self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
+
+    def replace_record(self, key: bytes, record: Record) -> int:
+        """Returns the segment of the record that was there; 0 if that had none, or there was none."""
+        stored = self._handle.replace(key, encode_record(key, record), self._tables["entries"])
+        return 0 if stored is None else segment_of(key, bytes(stored))
 
     def delete_record(self, key: bytes) -> None:
         self._handle.delete(key, db=self._tables["entries"])

@@ -31,6 +31,7 @@ _SLICE = 0.2  # seconds
 _syscall = bind(
     releasing_gil, "syscall", Long, Long, Pointer, Int, ctypes.c_uint32, ctypes.POINTER(Timespec), Pointer, Int
 )
+_syscall_of_longs = bind(holding_gil, "syscall", Long, Long, Long, Long, Long)
 _mutexattr_init = bind(holding_gil, "pthread_mutexattr_init", Int, Pointer)
 _mutexattr_setpshared = bind(holding_gil, "pthread_mutexattr_setpshared", Int, Pointer, Int)
 _mutexattr_setrobust = bind(holding_gil, "pthread_mutexattr_setrobust", Int, Pointer, Int)
@@ -54,7 +55,7 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
 
 def futex_wake(address: int) -> int:
     """Wakes all that wait on the word; returns how many."""
-    return int(_syscall(_SYS_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0))
+    return _syscall_of_longs(_SYS_FUTEX, address, _FUTEX_WAKE, 0x7FFFFFFF)
 
 
 # --- robust, process-shared mutexes -----------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""How a value that lives in its record is put, whatever version its key has: the protocol of `publish.py`, cut short.
+
+There is nothing to claim or fill, no note and no header; what is left of its steps 4 and 5, in one hold of the mutex:
+write the record over the one that is there, and commit; if that one had a segment, it is retired in the same
+transaction, and its header marked afterwards; change the doorbell and the ring sequence. After the mutex: wake the
+waiters, look whether the path still names this store, sweep if there is something to do. A kill leaves what it leaves
+there.
+"""
+
+from __future__ import annotations
+
+import time
+
+from memstore.engine.publish import Content, retire_replaced, sweep_after
+from memstore.engine.record import Record
+from memstore.engine.recovery import mark_retired
+from memstore.engine.root import Root
+from memstore.engine.tables import Counters, Transaction
+
+
+def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> int:
+    """Publishes one inline value in half the time of `commit`. Returns the new version."""
+    bell, page, guard = root.doorbell.bell(key), root.mutex, root.guard
+
+    def apply(transaction: Transaction) -> tuple[int, Counters]:
+        counters = transaction.counters()
+        counters.version += 1
+        counters.number += 1
+        counters.publications += 1
+        record = Record(
+            version=counters.version,
+            put_id=counters.number,
+            segment=0,
+            size=0,
+            start=0,
+            nbytes=content.nbytes,
+            created=time.time(),
+            description=content.description,
+            objects=content.objects,
+            inline=content.inline,
+            checksums=content.checksums,
+        )
+        replaced = transaction.replace_record(key, record)
+        if replaced:
+            retire_replaced(transaction, counters, replaced)
+        transaction.put_counters(counters)
+        return replaced, counters
+
+    def publish() -> tuple[int, Counters]:
+        root.glance()  # it may have waited long for the mutex
+        with guard:
+            replaced, counters = root.catalog.update(apply)
+        if replaced:
+            mark_retired(root, [replaced])
+        root.doorbell.change(bell)
+        page.ring = counters.publications
+        return replaced, counters
+
+    replaced, counters = page.run(publish, deadline)
+    root.doorbell.wake(bell)
+    root.check_in_place()
+    if replaced or counters.retired or counters.held or counters.filling:
+        sweep_after(root, counters, 1)
+    return counters.version
