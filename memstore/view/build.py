@@ -23,6 +23,7 @@ from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import traits
 from memstore.structure.walk import Walk, flattens
 from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, with_kind, wrap
+from memstore.view.saving import goes_to_a_file, plain_tensor
 from memstore.view.source import Source, Span, count_read
 
 _CPU = torch.device("cpu")
@@ -64,8 +65,13 @@ def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torc
         raise
 
 
+def pickle_leaf(leaf: StoredTensor, protocol: Any) -> Any:
+    """For pickle: a plain tensor where a file is written, else a reference."""
+    return plain_tensor(leaf).__reduce_ex__(protocol) if goes_to_a_file() else reduce_leaf(leaf)
+
+
 def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
-    """For pickle."""
+    """The reference."""
     real, span, kind = geometry(leaf), span_of(leaf), kind_of(leaf)
     offset = real.data_ptr() - span.source.address if real.numel() else 0
     stride = None if real.is_contiguous() else real.stride()

@@ -27,12 +27,16 @@ _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
 
 
+class NoMemoryError(ReadOnlyError, RuntimeError):
+    """A pointer into a lazy leaf is refused, for one could write by it. Torch's callers expect a RuntimeError."""
+
+
 class StoredTensor(torch.Tensor):
     """A tensor of a stored value that is read when it is used, and just the part that is used.
 
     To slice, transpose or reshape it gives lazy leaves again, and reads nothing; any other operator reads what it
-    needs. It never changes, and can't be written: take a copy with `clone()`. Pickled, it is a reference of some
-    hundred bytes. Get one from `Store.view`.
+    needs. It never changes, and can't be written: take a copy with `clone()`. Sent to a process, it is a reference of
+    some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view`.
     """
 
     _real: torch.Tensor
@@ -97,7 +101,13 @@ class StoredTensor(torch.Tensor):
         return True
 
     def data_ptr(self) -> int:
-        raise RuntimeError(f"{_name(self)} has no memory of its own: take a copy with clone(), or get the key")
+        raise _no_memory(self)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """An empty one, whose `data_ptr()` says why."""
+        storage = _NoStorage()
+        storage.leaf = self
+        return storage
 
     # --- copies and references ----------------------------------------------------------------------------------------
 
@@ -109,9 +119,9 @@ class StoredTensor(torch.Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from memstore.view.build import reduce_leaf
+        from memstore.view.build import pickle_leaf
 
-        return reduce_leaf(self)
+        return pickle_leaf(self, protocol)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         device = "" if self.device == _CPU else f", device='{self.device}'"
@@ -122,6 +132,18 @@ class StoredTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         return format(read(self), spec) if spec and not self.ndim else repr(self)
+
+
+class _NoStorage(torch.UntypedStorage):
+    """Empty, since many ask for the size, and then read what there is or take a copy; an error for who wants bytes."""
+
+    leaf: StoredTensor
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise _no_memory(self.leaf)
+
+    data_ptr = tolist = clone = copy_ = cpu = share_memory_ = _write_file = _refuse
+    __getitem__ = __iter__ = __reduce__ = _refuse
 
 
 def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
@@ -187,6 +209,14 @@ def nbytes_of(real: torch.Tensor) -> int:
 def _name(leaf: StoredTensor) -> str:
     source = leaf._span.source
     return f"a lazy leaf of {source.key!r}"
+
+
+def _no_memory(leaf: StoredTensor) -> NoMemoryError:
+    return NoMemoryError(
+        f"{_name(leaf)} has no memory of its own that could be pointed at: take a copy with clone(), or get the key "
+        "instead of its view; to write a file of it, Store.export",
+        key=leaf._span.source.key,
+    )
 
 
 def refusal(leaf: StoredTensor, what: str) -> ReadOnlyError:
