@@ -9,6 +9,7 @@ looks at are read, from the page cache, and copied nowhere first. What it return
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,6 +117,8 @@ class StoredTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredTensor:
         copied = memo[id(self)] = self.__copy__()
+        if self.is_leaf and self.grad is not None:
+            copied.grad = copy.deepcopy(self.grad, memo)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

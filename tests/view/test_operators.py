@@ -185,6 +185,15 @@ def test_copies_of_a_leaf_are_lazy(pair: Any, reads: Any) -> None:
     assert torch.equal(copied + 0, pair[0][2:])
 
 
+def test_a_deep_copy_has_its_own_gradient(pair: Any) -> None:
+    lazy = pair[1].requires_grad_()
+    (lazy * 3).sum().backward()
+    copied = copy.deepcopy({"a": lazy})["a"]
+    assert torch.equal(copied.grad, lazy.grad)
+    copied.grad.zero_()
+    assert lazy.grad.sum() == 3 * lazy.numel()
+
+
 # --- writes -----------------------------------------------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -55,10 +55,6 @@ def saved(what: Any, **options: Any) -> io.BytesIO:
     return file
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-
-
 def test_torch_save_of_a_view_stores_its_bytes(scratch: str, mode: Any) -> None:
     with memstore.open(scratch) as store:
         store.put("key", value())
@@ -247,3 +243,47 @@ def test_what_asks_for_a_pointer_is_told_what_to_do(
         assert count() == 0
     assert caught.value.key == "key"
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), RuntimeError)  # which torch and others look for
+
+
+# --- what else becomes of a view: the rows of docs/views.md -----------------------------------------------------------
+
+
+def test_what_is_loaded_from_a_view_is_as_from_the_value(store: memstore.Store, mode: Any) -> None:
+    stored = {"w": torch.rand(4, 3), "b": torch.rand(4)}
+    store.put("key", stored)
+    view = store.view("key")
+    with mode():
+        target = torch.nn.Linear(3, 4)
+        target.load_state_dict({"weight": view["w"], "bias": view["b"]})
+        filled = TensorDict({"w": torch.zeros(4, 3), "b": torch.zeros(4)}, [4])
+        filled[:] = TensorDict(view, [4])
+        again = filled.clone().zero_().update_(TensorDict(view, [4]))
+        batch = torch.utils.data.default_collate([{"w": view["w"][i], "b": view["b"][i]} for i in range(4)])
+        copied = torch.zeros(4, 3).copy_(view["w"])
+    assert_same(dict(target.state_dict()), {"weight": stored["w"], "bias": stored["b"]})
+    for found in (filled.to_dict(), again.to_dict(), batch, {"w": copied, "b": stored["b"]}):
+        assert_same(found, stored)
+
+
+def test_what_holds_a_view_refuses_the_first_write_into_it(store: memstore.Store) -> None:
+    parameter = torch.nn.Parameter(torch.rand(4))
+    optimizer = torch.optim.SGD([parameter], momentum=0.9)
+    parameter.grad = torch.ones(4)
+    optimizer.step()
+    store.put("key", optimizer.state_dict())
+    optimizer.load_state_dict(store.view("key"))
+    with pytest.raises(memstore.ReadOnlyError, match=r"clone\(\)"):
+        optimizer.step()
+    optimizer.load_state_dict(store.get("key"))
+    optimizer.step()
+    assert optimizer.state[parameter]["momentum_buffer"][0] == 1.9
+
+
+def test_copies_of_containers(store: memstore.Store, reads: Any) -> None:
+    store.put("key", {"td": TensorDict({"w": torch.rand(4)}, [4]), "w": torch.rand(4)})
+    view = store.view("key")
+    with reads() as count:
+        for one in (copy.copy(view), {"td": copy.copy(view["td"]), "w": copy.copy(view["w"])}):
+            assert type(one["td"]["w"]) is type(one["w"]) is StoredTensor
+        assert type(copy.deepcopy(view)["w"]) is StoredTensor
+        assert count() == 16  # of the TensorDict, whose deep copy is loaded
