@@ -14,13 +14,11 @@ populated. So each way is tried, and the one that took the least lately is used;
 
 from __future__ import annotations
 
-import os
 import time
 
 import torch
 
 from memstore.engine import syscalls
-from memstore.engine.segment import segment_path
 from memstore.view.source import Source
 
 _SMALL = 64 << 10  # bytes; below, all ways cost their call
@@ -85,23 +83,26 @@ def copy_rows(
 
 
 def _copy(way: int, real: torch.Tensor, rows: torch.Tensor, target: torch.Tensor, source: Source | None) -> None:
+    if way == PREADV and source is not None and _read_rows_of_file(source, real, rows, target):
+        return
     if way == SELECT:
         torch.index_select(real, 0, rows, out=target)
-    elif way == TAKE:
+    else:
         # "clip", since "raise", which is not needed here, would copy by way of a buffer
         real.view(len(real), -1).numpy().take(rows.numpy(), 0, target.view(len(target), -1).numpy(), "clip")
-    elif source is not None:
-        _read_rows_of_file(source, real, rows, target)
 
 
-def _read_rows_of_file(source: Source, real: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
+def _read_rows_of_file(source: Source, real: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> bool:
+    """False if the file can't be opened: only the mapping is sure to be there as long as the view is."""
     size = target.nbytes // len(target)
     first = real.data_ptr() - source.address + source.start
-    path = segment_path(source.root.segments, source.segment)
-    fd = syscalls.open_file(path, os.O_RDONLY, 0, source.root.segments_fd)  # the lock of the mapping keeps it as it is
+    fd = source.open_file()
+    if fd is None:
+        return False
     try:
         buffer = target.view(-1).view(torch.uint8).numpy().data
         for i, row in enumerate(rows.tolist()):
             syscalls.read_into(fd, buffer[i * size : (i + 1) * size], first + row * size)
     finally:
         syscalls.close(fd)
+    return True

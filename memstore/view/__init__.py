@@ -6,6 +6,7 @@ leaf         StoredTensor, the lazy leaf
 run          operators on lazy leaves
 pages        what lies on a disk still, and what is mapped already
 build        views of held versions; lazy leaves as references in pickles
+saving       lazy leaves as plain tensors in files
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from memstore.structure import modes, traits
 from memstore.structure.devices import need_device
 from memstore.structure.walk import RefusedError, Walk, flattens
 from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, with_kind, wrap
+from memstore.view.saving import goes_to_a_file, plain_tensor
 from memstore.view.source import Source, Span, count_read
 
 _CPU = torch.device("cpu")
@@ -72,11 +73,16 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
         raise
 
 
-def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
-    """For pickle."""
+def pickle_leaf(leaf: StoredTensor, protocol: Any) -> Any:
+    """For pickle: a plain tensor where a file is written, else a reference."""
     if modes.are_active():
         with modes.put_aside(entirely=True):
-            return reduce_leaf(leaf)
+            return pickle_leaf(leaf, protocol)
+    return plain_tensor(leaf).__reduce_ex__(protocol) if goes_to_a_file() else reduce_leaf(leaf)
+
+
+def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
+    """The reference."""
     real, span, kind = geometry(leaf), span_of(leaf), kind_of(leaf)
     offset = real.data_ptr() - span.source.address if real.numel() else 0
     stride = None if real.is_contiguous() else real.stride()

@@ -9,6 +9,7 @@ looks at are read, from the page cache, and copied nowhere first. What it return
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,12 +30,16 @@ _in_inference_mode = torch.is_inference_mode_enabled
 _shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
 
 
+class NoMemoryError(ReadOnlyError, RuntimeError):
+    """A pointer into a lazy leaf is refused, for one could write by it. Torch's callers expect a RuntimeError."""
+
+
 class StoredTensor(torch.Tensor):
     """A tensor of a stored value that is read when it is used, and just the part that is used.
 
     To slice, transpose or reshape it gives lazy leaves again, and reads nothing; any other operator reads what it
-    needs. It never changes, and can't be written: take a copy with `clone()`. Pickled, it is a reference of some
-    hundred bytes. Get one from `Store.view`.
+    needs. It never changes, and can't be written: take a copy with `clone()`. Sent to a process, it is a reference of
+    some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view`.
     """
 
     _real: torch.Tensor
@@ -105,7 +110,13 @@ class StoredTensor(torch.Tensor):
         return True
 
     def data_ptr(self) -> int:
-        raise RuntimeError(f"{_name(self)} has no memory of its own: take a copy with clone(), or get the key")
+        raise _no_memory(self)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """An empty one, whose `data_ptr()` says why."""
+        storage = _NoStorage()
+        storage.leaf = self
+        return storage
 
     # --- copies and references ----------------------------------------------------------------------------------------
 
@@ -114,12 +125,14 @@ class StoredTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredTensor:
         copied = memo[id(self)] = self.__copy__()
+        if self.is_leaf and self.grad is not None:
+            copied.grad = copy.deepcopy(self.grad, memo)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        from memstore.view.build import reduce_leaf
+        from memstore.view.build import pickle_leaf
 
-        return reduce_leaf(self)
+        return pickle_leaf(self, protocol)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         device = "" if self.device == _CPU else f", device='{self.device}'"
@@ -130,6 +143,18 @@ class StoredTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         return format(read(self), spec) if spec and not self.ndim else repr(self)
+
+
+class _NoStorage(torch.UntypedStorage):
+    """Empty, since many ask for the size, and then read what there is or take a copy; an error for who wants bytes."""
+
+    leaf: StoredTensor
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise _no_memory(self.leaf)
+
+    data_ptr = tolist = clone = copy_ = cpu = share_memory_ = _write_file = _refuse
+    __getitem__ = __iter__ = __reduce__ = _refuse
 
 
 def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
@@ -195,6 +220,14 @@ def nbytes_of(real: torch.Tensor) -> int:
 def _name(leaf: StoredTensor) -> str:
     source = leaf._span.source
     return f"a lazy leaf of {source.key!r}"
+
+
+def _no_memory(leaf: StoredTensor) -> NoMemoryError:
+    return NoMemoryError(
+        f"{_name(leaf)} has no memory of its own that could be pointed at: take a copy with clone(), or get the key "
+        "instead of its view; to write a file of it, Store.export",
+        key=leaf._span.source.key,
+    )
 
 
 def refusal(leaf: StoredTensor, what: str) -> ReadOnlyError:

@@ -30,12 +30,14 @@ _OF_SHAPES = frozenset(
         *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
     )
 )
+_MOVES = frozenset({"aten::to", "aten::type_as"})
 
 
 class Rule(NamedTuple):
     """Attributes:
     written: place and name of each argument that is written.
     makes_views: some result is a view of the arguments, as a rule.
+    moves: its results may be on another device; in inference mode such a one comes whole, and seems to make views.
     reads_rows: only those elements of the first argument are read that the result has.
     reads_nothing: only shapes and dtypes matter.
     keeps: another tensor gets the memory of an argument.
@@ -43,6 +45,7 @@ class Rule(NamedTuple):
 
     written: tuple[tuple[int, str], ...]
     makes_views: bool
+    moves: bool
     reads_rows: bool
     reads_nothing: bool
     keeps: bool
@@ -71,6 +74,7 @@ def _find(operator: Any) -> Rule:
     return Rule(
         tuple(written),
         makes_views=bool(views),
+        moves=schema.name in _MOVES,
         reads_rows=operator in _OF_ROWS,
         reads_nothing=schema.name in _OF_SHAPES,
         keeps=schema.name == "aten::set_",

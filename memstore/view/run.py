@@ -13,6 +13,8 @@ from memstore.view.leaf import StoredTensor, count_of, nbytes_of, read, refusal,
 from memstore.view.operators import rule_of
 from memstore.view.pages import bring_rows
 
+_CPU = torch.device("cpu")
+
 
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = rule_of(operator)
@@ -28,8 +30,10 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return leaf._real
 
     if rule.makes_views:
-        made = operator(*_replace(args, use), **_replace(kwargs, use))
-        return results(made, used[0])
+        arguments, options = _replace(args, use), _replace(kwargs, use)
+        if rule.moves and used[0]._place != _CPU:
+            return operator(*_replace(args, read), **_replace(kwargs, read))
+        return results(operator(*arguments, **options), used[0])
     if rule.reads_nothing:
         made = operator(*_replace(args, use), **_replace(kwargs, use))
         return made if kwargs.get("device") or not used else made.to(used[0]._place)
@@ -67,7 +71,7 @@ def results(made: Any, leaf: StoredTensor) -> Any:
         return made
     if made.untyped_storage()._cdata != leaf._real.untyped_storage()._cdata:
         count_of(leaf, made.nbytes)
-        return made.to(leaf._place)
+        return made.to(leaf._place) if made.device == _CPU else made
     if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
         count_of(leaf, nbytes_of(made))
         return made.resolve_conj().resolve_neg().to(leaf._place)

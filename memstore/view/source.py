@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import threading
 from typing import Any
 
@@ -16,13 +17,16 @@ import msgspec
 import numpy as np
 import xxhash
 
+from memstore.engine import syscalls
+from memstore.engine.header import HEAD_SIZE, belongs
 from memstore.engine.lookup import files_of, map_record
 from memstore.engine.mapping import Mapping, watch
 from memstore.engine.record import Record, decode_record, encode_record
 from memstore.engine.reference import arrive, gone, take_lease
 from memstore.engine.registry import abandon_root, close_root, retain_root
 from memstore.engine.root import Root
-from memstore.errors import CorruptionError
+from memstore.engine.segment import segment_path
+from memstore.errors import CorruptionError, StoreClosedError
 from memstore.late_imports import between_forks
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -100,6 +104,22 @@ class Source:
     def is_on_disk(self) -> bool:
         """Whether its bytes may have to come from a disk."""
         return self.mapping is not None and (not self.root.on_tmpfs or self._record.adopted is not None)
+
+    def open_file(self) -> int | None:
+        """The file that is mapped, opened once more; None if its name has it no longer, or there is no room for one.
+
+        A folder may be removed while its values are held, and a name be given to another put.
+        """
+        root = self.root
+        try:
+            fd = syscalls.open_file(segment_path(root.segments, self.segment), os.O_RDONLY, 0, root.segments_fd)
+        except (OSError, StoreClosedError):
+            return None
+        with contextlib.suppress(OSError):  # a FIFO has no offsets
+            if belongs(syscalls.read_at(fd, HEAD_SIZE, 0), self._record.put_id, root.settings.store):
+                return fd
+        syscalls.close(fd)
+        return None
 
     def damaged(self, detail: str) -> CorruptionError:
         root, record = self.root, self._record

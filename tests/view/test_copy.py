@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +31,45 @@ def test_each_way_gives_the_rows(
     rows = [62, 0, 5, 5, -2, 17] * 10
     assert torch.equal(memstore.read_rows(store.view("key")["x"][1:], rows[:-1]), value[1:][rows[:-1]])
     assert used == [way]
+
+
+def remove(store: memstore.Store) -> None:
+    shutil.rmtree(store.root)
+
+
+def make_anew(store: memstore.Store) -> None:
+    shutil.rmtree(store.root)
+    with memstore.open(store.root) as other:
+        other.put("key", torch.ones(64, 8192))
+
+
+def put_another_file_there(store: memstore.Store) -> None:
+    (mapped,) = Path(store.root, "segments").glob("*.safetensors")
+    store.put("other", torch.ones(64, 8192))
+    (other,) = set(mapped.parent.glob("*.safetensors")) - {mapped}
+    os.replace(other, mapped)
+
+
+def put_a_fifo_there(store: memstore.Store) -> None:
+    (mapped,) = Path(store.root, "segments").glob("*.safetensors")
+    mapped.unlink()
+    os.mkfifo(mapped)
+
+
+@pytest.mark.parametrize("change", [remove, make_anew, put_another_file_there, put_a_fifo_there])
+def test_rows_of_a_held_view_come_from_what_is_mapped(
+    change: Callable[[memstore.Store], None], scratch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Costs, "choose", lambda self, ways: ways[-1])
+    value = torch.arange(64.0).view(64, 1).expand(64, 8192).contiguous()
+    with memstore.open(scratch) as store:
+        store.put("key", value)
+        view = store.view("key")
+        change(store)
+        files = len(os.listdir("/proc/self/fd"))
+        for rows in ([62, 0, 5], list(range(64))):
+            assert torch.equal(memstore.read_rows(view, rows), value[rows])
+        assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_the_way_that_took_the_least_lately_is_used() -> None:

@@ -185,6 +185,15 @@ def test_copies_of_a_leaf_are_lazy(pair: Any, reads: Any) -> None:
     assert torch.equal(copied + 0, pair[0][2:])
 
 
+def test_a_deep_copy_has_its_own_gradient(pair: Any) -> None:
+    lazy = pair[1].requires_grad_()
+    (lazy * 3).sum().backward()
+    copied = copy.deepcopy({"a": lazy})["a"]
+    assert torch.equal(copied.grad, lazy.grad)
+    copied.grad.zero_()
+    assert lazy.grad.sum() == 3 * lazy.numel()
+
+
 # --- writes -----------------------------------------------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -329,3 +338,29 @@ def test_fake_mode_says_why_not(pair: Any) -> None:
 
     with FakeTensorMode(), pytest.raises(Exception, match="FakeTensor"):
         pair[1] + 1
+
+
+# --- devices in inference mode ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_leaf_goes_to_the_device_that_is_asked_for(mode: Any, pair: Any) -> None:
+    """In inference mode torch hands `to` on as one operator, which seems to make views."""
+    plain, lazy = pair
+    with mode():
+        assert lazy.to("meta").device == torch.device("meta")
+        assert lazy.to(torch.zeros(1, device="meta", dtype=torch.float64)).dtype is torch.float64
+        assert type(lazy.to("cpu")) is memstore.StoredTensor
+        assert torch.equal(lazy.to(torch.float64), plain.to(torch.float64))
+        tangent = torch.ones_like(plain)
+        assert torch.equal(torch.func.jvp(lambda x: x * 2, (lazy,), (tangent,))[0], plain * 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_leaf_on_another_device_comes_from_there(mode: Any, store: memstore.Store) -> None:
+    store.put("key", torch.rand(3))
+    lazy = store.view("key", device="meta")
+    with mode():
+        assert lazy.to("meta").device == lazy.to(torch.float64).device == torch.device("meta")
+        with pytest.raises(NotImplementedError, match="meta"):  # as of a tensor there
+            lazy.to("cpu")
