@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from memstore import contents, entries, listing
 from memstore.as_mapping import AsMapping
 from memstore.describe import describe
-from memstore.engine.limits import resource_errors
+from memstore.engine.limits import is_full, resource_errors
 from memstore.engine.lookup import MISFIT, Held, hold, hold_at_once
 from memstore.engine.publish import Change, check_version, commit, missing
-from memstore.engine.room import once_more, where_room_is
+from memstore.engine.room import where_room_is
 from memstore.engine.root import Root
 from memstore.engine.verify import verify
 from memstore.info import EntryInfo, Progress, VerifyReport
@@ -77,7 +77,9 @@ class Store(Keyspace, AsMapping):
             version = contents.publish_one(root, put, deadline)
         except (OSError, MemoryError) as error:
             with resource_errors(self.root, key, root):
-                version = once_more(contents.publish_one, root, put, deadline, error)
+                if isinstance(error, MemoryError) or not is_full(error):
+                    raise
+                version = where_room_is(contents.publish_one, root, put, deadline)
         self._puts += 1
         return version
 

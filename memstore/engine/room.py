@@ -20,15 +20,8 @@ def where_room_is(make: Callable[[Root, Change, float], Result], root: Root, cha
     try:
         return make(root, change, deadline)
     except OSError as error:
-        return once_more(make, root, change, deadline, error)
-
-
-def once_more(
-    make: Callable[[Root, Change, float], Result], root: Root, change: Change, deadline: float, error: BaseException
-) -> Result:
-    """Makes a change that failed with `error`, if that was for want of room; else raises the error."""
-    if not (isinstance(error, OSError) and is_full(error)):
-        raise error
+        if not is_full(error):
+            raise
     sweep_all(root, deadline)  # the files that were kept for reuse; another process may have given them back by now
     return make(root, change, deadline)
 
