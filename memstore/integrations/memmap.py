@@ -13,6 +13,7 @@ of a folder is what a get gives, but for one thing: leaves are plain tensors.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import Any, NamedTuple
@@ -26,7 +27,16 @@ from memstore import structure
 from memstore.engine.adopted import Sources, opened
 from memstore.engine.record import Leaf
 from memstore.errors import UnsupportedValueError
-from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
+from memstore.integrations.documents import (
+    Document,
+    are_sizes,
+    damaged,
+    parse_object,
+    parse_object_of_python,
+    parse_value,
+    read_whole,
+    short,
+)
 from memstore.structure import objects
 from memstore.structure.checks import MalformedError
 from memstore.structure.classes import class_name
@@ -36,6 +46,9 @@ from memstore.structure.walk import RefusedError, Walk
 
 _VERSION = 1  # of the layout
 _META = "meta.json"
+_LONGEST_NAME = 255  # bytes, of a file
+_MOST_MEMBERS = 1 << 17  # of stacks of values that are stacks again: each takes a kilobyte
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 PICKLES = ("other.pickle", "pickle.pkl")
 
 
@@ -64,24 +77,34 @@ class _Reader:
         self.leaves: list[Leaf] = []
         self.walk = Walk(allow_pickle)
         self.walk.depth = 1  # so that containers of objects become one object, as they do in a TensorDict
-        self._depth = 0
+        self._depth = self._members = 0
 
     def read(self, folder: str, above: _Above) -> Tree:
         """The tree of what a folder holds."""
-        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        try:
+            found = os.lstat(folder)
+        except OSError as error:
+            if self._depth and error.errno in _ABSENT:
+                damaged(folder, "it is missing")
+            raise
+        if not stat.S_ISDIR(found.st_mode):
             damaged(folder, "it is no folder, but a link or a file")
         if self._depth == MAX_DEPTH:
             raise UnsupportedValueError(f"{folder}: more than {MAX_DEPTH} levels of folders")
         self._depth += 1
-        meta = parse_object(f"{folder}/{_META}", read_whole(f"{folder}/{_META}"))
-        version = meta.get("_format_version", 0)
+        path = f"{folder}/{_META}"
+        try:
+            meta = parse_object_of_python(path, read_whole(path))
+        except FileNotFoundError:
+            damaged(path, "it is missing")
+        version = parse_value(path, meta.get("_format_version"))
         if isinstance(version, int) and version > _VERSION:
             raise UnsupportedValueError(f"{folder}: version {version} of TensorDict's layout; {_VERSION} is known")
         tree = self._container(folder, meta, above)
         self._depth -= 1
         return tree
 
-    def _container(self, folder: str, meta: dict[str, Any], above: _Above) -> Tree:
+    def _container(self, folder: str, meta: Document, above: _Above) -> Tree:
         kind = _class_of(folder, meta)
         if kind in (tensordict.TensorDict, tensordict.TensorDictParams):
             return self._tensordict(folder, meta)
@@ -101,14 +124,16 @@ class _Reader:
 
     # --- TensorDicts --------------------------------------------------------------------------------------------------
 
-    def _tensordict(self, folder: str, meta: dict[str, Any]) -> Tree:
-        batch, device, names = meta.get("shape", []), meta.get("device", "None"), meta.get("_names")
+    def _tensordict(self, folder: str, meta: Document) -> Tree:
+        path = f"{folder}/{_META}"
+        batch, device, names = (parse_value(path, meta.get(name)) for name in ("shape", "device", "_names"))
+        batch, device = [] if batch is None else batch, "None" if device is None else device
         if not are_sizes(batch):
-            damaged(f"{folder}/{_META}", "it has no batch size")
+            damaged(path, "it has no batch size")
         if device not in ("None", "cpu"):
-            raise UnsupportedValueError(f"{folder}: a TensorDict of device {device!r}, whose files are the CPU's")
+            raise UnsupportedValueError(f"{folder}: a TensorDict of device {short(device)}, whose files are the CPU's")
         above = _Above(tuple(batch), None if device == "None" else device, names if isinstance(names, list) else None)
-        entries = {key: entry for key, entry in meta.items() if isinstance(entry, dict)}
+        entries = {key: parse_object(path, text) for key, text in meta.items() if bytes(text).startswith(b"{")}
         tensors = [key for key, entry in entries.items() if "type" not in entry]
         nested = [key for key, entry in entries.items() if "type" in entry]
         for key in tensors:
@@ -116,13 +141,13 @@ class _Reader:
         trees = [self.read(_path_of(folder, key, ""), above) for key in nested]
         return ("td", *above, False, tensors + nested, [TENSOR] * len(tensors) + trees)
 
-    def _leaf(self, folder: str, key: str, entry: dict[str, Any]) -> Leaf:
-        path = _path_of(folder, key, ".memmap")
-        shape, dtype = entry.get("shape"), str(entry.get("dtype")).removeprefix("torch.")
+    def _leaf(self, folder: str, key: str, entry: Document) -> Leaf:
+        path, meta = _path_of(folder, key, ".memmap"), f"{folder}/{_META}"
+        shape, dtype, is_nested = (parse_value(meta, entry.get(name)) for name in ("shape", "dtype", "is_nested"))
+        dtype = str(dtype).removeprefix("torch.")
         if not are_sizes(shape) or dtype not in DTYPES:
-            damaged(f"{folder}/{_META}", f"its entry {key!r} is no shape and dtype")
-        assert isinstance(shape, list)
-        if entry.get("is_nested"):
+            damaged(meta, f"its entry {short(key)} is no shape and dtype")
+        if is_nested:
             raise UnsupportedValueError(f"{path}: a nested tensor, which can't be attached: load it, and put it")
         nbytes = count(shape) * DTYPES[dtype].itemsize
         if not nbytes:  # no file, or an empty one
@@ -132,12 +157,14 @@ class _Reader:
                 if found.st_size < nbytes:
                     damaged(path, f"it has {found.st_size:,} bytes instead of {nbytes:,}: it is truncated")
                 base = self.sources.add(path, found)
-        except FileNotFoundError:
-            damaged(path, f"{folder}/{_META} names it, and it is missing")
+        except OSError as error:
+            if error.errno in _ABSENT:
+                damaged(path, f"{meta} names it, and it is missing")
+            raise
         return Leaf((), dtype, tuple(shape), None, base, nbytes)
 
-    def _stack(self, folder: str, meta: dict[str, Any], above: _Above) -> Tree:
-        dim, name = meta.get("stack_dim"), meta.get("stack_dim_name")
+    def _stack(self, folder: str, meta: Document, above: _Above) -> Tree:
+        dim, name = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("stack_dim", "stack_dim_name"))
         count = 0
         while os.path.lexists(f"{folder}/{count}"):
             count += 1
@@ -146,7 +173,7 @@ class _Reader:
         inner = above._replace(batch=above.batch[:dim] + above.batch[dim + 1 :], names=None)
         return ("lazy", "", dim, name, False, [self.read(f"{folder}/{i}", inner) for i in range(count)])
 
-    def _tensorclass(self, folder: str, meta: dict[str, Any], kind: Any, above: _Above) -> Tree:
+    def _tensorclass(self, folder: str, meta: Document, kind: Any, above: _Above) -> Tree:
         try:
             name = class_name(kind)
         except RefusedError as error:
@@ -157,33 +184,42 @@ class _Reader:
 
     # --- what is no tensor --------------------------------------------------------------------------------------------
 
-    def _values(self, folder: str, meta: dict[str, Any], above: _Above) -> Tree:
-        data = meta.get("data")
+    def _values(self, folder: str, meta: Document, above: _Above) -> Tree:
+        data, device = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("data", "device"))
         if data is None:
             return self._stack(folder, meta, above)
         if data == PICKLES[1]:
             data = self._unpickle(f"{folder}/{data}")
-        device = meta.get("device") or above.device
+        device = device or above.device
         if not isinstance(data, list) or not data or device not in (None, "cpu"):
             damaged(f"{folder}/{_META}", "it has no data of a NonTensorStack")
         return self._stacked(folder, data, device, list(above.names or ()))
 
-    def _stacked(self, folder: str, data: list[Any], device: str | None, names: list[str | None]) -> Tree:
+    def _stacked(
+        self, folder: str, data: list[Any], device: str | None, names: list[str | None], depth: int = 0
+    ) -> Tree:
         """As tensordict stacks a list: lists of one length become stacks of stacks."""
         name = names[0] if names else None
-        if all(isinstance(item, list) and len(item) == len(data[0]) for item in data):
-            if not data[0]:
-                raise UnsupportedValueError(f"{folder}: a NonTensorStack of empty ones, which can't be attached")
-            members = [self._stacked(folder, item, device, names[1:]) for item in data]
-        elif device is None and name is None:
+        stacked = all(isinstance(item, list) and len(item) == len(data[0]) for item in data)
+        if not stacked and device is None and name is None:
             return ("values", False, self._visit(folder, data))
-        else:
+        self._members += len(data)
+        if depth == MAX_DEPTH or self._members > _MOST_MEMBERS:
+            raise UnsupportedValueError(
+                f"{folder}: a NonTensorStack of more than {MAX_DEPTH} dimensions, or {_MOST_MEMBERS:,} members, which "
+                "can't be attached: load it, and put what is in it"
+            )
+        if not stacked:
             members = [("nontensor", (), device, None, False, self._visit(folder, item)) for item in data]
+        elif data[0]:
+            members = [self._stacked(folder, item, device, names[1:], depth + 1) for item in data]
+        else:
+            raise UnsupportedValueError(f"{folder}: a NonTensorStack of empty ones, which can't be attached")
         return ("lazy", "values", 0, name, False, members)
 
-    def _fields(self, folder: str, meta: dict[str, Any]) -> dict[str, Any]:
+    def _fields(self, folder: str, meta: Document) -> dict[str, Any]:
         """The fields of a tensorclass that are no tensors."""
-        fields = {key: value for key, value in meta.items() if key != "_type"}
+        fields = {key: parse_value(f"{folder}/{_META}", text) for key, text in meta.items() if key != "_type"}
         path = f"{folder}/{PICKLES[0]}"
         if os.path.lexists(path):
             pickled = self._unpickle(path)
@@ -210,21 +246,26 @@ class _Reader:
             raise UnsupportedValueError(f"{folder}: {error.message()}") from None
 
 
-def _class_of(folder: str, meta: dict[str, Any]) -> Any:
+def _class_of(folder: str, meta: Document) -> Any:
     """The class that a folder was saved from, among those that this process knows."""
-    identity, text = meta.get("_class"), meta.get("_type")
+    identity, text = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("_class", "_type"))
     for kind in _ACCEPTED_CLASSES:
         known = f"{'tensordict' if getattr(tensordict, kind.__qualname__, None) is kind else kind.__module__}"
         if text == str(kind) or (isinstance(identity, str) and identity == f"{known}:{kind.__qualname__}"):
             return kind
     if not isinstance(text, str):
         damaged(f"{folder}/{_META}", "it names no class")
-    raise UnsupportedValueError(f"{folder} was saved from {text}, which this process doesn't know: import its module")
+    raise UnsupportedValueError(
+        f"{folder} was saved from {short(text)}, which this process doesn't know: import its module"
+    )
 
 
 def _path_of(folder: str, key: str, ending: str) -> str:
     """Where an entry lies: percent-encoded, or by older writers under the key itself."""
-    path = f"{folder}/{_encode_key_for_filesystem(key)}{ending}"
+    name = f"{_encode_key_for_filesystem(key)}{ending}"
+    if len(name.encode()) > _LONGEST_NAME:
+        damaged(f"{folder}/{_META}", f"its entry {short(key)} has a longer name than any file")
+    path = f"{folder}/{name}"
     plain = key not in ("", ".", "..") and "/" not in key and "\0" not in key
     if plain and not os.path.lexists(path) and os.path.lexists(f"{folder}/{key}{ending}"):
         return f"{folder}/{key}{ending}"

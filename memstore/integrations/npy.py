@@ -12,7 +12,7 @@ from memstore.engine import syscalls
 from memstore.engine.adopted import Sources, opened
 from memstore.engine.record import Leaf
 from memstore.errors import UnsupportedValueError
-from memstore.integrations.documents import are_sizes, damaged
+from memstore.integrations.documents import are_sizes, damaged, short
 from memstore.structure.node import TENSOR
 from memstore.structure.traits import DTYPES, contiguous_stride, count
 
@@ -47,9 +47,11 @@ def _read_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtyp
     except Exception as error:  # of numpy's parser, which evaluates a literal, and reads those of Python 2 too
         damaged(path, f"its header can't be read: {error}")
     if not are_sizes(list(shape)):
-        damaged(path, f"an array of shape {shape}")
+        damaged(path, f"an array of shape {short(shape)}")
     if dtype.kind not in "biufc" or str(dtype) not in DTYPES:
-        raise UnsupportedValueError(f"{path}: an array of dtype {dtype.str}, which no tensor has: {_advice(dtype)}")
+        raise UnsupportedValueError(
+            f"{path}: an array of dtype {short(dtype.str)}, which no tensor has: {_advice(dtype)}"
+        )
     return tuple(shape), bool(is_fortran), dtype, file.tell()
 
 

@@ -10,10 +10,13 @@ holes, overlaps or anything behind them, and no name comes twice.
 from __future__ import annotations
 
 import json
+import math
 import os
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 
 from memstore import structure
 from memstore.engine import syscalls
@@ -22,11 +25,13 @@ from memstore.engine.header import HEADER_LIMIT
 from memstore.engine.layout import SAFETENSORS_DTYPES
 from memstore.engine.record import Leaf
 from memstore.errors import PermissionDeniedError, UnsupportedValueError
-from memstore.integrations.documents import are_sizes, damaged, parse_object, read_whole
+from memstore.integrations.documents import damaged, parse_object, parse_texts, read_whole, short
 from memstore.integrations.output import Meter, new_file, new_folder
 from memstore.structure.traits import DTYPE_NAMES, DTYPES
 
 _INDEX = "model.safetensors.index.json"
+_LONGEST_NAME = 255  # of a file
+_FIELDS = 3  # of an entry
 _CODES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 
 
@@ -58,7 +63,7 @@ def adopt_index(path: str, sources: Sources) -> structure.Adopted:
     chosen: dict[str, Leaf] = {}
     for tensor, name in listed.items():
         if tensor not in tensors[name]:
-            damaged(path, f"it says that the tensor {tensor!r} is in {name}, and there it is not")
+            damaged(path, f"it says that the tensor {short(tensor)} is in {name}, and there it is not")
         chosen[tensor] = tensors[name][tensor]
     return _as_dict(chosen)
 
@@ -73,12 +78,12 @@ def _as_dict(tensors: dict[str, Leaf]) -> structure.Adopted:
 def _read_index(path: str) -> dict[str, str]:
     """Which file each tensor is in."""
     index = parse_object(path, read_whole(os.path.realpath(path)))
-    listed = index.get("weight_map")
-    if not isinstance(listed, dict):
+    if "weight_map" not in index:
         damaged(path, "it has no weight_map")
-    for tensor, name in listed.items():
-        if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
-            damaged(path, f"it says that the tensor {tensor!r} is in {name!r}, which names no file beside it")
+    listed = parse_texts(path, index["weight_map"])
+    for name in dict.fromkeys(listed.values()):
+        if not name or len(name) > _LONGEST_NAME or "/" in name or "\0" in name or name in (".", ".."):
+            damaged(path, f"it says that tensors are in {short(name)}, which names no file beside it")
     return listed
 
 
@@ -112,54 +117,66 @@ def _read_file(path: str, sources: Sources) -> dict[str, Leaf]:
         if size > HEADER_LIMIT:
             damaged(path, f"a header of {size:,} bytes, and {HEADER_LIMIT:,} are the limit")
         entries = parse_object(path, syscalls.read_at(fd, size, 8))
-        _check_metadata(path, entries.pop("__metadata__", {}))
-        leaves = {name: _leaf(path, name, entry) for name, entry in entries.items()}
-        ordered = dict(sorted(leaves.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
-        _check_cover(path, ordered, found.st_size - 8 - size)
+        _check_metadata(path, entries.pop("__metadata__", None))
         base = sources.add(path, found) + 8 + size
-    return {
-        name: Leaf((), leaf.dtype, leaf.shape, None, base + leaf.offset, leaf.nbytes) for name, leaf in ordered.items()
-    }
+        leaves = {name: _leaf(path, name, text, base) for name, text in entries.items()}
+        ordered = dict(sorted(leaves.items(), key=_place))
+        _check_cover(path, ordered, base, found.st_size - 8 - size)
+    return ordered
 
 
-def _check_metadata(path: str, metadata: Any) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        damaged(path, "its __metadata__ is no object of texts")
-    if metadata.get("memstore", "").startswith("put="):
+def _place(item: tuple[str, Leaf]) -> tuple[int, int]:
+    return item[1].offset, item[1].nbytes
+
+
+def _check_metadata(path: str, text: msgspec.Raw | None) -> None:
+    if text is not None and parse_texts(path, text).get("memstore", "").startswith("put="):
         raise UnsupportedValueError(f"{path} belongs to a store, which will use it for other values: export it first")
 
 
-def _leaf(path: str, name: str, entry: Any) -> Leaf:
-    """An entry of the header, each by itself. Offsets count from the start of the data."""
+Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """What the header says of a tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Size, ...], Meta(max_length=64)]
+    data_offsets: tuple[Size, Size]
+
+
+_read_entry = msgspec.json.Decoder(_Entry).decode
+
+
+def _leaf(path: str, name: str, text: msgspec.Raw, base: int) -> Leaf:
+    """An entry of the header, each by itself. `base` is where the data starts."""
     try:
-        name.encode()
-    except UnicodeEncodeError:
-        damaged(path, f"the name {name!r} is no Unicode text")
-    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
-        damaged(path, f"its entry {name!r} is no dtype, shape and data_offsets")
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in _CODES:
-        raise UnsupportedValueError(f"{path}: the tensor {name!r} has the dtype {code!r}, which can't be served")
-    if not are_sizes(shape):
-        damaged(path, f"the tensor {name!r} has no shape")
-    if not are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        damaged(path, f"the tensor {name!r} has no data_offsets")
-    nbytes = DTYPES[_CODES[code]].itemsize
-    for size in shape:
-        nbytes *= size
-    start, stop = offsets
+        entry = _read_entry(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        damaged(path, f"its entry {short(name)} is no dtype, shape and data_offsets: {error}")
+    if bytes(text).count(b":") != _FIELDS:
+        parse_object(path, text)  # it has others besides, or one of them twice
+    dtype = _CODES.get(entry.dtype)
+    start, stop = entry.data_offsets
+    if dtype is None:
+        what = f"the tensor {short(name)} has the dtype {short(entry.dtype)}"
+        raise UnsupportedValueError(f"{path}: {what}, which can't be served")
+    nbytes = DTYPES[dtype].itemsize * math.prod(entry.shape)
     if stop - start != nbytes:
-        damaged(path, f"the tensor {name!r} of {code} and shape {shape} takes {nbytes:,} bytes, not {stop - start:,}")
-    return Leaf((), _CODES[code], tuple(shape), None, start, nbytes)
+        what = f"the tensor {short(name)} of {entry.dtype} and shape {short(list(entry.shape))}"
+        damaged(path, f"{what} takes {nbytes:,} bytes, not {stop - start:,}")
+    return Leaf((), dtype, entry.shape, None, base + start, nbytes)
 
 
-def _check_cover(path: str, leaves: dict[str, Leaf], nbytes: int) -> None:
-    end = 0
+def _check_cover(path: str, leaves: dict[str, Leaf], base: int, nbytes: int) -> None:
+    end = base
     for name, leaf in leaves.items():
         if leaf.offset != end:
             what = "overlaps the one before it" if leaf.offset < end else "leaves a hole before it"
-            damaged(path, f"the tensor {name!r} {what}: it starts at {leaf.offset:,} of the data, not {end:,}")
+            where = f"it starts at {leaf.offset - base:,} of the data, not {end - base:,}"
+            damaged(path, f"the tensor {short(name)} {what}: {where}")
         end += leaf.nbytes
+    end -= base
     if end != nbytes:
         damaged(path, f"its tensors take {end:,} bytes, and it has {nbytes:,}: it is truncated, or has more behind it")
 

@@ -25,7 +25,7 @@ from memstore.integrations.documents import damaged
 _STORAGE = re.compile(r"[^/]+/data/[^/]+")
 _LOCAL_HEADER = 30  # bytes, then the name and an extra field
 _LEGACY = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", b"119547037146038801333356L")  # the number that it starts with, pickled
-_PICKLE_PROTOCOLS = range(2, 6)  # those that say so in their first two bytes
+_PICKLES = tuple(b"\x80%c" % protocol for protocol in range(2, 6))  # older protocols have no mark
 
 
 class Archive(NamedTuple):
@@ -54,7 +54,7 @@ def is_pickle(head: bytes) -> bool:
     """Whether a file that starts so is a pickle, as what torch wrote before 1.6 is; never a safetensors file."""
     if is_legacy(head):
         return True
-    return head[:1] == b"\x80" and head[1] in _PICKLE_PROTOCOLS and int.from_bytes(head[:8], "little") > HEADER_LIMIT
+    return head.startswith(_PICKLES) and int.from_bytes(head[:8], "little") > HEADER_LIMIT
 
 
 def read_archive(path: str, fd: int, size: int) -> Archive:

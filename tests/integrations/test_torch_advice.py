@@ -186,7 +186,8 @@ def test_arrays_of_an_npz_can_be_put(store: memstore.Store, folder: Path) -> Non
 
 def test_other_files_are_told_as_such(store: memstore.Store, folder: Path) -> None:
     """None of them is damaged."""
-    for name, content in (("x.h5", b"\x89HDF\r\n\x1a\n" + bytes(99)), ("x.gguf", b"GGUF" + bytes(99)), ("x", b"text")):
+    others = {"x.h5": b"\x89HDF\r\n\x1a\n" + bytes(99), "x.gguf": b"GGUF" + bytes(99), "x": b"text", "y": b"\x80"}
+    for name, content in others.items():
         (folder / name).write_bytes(content)
         with pytest.raises(memstore.UnsupportedValueError, match="no format that can be attached"):
             store.attach("key", folder / name)
