@@ -13,13 +13,13 @@ from typing import Any
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import MalformedError
-from memstore.structure.walk import RefusedError
+from memstore.structure.refusals import RefusedError
 
 
 def class_name(kind: type) -> str:
     """The name by which `find_class` finds `kind`; RefusedError if it would find nothing, or another class."""
     name = f"{kind.__module__}:{kind.__qualname__}"
-    found = _look_up(name)
+    found = look_up(name)
     if found is kind:
         return name
     if found is None:
@@ -31,18 +31,21 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
     module, colon, _ = name.partition(":")
     if not colon:
         raise MalformedError(f"{name!r} names no class")
-    found = _look_up(name)
+    found = look_up(name)
     if found is None:
+        advice = f"import the module {module!r}, which must define it, before the get"
+        if module == "__main__":
+            advice = "a script defined it: move it to a module that both import, and put the value again"
         raise UnsupportedValueError(
-            f"the stored value has a {name.replace(':', '.')}, which this process doesn't know; "
-            f"import the module {module!r}, which must define it, before the get"
+            f"the stored value has a {name.replace(':', '.')}, which this process doesn't know; {advice}"
         )
     if not isinstance(found, type) or not suits(found):
         raise UnsupportedValueError(f"the stored value has a {name.replace(':', '.')}, but that is not {what} here")
     return found
 
 
-def _look_up(name: str) -> Any:
+def look_up(name: str) -> Any:
+    """What a name stands for, None if nothing that is imported has it."""
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
