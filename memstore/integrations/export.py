@@ -16,7 +16,7 @@ from memstore import structure
 from memstore.engine.limits import parse_size
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
-from memstore.integrations.output import Meter, NewFile, Progress, is_special, new_file
+from memstore.integrations.output import Meter, NewFile, Progress, new_file, what_special
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
@@ -125,7 +125,8 @@ def _named_tensors(
         name = ".".join(map(str, path)) or "tensor"
         if name in found:
             _refuse(path, f"another tensor is called {name!r} as well when names are joined by dots")
-        reason = f"it is a {type(tensor).__name__}" if is_special(tensor) else why_not(name, tensor)
+        special = what_special(tensor)
+        reason = f"it is {special}" if special else why_not(name, tensor)
         if reason:
             _refuse(path, reason)
         found[name] = tensor

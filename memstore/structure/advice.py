@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from memstore.structure.classes import look_up
-
 _LIVES_HERE = "it is a part of this process, and can't be stored; put what another process makes it of"
 _ITERATOR = "what it yields is not there yet; put list(...) of it"
 _NAMELESS = "it can't be found by its name (a lambda, or defined in a function); define it at the top level of a module"
@@ -57,7 +55,7 @@ def alternative(value: Any) -> str | None:
     if callable(getattr(type(value), "state_dict", None)):  # a scheduler, a GradScaler, a sampler
         return "put its state_dict()"
     named: Any = value if isinstance(value, (type, types.FunctionType)) else type(value)
-    if look_up(f"{named.__module__}:{named.__qualname__}") is None and not isinstance(named, types.BuiltinFunctionType):
+    if "<locals>" in named.__qualname__ or "<lambda>" in named.__qualname__:
         return f"{_NAMELESS}, or put what it is made of" if named is value else f"its class: {_NAMELESS}"
     return None
 

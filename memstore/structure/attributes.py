@@ -49,9 +49,19 @@ def field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def is_made_plainly(kind: type, base: type) -> bool:
+def defines(kind: type, name: str) -> bool:
+    """Whether the class or a base of it has the attribute. As `hasattr`, but a metaclass is not asked."""
+    return any(name in vars(base) for base in kind.__mro__)
+
+
+def is_dataclass(kind: type) -> bool:
+    """Of the plain ones; a tensorclass is one too, and another thing."""
+    return defines(kind, "__dataclass_fields__") and not defines(kind, "_is_tensorclass")
+
+
+def is_made_plainly(kind: type, base: Any) -> bool:
     """Whether an object of the class is what `base.__new__` makes, and nothing happens when it goes."""
-    if hasattr(kind, "__del__"):
+    if defines(kind, "__del__"):
         return False
     try:
         base.__new__(kind)
@@ -68,7 +78,7 @@ def shown_attributes(value: Any) -> Mapping[str, Any] | None:
     kind = type(value)
     if kind in (argparse.Namespace, types.SimpleNamespace):
         return vars(value)
-    if not dataclasses.is_dataclass(kind) or getattr(kind, "_is_tensorclass", False):
+    if not is_dataclass(kind):
         return None
     parameters: Any = getattr(kind, "__dataclass_params__", None)
     if slots_of(kind) or getattr(parameters, "frozen", True):

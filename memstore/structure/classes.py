@@ -19,7 +19,7 @@ from memstore.structure.refusals import RefusedError
 def class_name(kind: type) -> str:
     """The name by which `find_class` finds `kind`; RefusedError if it would find nothing, or another class."""
     name = f"{kind.__module__}:{kind.__qualname__}"
-    found = look_up(name)
+    found = _look_up(name)
     if found is kind:
         return name
     if found is None:
@@ -31,7 +31,7 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
     module, colon, _ = name.partition(":")
     if not colon:
         raise MalformedError(f"{name!r} names no class")
-    found = look_up(name)
+    found = _look_up(name)
     if found is None:
         advice = f"import the module {module!r}, which must define it, before the get"
         if module == "__main__":
@@ -44,8 +44,7 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
     return found
 
 
-def look_up(name: str) -> Any:
-    """What a name stands for, None if nothing that is imported has it."""
+def _look_up(name: str) -> Any:
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):

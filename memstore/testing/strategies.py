@@ -147,9 +147,8 @@ def sparse_tensors(draw: st.DrawFn) -> torch.Tensor:
     if layout == "uncoalesced":
         indices = torch.randint(0, 2, (2, rows), generator=generator)
         return torch.sparse_coo_tensor(indices, dense[:rows, :1].squeeze(1), dense.shape, check_invariants=True)
-    made: torch.Tensor = dense.to_sparse(
-        layout=getattr(torch, f"sparse_{layout}"), **({"blocksize": (2, 1)} if layout[0] == "b" else {})
-    )
+    blocks = (2, 1) if layout[0] == "b" else None
+    made = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=blocks)
     return made.requires_grad_() if dtype.is_floating_point and draw(st.booleans()) else made
 
 

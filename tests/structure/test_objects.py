@@ -21,10 +21,10 @@ from tensordict import NonTensorData, TensorDict
 
 import memstore
 from memstore.errors import UnsupportedValueError
-from memstore.structure import flatten, iter_tensors, structure_text
+from memstore.structure import flatten, get_into, iter_tensors, rebuild, structure_text
 from memstore.testing.equality import assert_same, is_same
 from tests.structure import classes
-from tests.structure.roundtrip import round_trip
+from tests.structure.roundtrip import round_trip, stored
 
 UTC = datetime.timezone.utc
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin") if zoneinfo.available_timezones() else datetime.timezone.max
@@ -106,34 +106,35 @@ def test_holders_of_tensors_come_back(name: str) -> None:
     assert structure_text(flatten(value).plan)
 
 
-@pytest.mark.parametrize("name", HOLDERS)
 @pytest.mark.parametrize("inline", [True, False])
-def test_a_store_serves_them_in_every_way(name: str, inline: bool, root: str, tmp_path: Any) -> None:
-    value = {"v": HOLDERS[name](), "pad": torch.zeros(0 if inline else 1000)}
+def test_a_store_serves_them_in_every_way(inline: bool, root: str, tmp_path: Any) -> None:
     with memstore.open(root, checksum=True, verify=True) as store:
-        store.put("k", value)
-        assert store.info("k").kind == ("inline" if inline else "segment")
-        assert_same(value, store.get("k"))
+        for name, make in HOLDERS.items():
+            pad = torch.zeros(0 if inline else 1000)
+            serve(store, name, {"v": make(), "pad": pad}, {"v": make(), "pad": pad.clone()}, tmp_path / "k.pt")
+            assert store.info(name).kind == ("inline" if inline else "segment")
         assert store.verify().ok
-        ref = pickle.loads(pickle.dumps(store.ref("k")))
-        assert_same(value, ref.get())
-        view = store.view("k")
-        assert type(view["v"]) is type(value["v"])
-        names = {name for name, _ in iter_tensors(value)}
-        assert {name for name, _ in iter_tensors(view)} == names == {leaf.name for leaf in store.info("k").leaves}
-        store.put("again", view)
-        assert_same(value, store.get("again"), ties=False)
-        assert_same(value, store.get("k", like={"v": HOLDERS[name](), "pad": torch.zeros_like(value["pad"])}))
-        store.export("k", tmp_path / "k.pt", format="torch")
-        assert_same(value, torch.load(tmp_path / "k.pt", weights_only=False), ties=False)
-        assert dict(memstore.iter_weights(store, "k")).keys() == {".".join(map(str, one)) for one in names}
+
+
+def serve(store: memstore.Store, key: str, value: Any, like: Any, path: Path) -> None:
+    store.put(key, value)
+    assert_same(value, store.get(key))
+    ref = pickle.loads(pickle.dumps(store.ref(key)))
+    assert_same(value, ref.get())
+    view = store.view(key)
+    assert type(view["v"]) is type(value["v"])
+    names = {name for name, _ in iter_tensors(value)}
+    assert {name for name, _ in iter_tensors(view)} == names == {leaf.name for leaf in store.info(key).leaves}
+    store.put("again", view)
+    assert_same(value, store.get("again"), ties=False)
+    assert_same(value, store.get(key, like=like))
+    store.export(key, path, format="torch")
+    assert_same(value, torch.load(path, weights_only=False), ties=False)
+    assert dict(memstore.iter_weights(store, key)).keys() == {".".join(map(str, one)) for one in names}
 
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_they_are_filled_in_place(name: str) -> None:
-    from memstore.structure import get_into
-    from tests.structure.roundtrip import stored
-
     value, out = HOLDERS[name](), HOLDERS[name]()
     for _, leaf in iter_tensors(out):
         leaf.detach().zero_()
@@ -166,6 +167,28 @@ def test_objects_that_change_keep_the_plan() -> None:
         return {"w": tensor(), "losses": losses, "config": classes.Config(n), "seen": collections.Counter(range(n))}
 
     assert flatten(state(3)).plan is flatten(state(8)).plan
+
+
+@pytest.mark.parametrize(
+    "make", [collections.deque, lambda one: classes.Frozen(one[0]), lambda one: collections.Counter(a=one[0])]
+)
+@pytest.mark.parametrize("leaf", [1, torch.ones(1)], ids=["object", "tensor"])
+def test_levels(make: Any, leaf: Any) -> None:
+    value = leaf
+    for _ in range(200):
+        value = make([value])
+    assert_same(value, round_trip(value))
+    with pytest.raises(UnsupportedValueError, match="more than 200 levels"):
+        flatten([value])
+
+
+def test_pickles_inside_need_permission() -> None:
+    value = {"a": classes.Config(1.0, extra=collections.deque([len])), "t": tensor()}
+    assert_same(value, round_trip(value, allow_pickle=True))
+    with pytest.raises(UnsupportedValueError, match="only allow_pickle=True"):
+        flatten(value)
+    with pytest.raises(UnsupportedValueError, match="open the store with allow_pickle=True"):
+        rebuild(*stored(value, allow_pickle=True), None)
 
 
 def test_what_a_model_shares_with_its_output_stays_shared() -> None:
@@ -229,9 +252,6 @@ def test_pickle_stores_it_still(make: Any) -> None:
 
 def test_a_class_whose_fields_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
-
-    from memstore.structure import rebuild
-    from tests.structure.roundtrip import stored
 
     for value in (classes.Config(1.0), [classes.Config(1.0), tensor()]):
         parts = stored([value])

@@ -90,7 +90,7 @@ LEAVES = {
     "test_refusals.Thing": Thing,
     "SubList, a subclass of a builtin container": lambda: SubList([torch.zeros(1)]),
     "factory is no builtin type": lambda: collections.defaultdict(lambda: 1),
-    "builtin_function_or_method": lambda: len,
+    "builtin_function_or_method, which only allow_pickle=True": lambda: len,
     "lone surrogate": lambda: "\ud800",
     "dtype object": lambda: np.array([object()]),
     "a key of type test_refusals.Key": lambda: {Key(): 1},
@@ -366,6 +366,14 @@ def test_shared_containers_of_any_kind_are_refused(name: str) -> None:
 def test_shared_containers_are_ordinary(value: Any) -> None:
     plan, objects, memory = stored({"v": value})
     assert_same(value, rebuild(plan, objects, memory, None)["v"])
+
+
+def test_keys_that_share_are_refused() -> None:
+    key: Any = (1, 2)
+    for _ in range(14):
+        key = (key, key)
+    with pytest.raises(UnsupportedValueError, match="a key of more than 4,096 parts"):
+        flatten({"a": {key: torch.zeros(1)}})
 
 
 def test_slices_that_share_are_refused() -> None:

@@ -12,7 +12,6 @@ of transformers).
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import types
 from collections import OrderedDict, UserDict, defaultdict
@@ -26,6 +25,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.structure.attributes import (
     NAMESPACES,
     field_names,
+    is_dataclass,
     is_made_plainly,
     read_attributes,
     slots_of,
@@ -91,9 +91,7 @@ class NamespaceNode(Node):
 
 @rule
 def _dataclass_rule(kind: type) -> Flattener | None:
-    if not dataclasses.is_dataclass(kind) or getattr(kind, "_is_tensorclass", False):
-        return None
-    if issubclass(kind, (enum.Enum, torch.nn.Module)):
+    if not is_dataclass(kind) or issubclass(kind, (enum.Enum, torch.nn.Module)):
         return None
     return _flatten_dataclass if is_made_plainly(kind, object) else None
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
+from memstore.structure.attributes import defines
 from memstore.structure.checks import require, unpack
 from memstore.structure.classes import class_name, find_class
 from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
@@ -24,7 +25,7 @@ from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, rul
 
 
 def _is_namedtuple(kind: type) -> bool:
-    if not issubclass(kind, tuple) or issubclass(kind, enum.Enum) or hasattr(kind, "__del__"):
+    if not issubclass(kind, tuple) or issubclass(kind, enum.Enum) or defines(kind, "__del__"):
         return False
     fields = getattr(kind, "_fields", None)
     is_one = any(tuple in base.__bases__ and "_fields" in vars(base) for base in kind.__mro__)

@@ -19,6 +19,7 @@ import torch
 from memstore.engine.record import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.structure import traits
+from memstore.structure.attributes import defines
 from memstore.structure.checks import MalformedError, require, sizes, unpack
 from memstore.structure.classes import class_name, find_class
 from memstore.structure.node import Node, Parts, Reader, Tree, named, register
@@ -27,8 +28,8 @@ from memstore.structure.walk import RefusedError, Walk, flattener
 
 def is_wrapper(kind: type) -> bool:
     """Whether the class has the protocol; torch.Tensor itself has not."""
-    return issubclass(kind, torch.Tensor) and all(
-        callable(getattr(kind, name, None)) for name in ("__tensor_flatten__", "__tensor_unflatten__")
+    return (
+        issubclass(kind, torch.Tensor) and defines(kind, "__tensor_flatten__") and defines(kind, "__tensor_unflatten__")
     )
 
 
