@@ -17,7 +17,7 @@ from memstore.engine.limits import parse_size
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
 from memstore.integrations import safetensors_files
-from memstore.integrations.output import Meter, NewFile, Progress, is_special, new_file
+from memstore.integrations.output import Meter, NewFile, Progress, new_file, what_special
 from memstore.late_imports import between_forks
 from memstore.structure import modes
 
@@ -127,7 +127,8 @@ def _named_tensors(
         name = ".".join(map(str, path)) or "tensor"
         if name in found:
             _refuse(path, f"another tensor is called {name!r} as well when names are joined by dots")
-        reason = f"it is a {type(tensor).__name__}" if is_special(tensor) else why_not(name, tensor)
+        special = what_special(tensor)
+        reason = f"it is {special}" if special else why_not(name, tensor)
         if reason:
             _refuse(path, reason)
         found[name] = tensor

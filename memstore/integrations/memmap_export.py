@@ -16,7 +16,7 @@ from memstore import structure
 from memstore.engine.record import Path
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.memmap import PICKLES
-from memstore.integrations.output import Meter, is_special, new_file, new_folder
+from memstore.integrations.output import Meter, new_file, new_folder, what_special
 from memstore.structure.dict_keys import name_of
 
 _TAKEN = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
@@ -30,8 +30,9 @@ def write_folder(path: str, value: Any, meter: Meter, *, durable: bool, allow_pi
     source = _as_collection(value, ())
     meter.total = 0
     for name, tensor in structure.iter_tensors(source):
-        if is_special(tensor):
-            raise _refusal(name, f"a {type(tensor).__name__}")
+        special = what_special(tensor)
+        if special:
+            raise _refusal(name, special)
         if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
             raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
         meter.total += tensor.numel() * tensor.itemsize

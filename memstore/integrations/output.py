@@ -22,9 +22,13 @@ Progress = Callable[[int, int], None]
 _CHUNK = 16 << 20  # bytes between reports
 
 
-def is_special(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than its elements: nested, or unbatched."""
-    return tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+def what_special(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that is more than its elements (nested, sparse, unbatched); None for all others."""
+    if tensor.layout is not torch.strided:
+        return f"a {type(tensor).__name__} of the layout {tensor.layout}"
+    if tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__}"
+    return None
 
 
 class Meter:

@@ -13,7 +13,7 @@ from typing import Any
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import MalformedError
-from memstore.structure.walk import RefusedError
+from memstore.structure.refusals import RefusedError
 
 
 def class_name(kind: type) -> str:
@@ -33,9 +33,11 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
         raise MalformedError(f"{name!r} names no class")
     found = _look_up(name)
     if found is None:
+        advice = f"import the module {module!r}, which must define it, before the get"
+        if module == "__main__":
+            advice = "a script defined it: move it to a module that both import, and put the value again"
         raise UnsupportedValueError(
-            f"the stored value has a {name.replace(':', '.')}, which this process doesn't know; "
-            f"import the module {module!r}, which must define it, before the get"
+            f"the stored value has a {name.replace(':', '.')}, which this process doesn't know; {advice}"
         )
     if not isinstance(found, type) or not suits(found):
         raise UnsupportedValueError(f"the stored value has a {name.replace(':', '.')}, but that is not {what} here")

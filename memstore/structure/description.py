@@ -25,7 +25,7 @@ from memstore.structure import traits
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.clusters import cluster_leaves
 from memstore.structure.devices import read_device
-from memstore.structure.node import ObjectNode, Reader, TensorNode, walk_names
+from memstore.structure.node import ObjectNode, Reader, TensorNode, leaf_names
 from memstore.structure.plan import Plan
 from memstore.structure.traits import DTYPES, PLAIN, Traits
 
@@ -117,7 +117,7 @@ def _read_checked(description: bytes) -> Plan:
     require(reader.tensors == len(written), f"{reader.tensors} tensors in the tree, {len(written)} leaves")
     names: list[Path] = []
     object_names: list[Path] = []
-    for name, node in walk_names(root):
+    for name, node in leaf_names(root):
         if type(node) is ObjectNode:
             object_names.append(name)
         elif type(node) is TensorNode:

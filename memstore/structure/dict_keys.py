@@ -33,8 +33,23 @@ def write_key(key: Any) -> Key:
     if kind is bytes:
         return ("bytes", key)
     if kind is tuple:
+        if _parts(key) > _MAX_PARTS:
+            raise TypeError(f"a key of more than {_MAX_PARTS:,} parts")
         return ("tuple", *map(write_key, key))
     raise TypeError(f"a key of type {kind.__qualname__}")
+
+
+_MAX_PARTS = 1 << 12  # of a tuple: what stands in it in several places counts, and is written, for each
+
+
+def _parts(key: tuple[Any, ...]) -> int:
+    """How many things a tuple has in it, on all levels; no more than needed to say that they are too many."""
+    count, left = 0, [key]
+    while left and count <= _MAX_PARTS:
+        one = left.pop()
+        count += len(one)
+        left += [part for part in one if type(part) is tuple]
+    return count
 
 
 _KEY_READERS: dict[str, tuple[type, Callable[[Any], Any]]] = {

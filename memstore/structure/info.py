@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from memstore.engine.record import Path
+from memstore.structure.attributes import shown_attributes
 from memstore.structure.clusters import cluster_leaves, storage_range
 from memstore.structure.dict_keys import name_of
 from memstore.structure.plan import Plan
@@ -39,7 +41,7 @@ def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
     """The tensors of a value, with their names. Nested and unbatched tensors are given whole."""
     if isinstance(value, torch.Tensor):
         yield path, value
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         for i, entry in enumerate(value):
             yield from iter_tensors(entry, (*path, i))
     elif hasattr(value, "tensordicts"):
@@ -49,3 +51,6 @@ def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from iter_tensors(entry, (*path, name_of(key)))
+    else:
+        for name, entry in (shown_attributes(value) or {}).items():
+            yield from iter_tensors(entry, (*path, name))

@@ -23,6 +23,7 @@ from memstore.structure.dict_keys import name_of
 Tree = Any  # see the grammar above
 TENSOR, OBJECT = 0, 1
 MAX_DEPTH = 200  # levels of containers in a value
+MAX_NAME_PARTS = 1 << 25  # of the names of all leaves: each repeats the keys of the containers above
 
 
 class Parts:
@@ -42,6 +43,7 @@ class Node:
     __slots__ = ()
     kind: ClassVar[str] = ""
     loads: ClassVar[bool] = False  # it looks into the tensors below, so that in a view they come loaded
+    joins: ClassVar[bool] = False  # without a tensor below it is one object: see objects.py
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -181,6 +183,15 @@ def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
         return
     for name, child in node.children():
         yield from walk_names(child, prefix + name)
+
+
+def leaf_names(root: Node) -> Iterator[tuple[Path, Node]]:
+    """As `walk_names`, of a value; MalformedError if the names take more memory than a value's may."""
+    parts = 0
+    for name, node in walk_names(root):
+        parts += len(name)
+        require(parts <= MAX_NAME_PARTS, "too many leaves on too many levels: their names would fill the memory")
+        yield name, node
 
 
 def named(keys: Sequence[Any], kids: Kids) -> Iterator[tuple[Path, Node]]:

@@ -1,12 +1,14 @@
 """The leaves that are no tensors, as msgpack: exact types or nothing. The only importer of pickle.
 
 What msgpack has (None, bool, int of 64 bits, float, str, bytes, list, map) is written as it is; the rest as extensions,
-each of one type, so that a tuple comes back as a tuple and numpy.float32(1) as itself. Nothing here imports a module or
-calls a class that the bytes name, except `pickle`, and that only if the store was opened with `allow_pickle=True`.
+each of one type, so that a tuple comes back as a tuple and numpy.float32(1) as itself. Containers that have a node, and
+no tensor below it, are one object: their tree, with their entries. Nothing here imports a module or calls a class that
+the bytes name, except `pickle`, and that only if the store was opened with `allow_pickle=True`.
 """
 
 from __future__ import annotations
 
+import enum
 import pickle
 import struct
 from collections import OrderedDict
@@ -20,45 +22,49 @@ from msgspec.msgpack import Ext
 
 from memstore.engine.depth import nests_too_deeply
 from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.structure import stdlib
+from memstore.structure.advice import why_refused
 from memstore.structure.checks import MalformedError, as_list, require, unpack
 from memstore.structure.devices import need_device, read_device
 from memstore.structure.dict_keys import read_keys
+from memstore.structure.node import NODES, ObjectNode, Parts, Reader, Tree
+from memstore.structure.refusals import RefusedError
 from memstore.structure.traits import may_be_dtype
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NUMPY_KINDS = frozenset("biufcSUmMV")
 
 # Extension codes: part of the format, never to be reused.
-_TUPLE, _DICT, _ORDERED, _SET, _FROZENSET = 1, 2, 3, 4, 5
+_TUPLE, _DICT, _ORDERED, _SET, _FROZENSET, _TREE = 1, 2, 3, 4, 5, 6
 _INT, _COMPLEX, _BYTEARRAY, _RANGE, _SLICE, _ELLIPSIS = 10, 11, 12, 13, 14, 15
 _NUMPY_SCALAR, _NUMPY_ARRAY = 20, 21
-_SIZE, _TORCH_CONSTANT, _DEVICE = 30, 31, 32
+_SIZE, _TORCH_CONSTANT, _DEVICE = 30, 31, 32  # 40 to 49: stdlib.py
 _PICKLE = 100
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class NotStorableError(Exception):
-    """No form without pickle. Becomes an UnsupportedValueError where the name of the leaf is known."""
-
+_NESTED_BYTES = 1 << 22  # of a tuple in a set or slice: what such tuples share is written for each place
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write_object(value: Any, allow_pickle: bool) -> Any:
-    """A leaf in the form that `encode` takes; raises NotStorableError."""
-    writer = _WRITERS.get(type(value))
-    if writer is not None:
-        try:
+    """A leaf in the form that `encode` takes; raises RefusedError."""
+    try:
+        writer = _WRITERS.get(type(value))
+        if writer is not None:
             return writer(value)
-        except NotStorableError:
-            if not allow_pickle:
-                raise
-    elif isinstance(value, np.generic) and type(value).__module__ == "numpy":
-        return Ext(_NUMPY_SCALAR, _numpy_bytes(value.dtype, (), value.tobytes()))
+        if isinstance(value, np.generic) and type(value).__module__ == "numpy":
+            return Ext(_NUMPY_SCALAR, _numpy_bytes(value.dtype, (), value.tobytes()))
+        if isinstance(value, enum.Enum):
+            return Ext(stdlib.MEMBER, stdlib.write_member(value))
+    except RefusedError:
+        if not allow_pickle:
+            raise
     if allow_pickle:
         return Ext(_PICKLE, pickle.dumps(value, protocol=5))
-    raise NotStorableError(f"an object of type {_type_name(type(value))}, which only allow_pickle=True can store")
+    raise RefusedError(why_refused(value))
 
 
 def _write_int(value: int) -> Any:
@@ -72,7 +78,7 @@ def _write_str(value: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise NotStorableError("a str with a lone surrogate, which is no Unicode text") from None
+            raise RefusedError("a str with a lone surrogate, which is no Unicode text") from None
     return value
 
 
@@ -82,18 +88,29 @@ def _write_set(code: int) -> Callable[[Any], Ext]:
 
 
 def _write_tuple_of_atoms(value: tuple[Any, ...]) -> Ext:
-    return Ext(_TUPLE, _pack([write_object(item, False) for item in value]))
+    return Ext(_TUPLE, _pack_nested(value))
+
+
+def _write_slice(value: slice) -> Ext:
+    return Ext(_SLICE, _pack_nested((value.start, value.stop, value.step)))
+
+
+def _pack_nested(items: Sequence[Any]) -> bytes:
+    packed = _pack([write_object(item, False) for item in items])
+    if len(packed) > _NESTED_BYTES:
+        raise RefusedError(f"a tuple or slice of more than {_NESTED_BYTES:,} bytes in a set or slice")
+    return packed
 
 
 def _write_array(value: np.ndarray[Any, Any]) -> Ext:
     if value.dtype.kind not in _NUMPY_KINDS or value.dtype.names is not None or not value.dtype.itemsize:
-        raise NotStorableError(f"a numpy array of dtype {value.dtype}, which only allow_pickle=True can store")
+        raise RefusedError(f"a numpy array of dtype {value.dtype}, which only allow_pickle=True can store")
     return Ext(_NUMPY_ARRAY, _numpy_bytes(value.dtype, value.shape, value.tobytes()))
 
 
 def _numpy_bytes(dtype: np.dtype[Any], shape: Sequence[int], data: bytes) -> bytes:
     if dtype.kind not in _NUMPY_KINDS or dtype.names is not None:
-        raise NotStorableError(f"a numpy scalar of dtype {dtype}, which only allow_pickle=True can store")
+        raise RefusedError(f"a numpy scalar of dtype {dtype}, which only allow_pickle=True can store")
     return _pack([dtype.str, list(shape), data])
 
 
@@ -111,7 +128,7 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
     bytearray: lambda value: Ext(_BYTEARRAY, bytes(value)),
     complex: lambda value: Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag)),
     range: lambda value: Ext(_RANGE, _pack([_write_int(n) for n in (value.start, value.stop, value.step)])),
-    slice: lambda value: Ext(_SLICE, _pack([write_object(n, False) for n in (value.start, value.stop, value.step)])),
+    slice: _write_slice,
     type(...): lambda value: Ext(_ELLIPSIS, b""),
     tuple: _write_tuple_of_atoms,  # in sets and slices; elsewhere tuples are containers
     set: _write_set(_SET),
@@ -122,6 +139,10 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
     torch.dtype: _torch_name,
     torch.layout: _torch_name,
     torch.memory_format: _torch_name,
+    **{
+        kind: lambda value, code=code, write=write: Ext(code, write(value))
+        for kind, (code, write) in stdlib.WRITERS.items()
+    },
 }
 
 
@@ -139,6 +160,11 @@ def join_dict(keys: Sequence[Any], items: list[Any], ordered: bool) -> Any:
     if not ordered and all(type(key) is str or type(key) is int for key in keys):
         return dict(zip(keys, items, strict=True))
     return Ext(_ORDERED if ordered else _DICT, _pack([list(keys), items]))
+
+
+def join_tree(tree: Tree, items: list[Any]) -> Any:
+    """A container of written objects as one, by its tree."""
+    return Ext(_TREE, _pack([tree, items]))
 
 
 def encode(objects: list[Any]) -> bytes:
@@ -230,7 +256,19 @@ def _read_dict(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> dict[Any, 
     return dict(zip(keys, values, strict=True))
 
 
+def _read_tree(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+    tree, items = unpack(as_list(decoder.decode(data)), list, list)
+    kind = tree[0] if tree else None
+    require(type(kind) is str and kind in NODES and NODES[kind].joins, "no container of objects")
+    reader = Reader()
+    node = reader.node(tree)
+    require(all(type(child) is ObjectNode for _, child in node.children()), "no container of objects")
+    require(not reader.tensors and reader.objects == len(items), "no container of objects")
+    return node.build(Parts([], items, None))
+
+
 _READERS: dict[int, Callable[[bytes], Any]] = {
+    **stdlib.READERS,
     _INT: lambda data: int.from_bytes(data, "little", signed=True),
     _COMPLEX: _read_complex,
     _BYTEARRAY: bytearray,
@@ -259,6 +297,8 @@ def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
             return _read_dict(decoder, data)
         if code == _ORDERED:
             return OrderedDict(_read_dict(decoder, data))
+        if code == _TREE:
+            return _read_tree(decoder, data)
         if code == _PICKLE:
             if not allow_pickle:
                 raise _PickleRefused
@@ -285,7 +325,3 @@ def unpickle(data: bytes) -> Any:
 
 _SAFE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook(False))
 _UNPICKLING: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook(True))
-
-
-def _type_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

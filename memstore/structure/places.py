@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import UserDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memstore.engine.record import Path
+from memstore.structure.attributes import shown_attributes
 from memstore.structure.dict_keys import name_of
 from memstore.structure.walk import render_path
 
@@ -71,7 +73,7 @@ def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
     for step in name[:-1]:
         above = _entry(above, step)
     holder = _holder(above, name[-1])
-    if isinstance(holder, (dict, list)):
+    if isinstance(holder, (dict, list, deque)):
         key: Any = _key(holder, name[-1]) if isinstance(holder, dict) else name[-1]
         current = holder[key]
         if _is_box(current):
@@ -81,7 +83,7 @@ def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
 
 
 def _holder(container: Any, name: str | int) -> Any:
-    """The dict, list or tuple that has the entry `name` of a container."""
+    """The dict or sequence that has the entry `name` of a container."""
     if hasattr(container, "_param_td"):
         return _holder(container._param_td, name)
     fields = getattr(container, "_non_tensordict", None)
@@ -93,6 +95,11 @@ def _holder(container: Any, name: str | int) -> Any:
         if name == "__dict__" and name not in container and hasattr(container, "__dict__"):
             return {"__dict__": vars(container)}
         return container
+    if isinstance(container, UserDict):
+        return container.data
+    attributes = shown_attributes(container)
+    if attributes is not None:
+        return attributes
     return getattr(container, "_tensordict", getattr(container, "tensordicts", container))
 
 

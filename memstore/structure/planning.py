@@ -15,7 +15,7 @@ from memstore.structure.clusters import spans_of, storage_range
 from memstore.structure.description import check_extent, describe, encode_tree, plan_of
 from memstore.structure.facts import Facts
 from memstore.structure.fill import Copies, Gather, Raw
-from memstore.structure.node import Node, Reader, TensorNode, Tree, walk_names
+from memstore.structure.node import Node, Reader, TensorNode, Tree, leaf_names, walk_names
 from memstore.structure.plan import Plan
 from memstore.structure.ties import Group, Ties
 from memstore.structure.traits import DTYPE_NAMES, PLAIN
@@ -24,7 +24,10 @@ from memstore.structure.walk import render_path
 
 def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple[Plan, Copies]:
     root, _ = compile_tree(tree)
-    names = [name for name, leaf in walk_names(root) if isinstance(leaf, TensorNode)]
+    try:
+        names = [name for name, leaf in leaf_names(root) if isinstance(leaf, TensorNode)]
+    except MalformedError as error:
+        raise UnsupportedValueError(f"value: {error}") from None
     same = dict(found.same)
     leaves, gathers = _loose_leaves(names, facts, found)
     _check_extents(tree, leaves)

@@ -118,3 +118,8 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
             return 0
         last += (size - 1) * step
     return last + 1
+
+
+def repeats(tensor: torch.Tensor) -> bool:
+    """Whether several elements are one in memory: then a few bytes can claim any number of elements."""
+    return reach(tensor.shape, tensor.stride()) < tensor.numel()

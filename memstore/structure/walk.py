@@ -16,8 +16,10 @@ import torch
 
 from memstore.late_imports import between_forks
 from memstore.structure import objects
+from memstore.structure.advice import alternative
 from memstore.structure.dict_keys import write_key
 from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree
+from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError, render_path
 
 Flattener = Callable[[Any, "Walk"], Tree]
 _FlattenerT = TypeVar("_FlattenerT", bound=Flattener)
@@ -25,45 +27,19 @@ _FlattenerT = TypeVar("_FlattenerT", bound=Flattener)
 _FLATTENERS: dict[type, Flattener] = {}
 _RULES: list[Callable[[type], Flattener | None]] = []
 _TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-_ONLY_TENSORS = frozenset({torch.Tensor})
 _NATIVE = objects.NATIVE
 
+# Entries of shared containers count for each place that they stand in. So a few lists that refer to one another could
+# make a walk without an end; beyond so many entries it is looked at how many of them are walked again.
+_WATCHED = 1 << 16
+_AGAIN = 1 << 20  # so many may be, and more only in proportion to those that aren't
+_AGAIN_FOR_EACH = 8
 
-class RefusedError(Exception):
-    """A part of the value can't be stored. `path` grows on the way up, so that the message names the leaf."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path: list[Any] = []  # innermost first
-
-    def message(self) -> str:
-        return f"{render_path(reversed(self.path))}: {self.reason}"
-
-
-class _TooDeepError(RefusedError):
-    """More levels than allowed; on the way up the containers are collected, to tell a cycle from mere depth."""
-
-    def __init__(self) -> None:
-        super().__init__(f"more than {MAX_DEPTH} levels of containers")
-        self.containers: list[Any] = []
-
-    def message(self) -> str:
-        containers, path = self.containers[::-1], self.path[::-1]  # outermost first
-        seen: dict[int, int] = {}
-        for level, container in enumerate(containers):
-            first = seen.setdefault(id(container), level)
-            if first != level:
-                return f"{render_path(path[:level])}: a container that contains itself: {render_path(path[:first])}"
-        return f"{render_path(path[:3])}...: {self.reason}"
-
-
-def render_path(path: Iterable[Any]) -> str:
-    return "value" + "".join(f"[{key!r}]" for key in path)
+__all__ = ["RefusedError", "Walk", "flattener", "flattens", "refuse", "refuse_unless_pickled", "render_path", "rule"]
 
 
 class Walk:
-    __slots__ = ("allow_pickle", "careful", "depth", "in_place", "objects", "tensors")
+    __slots__ = ("_again", "_seen", "_walked", "allow_pickle", "careful", "depth", "in_place", "objects", "tensors")
 
     def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
         self.allow_pickle = allow_pickle
@@ -72,6 +48,9 @@ class Walk:
         self.objects: list[Any] = []  # as objects.write_object made them
         self.depth = 0
         self.in_place = False  # what can't be written through the tensors found is refused: for out=
+        self._walked = 0  # entries of containers
+        self._again = 0  # those of them that were walked before, as far as it is known
+        self._seen: dict[int, Any] = {}
 
     def visit(self, value: Any) -> Tree:
         """The tree of `value`, whose tensors and objects are appended to the walk's."""
@@ -85,7 +64,7 @@ class Walk:
             self.tensors.append(value)
             return TENSOR
         if self.depth >= MAX_DEPTH:
-            raise _TooDeepError
+            raise TooDeepError(MAX_DEPTH)
         self.depth += 1
         tree = flattener(kind)(value, self)
         self.depth -= 1
@@ -97,12 +76,15 @@ class Walk:
             return self.visit(value)
         except RefusedError as error:
             error.path.append(key)
-            if isinstance(error, _TooDeepError):
+            if isinstance(error, TooDeepError):
                 error.containers.append(object())  # one level of the path, and no container that could come twice
             raise
 
     def entries(self, container: Any, keys: Iterable[Any], values: Collection[Any]) -> tuple[Tree, ...]:
         """The trees of a container's entries, in order."""
+        self._walked += len(values)
+        if self._walked > _WATCHED:
+            self._watch(container, len(values))
         kinds = set(map(type, values))
         if kinds <= _TENSOR_TYPES and not self.careful:
             self.tensors.extend(values)
@@ -114,10 +96,19 @@ class Walk:
                 trees.append(self.visit(value))
         except RefusedError as error:
             error.path.append(key)
-            if isinstance(error, _TooDeepError):
+            if isinstance(error, TooDeepError):
                 error.containers.append(container)
             raise
         return tuple(trees)
+
+    def _watch(self, container: Any, count: int) -> None:
+        """Refuses a value that is small, but whose tree is not: containers that are shared on level after level."""
+        if id(container) not in self._seen:
+            self._seen[id(container)] = container  # which keeps it alive, so that no other gets its id
+            return
+        self._again += count
+        if self._again > max(_AGAIN, _AGAIN_FOR_EACH * (self._walked - self._again)):
+            raise SharedTooOftenError(self._again)
 
     def object(self, value: Any) -> Tree:
         """A leaf that is no tensor."""
@@ -130,6 +121,16 @@ class Walk:
         taken = self.objects[start:]
         del self.objects[start:]
         return taken
+
+    def joined(self, tree: Tree, trees: tuple[Tree, ...]) -> Tree:
+        """The tree of a container with these entries, or, if they are all objects, the one object that they become.
+
+        Not the value itself: its structure stays visible in the description.
+        """
+        if self.depth == 1 or trees.count(OBJECT) != len(trees):
+            return tree
+        self.objects.append(objects.join_tree(tree, self.take_objects(len(trees))))
+        return OBJECT
 
     def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
         """Keys of a dict as the tree has them."""
@@ -149,12 +150,12 @@ class Walk:
     def _written(self, value: Any) -> Any:
         try:
             return objects.write_object(value, self.allow_pickle)
-        except objects.NotStorableError as error:
-            raise RefusedError(str(error)) from None
-        except MemoryError:
+        except (RefusedError, MemoryError):
             raise
         except Exception as error:  # pickle runs the object's own code
-            raise RefusedError(f"an object of type {type(value).__qualname__} that fails to pickle: {error}") from error
+            reason = f"an object of type {type(value).__qualname__} that fails to pickle: {error}"
+            instead = alternative(value)
+            raise RefusedError(f"{reason}; {instead}" if instead else reason) from error
 
 
 def _refused_key(key: Any, reason: str) -> RefusedError:

@@ -7,16 +7,31 @@ What `==` and `torch.equal` let pass (dtype, strides, NaN, -0.0, Parameter, name
 
 from __future__ import annotations
 
+import datetime
 import struct
-from collections import OrderedDict, defaultdict
+from collections import UserDict, defaultdict, deque
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, MetaData, NonTensorData, TensorDict, TensorDictParams, UnbatchedTensor
+from tensordict import (
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    TensorDict,
+    TensorDictParams,
+    TypedTensorDict,
+    UnbatchedTensor,
+)
 from tensordict import is_tensorclass as _is_tensorclass
 
+from memstore.structure.attributes import shown_attributes
+from memstore.structure.containers.wrappers import is_wrapper
+from memstore.structure.traits import repeats
 from memstore.testing.geometry import c_order, reach, shares_strides, significant, steps_of, tied
+
+_COLLECTIONS = (TensorDict, LazyStackedTensorDict, TensorDictParams, TypedTensorDict)
 
 
 def assert_same(put: Any, got: Any, *, ties: bool = True) -> None:
@@ -56,11 +71,15 @@ def _compare(put: Any, got: Any, where: str, pairs: list[tuple[torch.Tensor, tor
     _expect(type(put) is type(got), where, "type", type(put), type(got))
     if isinstance(put, dict):
         _compare_dicts(put, got, where, pairs)
-    elif isinstance(put, (list, tuple)):
+    elif isinstance(put, UserDict):
+        _compare(vars(put), vars(got), f"{where}.__dict__", pairs)
+    elif isinstance(put, (list, tuple, deque)):
+        if isinstance(put, deque):
+            _expect(put.maxlen == got.maxlen, where, "maxlen", put.maxlen, got.maxlen)
         _expect(len(put) == len(got), where, "length", len(put), len(got))
         for i, (have, want) in enumerate(zip(put, got, strict=True)):
             _compare(have, want, f"{where}[{i}]", pairs)
-    elif isinstance(put, (TensorDict, LazyStackedTensorDict, TensorDictParams)) or _is_tensorclass(type(put)):
+    elif isinstance(put, _COLLECTIONS) or _is_tensorclass(type(put)):
         _compare_collections(put, got, where, pairs)
     elif isinstance(put, np.ndarray):
         _compare_arrays(put, got, where)
@@ -71,11 +90,16 @@ def _compare(put: Any, got: Any, where: str, pairs: list[tuple[torch.Tensor, tor
             and put.dtype.isnative
         ):
             pairs.append((torch.from_numpy(put), torch.from_numpy(got)))
+    elif shown_attributes(put) is not None:
+        _compare(dict(shown_attributes(put) or {}), dict(shown_attributes(got) or {}), f"{where}.__dict__", pairs)
     else:
         _expect(_bits_of(put) == _bits_of(got), where, "value", put, got)
 
 
 # -- objects ---------------------------------------------------------------------------------------------------------
+
+# their repr shows more than == compares: the zone, fold, trailing zeros
+_SHOWN = {datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone, Decimal}
 
 
 def _bits_of(value: Any) -> Any:
@@ -87,6 +111,8 @@ def _bits_of(value: Any) -> Any:
         return kind, struct.pack("<dd", value.real, value.imag)
     if isinstance(value, np.generic):
         return kind, value.dtype.str, value.tobytes()
+    if kind in _SHOWN:
+        return kind, repr(value)
     if kind in (set, frozenset):
         return kind, frozenset(map(_bits_of, value))
     if kind is tuple:
@@ -99,7 +125,7 @@ def _compare_dicts(put: Any, got: Any, where: str, pairs: list[tuple[torch.Tenso
     _expect(have == want, where, "keys, in order", list(put), list(got))
     for (key, mine), theirs in zip(put.items(), got.values(), strict=True):
         _compare(mine, theirs, f"{where}[{key!r}]", pairs)
-    if isinstance(put, OrderedDict):
+    if hasattr(put, "__dict__"):
         _compare(vars(put), vars(got), f"{where}.__dict__", pairs)
     if isinstance(put, defaultdict):
         _expect(put.default_factory is got.default_factory, where, "factory", put.default_factory, got.default_factory)
@@ -146,6 +172,12 @@ def _compare_tensors(
         return
     if put.is_quantized:
         _compare_quantized(put, got, where, pairs)
+        return
+    if put.layout is not torch.strided:
+        _compare_sparse(put.detach(), got.detach(), where, pairs)
+        return
+    if is_wrapper(type(put)):
+        _compare_wrappers(put, got, where, pairs)
         return
     _expect(got.stride() in _strides(put), where, "stride", put.stride(), got.stride())
     _expect(not got.is_conj() and not got.is_neg(), where, "resolved", put, got)
@@ -201,6 +233,31 @@ def _compare_quantized(
     _compare(put.q_per_channel_zero_points(), got.q_per_channel_zero_points(), f"{where}.zero_points", pairs)
 
 
+def _compare_sparse(put: Any, got: Any, where: str, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    if put.layout is torch.sparse_coo:
+        _expect(put.is_coalesced() == got.is_coalesced(), where, "coalesced", put.is_coalesced(), got.is_coalesced())
+        names = ("_indices", "_values")
+    elif put.layout in (torch.sparse_csr, torch.sparse_bsr):
+        names = ("crow_indices", "col_indices", "values")
+    else:
+        names = ("ccol_indices", "row_indices", "values")
+    for name in names:
+        part = getattr(put, name)()
+        part = part.contiguous() if repeats(part) else part  # comes back with memory of its own
+        _compare(part, getattr(got, name)(), f"{where}.{name}()", pairs)
+
+
+def _compare_wrappers(put: Any, got: Any, where: str, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for name in ("_is_param", "stride"):
+        have, want = (value() if callable(value := getattr(one, name, False)) else value for one in (put, got))
+        _expect(have == want, where, name, have, want)
+    (have, context), (want, other) = put.__tensor_flatten__(), got.__tensor_flatten__()
+    _expect(list(have) == list(want), where, "tensors inside", have, want)
+    _compare(context, other, f"{where}.context", pairs)
+    for name in have:
+        _compare(getattr(put, name), getattr(got, name), f"{where}.{name}", pairs)
+
+
 # -- tensordict ------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +268,8 @@ def _compare_collections(put: Any, got: Any, where: str, pairs: list[tuple[torch
         for name in ("no_convert", "_lock_content"):
             _expect(getattr(put, name) == getattr(got, name), where, name, getattr(put, name), getattr(got, name))
         _compare(put._param_td, got._param_td, where, pairs)
+    elif isinstance(put, TypedTensorDict):
+        _compare(put._source, got._source, where, pairs)
     elif isinstance(put, LazyStackedTensorDict):
         _expect(put.stack_dim == got.stack_dim, where, "stack dim", put.stack_dim, got.stack_dim)
         _expect(put._td_dim_name == got._td_dim_name, where, "stack dim name", put._td_dim_name, got._td_dim_name)

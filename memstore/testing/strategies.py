@@ -4,7 +4,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import datetime
+import uuid
+from argparse import Namespace
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +25,8 @@ DTYPES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
     torch.float4_e2m1fn_x2,
 )
+
+_ZONES = st.sampled_from([None, datetime.timezone.utc, datetime.timezone(datetime.timedelta(hours=-3), "here")])
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -46,7 +54,36 @@ def atoms() -> st.SearchStrategy[Any]:
         st.sampled_from([torch.float16, torch.device("cuda:3"), torch.Size([2, 3]), torch.strided, ..., range(3), b""]),
         st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.str_("x"), np.datetime64("2020-01-01")]),
         st.frozensets(st.integers(), max_size=3),
+        st.one_of(st.datetimes(timezones=_ZONES), st.times(timezones=_ZONES), st.dates(), st.timedeltas()),
+        st.one_of(st.decimals(), st.fractions(), st.uuids(), st.sampled_from(uuid.SafeUUID)),
+        st.sampled_from([Path("/a/b"), PurePosixPath("../é"), datetime.timezone.utc]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A dataclass of an imported module."""
+
+    first: Any
+    second: Any = None
+
+
+def holders(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Containers beside lists, tuples and dicts."""
+    lists, named = st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    return st.one_of(
+        st.builds(deque, lists, st.sampled_from([None, 3, 9])),
+        st.dictionaries(keys(), inner, max_size=3).map(_counter),
+        st.builds(Record, inner, inner),
+        named.map(lambda entries: Namespace(**entries)),
+        named.map(lambda entries: SimpleNamespace(**entries)),
+    )
+
+
+def _counter(entries: dict[Any, Any]) -> Counter[Any]:
+    made: Counter[Any] = Counter()
+    dict.update(made, entries)  # Counter's own adds
+    return made
 
 
 def objects() -> st.SearchStrategy[Any]:
@@ -58,6 +95,7 @@ def objects() -> st.SearchStrategy[Any]:
             st.lists(inner, max_size=3).map(tuple),
             st.dictionaries(keys(), inner, max_size=3),
             st.dictionaries(keys(), inner, max_size=3).map(OrderedDict),
+            holders(inner),
         ),
         max_leaves=8,
     )
@@ -96,6 +134,22 @@ _LAYOUTS = [
     lambda tensor: tensor[1:] if tensor.ndim else tensor,
     lambda tensor: tensor.unsqueeze(0).expand(3, *tensor.shape),
 ]
+
+
+@st.composite
+def sparse_tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Sparse tensors of every layout."""
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.int64, torch.complex64]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    dense = torch.randint(0, 3, (2 * rows, 2 * columns), generator=generator).to(dtype)
+    layout = draw(st.sampled_from(["coo", "uncoalesced", "csr", "csc", "bsr", "bsc"]))
+    if layout == "uncoalesced":
+        indices = torch.randint(0, 2, (2, rows), generator=generator)
+        return torch.sparse_coo_tensor(indices, dense[:rows, :1].squeeze(1), dense.shape, check_invariants=True)
+    blocks = (2, 1) if layout[0] == "b" else None
+    made = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=blocks)
+    return made.requires_grad_() if dtype.is_floating_point and draw(st.booleans()) else made
 
 
 @st.composite
@@ -155,12 +209,13 @@ def _has_stack(value: TensorDict) -> bool:
 def values() -> st.SearchStrategy[Any]:
     """Nested values of all kinds of containers and leaves."""
     return st.recursive(
-        st.one_of(tensors(), tensors(), atoms(), tensordicts(), tied_tensors()),
+        st.one_of(tensors(), tensors(), atoms(), tensordicts(), tied_tensors(), sparse_tensors()),
         lambda inner: st.one_of(
             st.lists(inner, max_size=4),
             st.lists(inner, max_size=3).map(tuple),
             st.dictionaries(keys(), inner, max_size=4),
             st.dictionaries(keys(only_text=True), inner, max_size=4).map(OrderedDict),
+            holders(inner),
         ),
         max_leaves=10,
     )

@@ -46,6 +46,7 @@ def optimizer_state() -> dict[str, Any]:
 VALUES: dict[str, Any] = {
     "state_dict": lambda: model().state_dict(),
     "optimizer": optimizer_state,
+    "scheduler": lambda: torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD([torch.ones(1)]), [2, 2, 5]).state_dict(),
     "tensor": lambda: torch.arange(5),
     "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
     "gradient": lambda: torch.ones(3, requires_grad=True),
@@ -102,6 +103,19 @@ def test_objects_need_pickle_and_so_permission(store: memstore.Store, folder: Pa
     with memstore.open(store.root, allow_pickle=True) as trusting:
         trusting.attach("key", folder / "x.pt")
         assert trusting.get("key")["o"] == slice(1, 2)
+
+
+def test_a_small_file_of_shared_lists_takes_no_time_and_no_memory(store: memstore.Store, folder: Path) -> None:
+    value: Any = ["x"] * 10
+    for _ in range(10):
+        value = [value] * 10
+    for whole in (value, {"t": torch.ones(3), "v": value}):
+        torch.save(whole, folder / "x.pt")
+        assert os.path.getsize(folder / "x.pt") < 2000
+        for copy in (False, True):
+            with pytest.raises(memstore.UnsupportedValueError, match="containers that stand in so many places"):
+                store.attach("key", folder / "x.pt", copy=copy)
+    assert "key" not in store
 
 
 def test_conjugated_views_are_refused(store: memstore.Store, folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from argparse import Namespace
+from collections import Counter, deque
 from typing import Any
 
 import msgspec
@@ -12,13 +14,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
+from tensordict import MetaData, NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
 
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import flatten, leaf_table, plan_of, rebuild, structure_text
+from memstore.structure import description as plans
+from memstore.structure import flatten, leaf_table, node, plan_of, rebuild, structure_text
 from memstore.structure import objects as wire
+from tests.structure import classes
 from tests.structure.roundtrip import stored
 from tests.structure.test_matrix import OBJECTS, Pair, Point, jagged
+from tests.structure.test_objects import PLAIN
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -50,6 +55,12 @@ def valid() -> list[tuple[bytes, bytes, Any]]:
         TensorDictParams(TensorDict(a=base)),
         [jagged(), torch.nested.nested_tensor([base, base[1:]]), torch.quantize_per_tensor(base, 0.1, 0, torch.qint8)],
         {"objects": OBJECTS[:40], "t": torch.zeros(0)},
+        {"plain": PLAIN, "t": torch.zeros(0)},
+        [classes.Config(1, extra=base), classes.Slotted(base), classes.Output(base, (base,)), deque([base, 1], 5)],
+        [Namespace(a=base, b="x"), classes.BatchEncoding({"a": base}), Counter(a=1, b=base), torch.max(base, 0)],
+        [base.to_sparse(), torch.nn.Parameter(base.to_sparse_csr()), base.to_sparse_bsc((1, 2))],
+        [classes.Int8Weight.of(base), torch.nn.Parameter(classes.Int4Weight.of(base, {"a": classes.Color.RED}))],
+        TensorDict({"s": classes.State(x=base, y=base, batch_size=[3]), "m": MetaData[str]("x", batch_size=[3])}, [3]),
     ]
     return [(plan.description, objects, memory) for plan, objects, memory in map(stored, values)]
 
@@ -62,18 +73,20 @@ def test_random_bytes(description: bytes, objects: bytes) -> None:
         wire.decode(objects, 1000, False)
 
 
+NAMES = [f"tests.structure.classes:{name}" for name in ("Config", "Output", "Int8Weight", "State", "Step", "Color")]
 JSON = st.recursive(
     st.one_of(
         st.none(),
         st.booleans(),
         st.integers(-2, 2**63),
         st.floats(),
-        st.sampled_from(["td", "dict", "float32", "jagged"]),
+        st.sampled_from(["td", "dict", "float32", "jagged", "argparse", "sparse_coo", *NAMES]),
     ),
     lambda inner: st.lists(inner, max_size=6),
     max_leaves=20,
 )
 KINDS = ["dict", "ordered", "list", "tuple", "td", "lazy", "lazy0", "values", "nontensor", "metadata", "tensorclass"]
+KINDS += ["namespace", "dataclass", "mapping", "structseq", "deque", "sparse", "wrapper", "typed", "metadata_of"]
 KINDS += ["params", "unbatched", "ndarray", "jagged", "nested", "quantized", "quantized_channels", "namedtuple"]
 NODE = st.tuples(
     st.sampled_from(KINDS), st.lists(st.one_of(JSON, st.sampled_from([0, 1, [0], [1, 0], []])), max_size=7)
@@ -107,7 +120,7 @@ def mutated(data: bytes, generator: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(14))
 def test_mutated_valid_ones(number: int) -> None:
     description, objects, memory = valid()[number]
     generator = random.Random(number)
@@ -117,6 +130,7 @@ def test_mutated_valid_ones(number: int) -> None:
 
 
 LEAVES = [["float32", [2], 0]]
+CLASS = "tests.structure.classes:"
 TREES = {
     "deep": [["list", [["list"]]], LEAVES, True],
     "no such kind": [["os.system", []], [], True],
@@ -150,6 +164,28 @@ TREES = {
     "a jagged index": [["jagged", 9, None, None, False, [0, 0]], [["float32", [2], 0], ["int64", [2], 8]], True],
     "a tensorclass around a list": [["tensorclass", "os:path", ["list", []], [], []], [], True],
     "no inline": [0, LEAVES],
+    "a namespace of nobody": [["namespace", "os", [], []], [], True],
+    "a namespace of other names": [["namespace", "argparse", ["a", "b"], [0]], LEAVES, True],
+    "a name that is a number": [["namespace", "argparse", [1], [0]], LEAVES, True],
+    "a name twice": [["namespace", "types", ["a", "a"], [0, 0]], LEAVES * 2, True],
+    "a dataclass without a name": [["dataclass", "Config", ["lr"], [], [0]], LEAVES, True],
+    "a field that is set and isn't": [["dataclass", CLASS + "Frozen", ["x", "n"], ["n"], [0, 0]], LEAVES * 2, True],
+    "fewer entries than fields": [["dataclass", CLASS + "Frozen", ["x", "n"], [], [0]], LEAVES, True],
+    "keys of a mapping": [["mapping", CLASS + "Output", [], ["a", "a"], [0, 0]], LEAVES * 2, True],
+    "attributes of a mapping": [["mapping", CLASS + "Output", [3], ["a"], [0]], LEAVES, True],
+    "a deque that is too long": [["deque", 1, [0, 0]], LEAVES * 2, True],
+    "a deque of a negative length": [["deque", -1, []], [], True],
+    "a deque of a huge length": [["deque", 2**63, []], [], True],
+    "a sparse layout": [["sparse", "strided", 0, [0, 0], 1], LEAVES * 2, True],
+    "sparse parts": [["sparse", "sparse_coo", 0, [0], 1], LEAVES, True],
+    "sparse flags": [["sparse", "sparse_coo", 99, [0, 0], 1], LEAVES * 2, True],
+    "a sparse tensor of lists": [["sparse", "sparse_coo", 0, [["list", []], 0], 1], LEAVES, True],
+    "a wrapper of nothing": [["wrapper", CLASS + "Int8Weight", 0, [], [], 1], [], True],
+    "a wrapper of a list": [["wrapper", CLASS + "Int8Weight", 0, ["scale"], [["list", []]], ["list", []]], [], True],
+    "a wrapper's names": [["wrapper", CLASS + "Int8Weight", 0, ["a", "a"], [0, 0], 1], LEAVES * 2, True],
+    "typed around a tensor": [["typed", CLASS + "State", 0], LEAVES, True],
+    "typed around a list": [["typed", CLASS + "State", ["list", []]], [], True],
+    "MetaData of nothing": [["metadata_of"], [], True],
 }
 
 
@@ -158,6 +194,59 @@ def test_crafted_descriptions(name: str) -> None:
     memory = np.zeros(64, np.uint8)
     with pytest.raises(CorruptionError):
         rebuild(plan_of(pack(TREES[name])), b"", memory, None)
+
+
+INT64 = ["int64", [1, 2], 0]
+ABOUT = [  # what goes with a sparse tensor, or one that is wrapped, and is no part of the description
+    ("no list", ["sparse", "sparse_coo", 0, [0, 0], 1], [INT64, ["float32", [2], 16]], 3),
+    ("sizes", ["sparse", "sparse_coo", 0, [0, 0], 1], [INT64, ["float32", [2], 16]], [[-1], False]),
+    ("huge sizes", ["sparse", "sparse_coo", 0, [0, 0], 1], [INT64, ["float32", [2], 16]], [[2**62, 2**62], False]),
+    ("more sizes", ["sparse", "sparse_coo", 0, [0, 0], 1], [INT64, ["float32", [2], 16]], [[1, 1, 1, 1], False]),
+    ("a flag", ["sparse", "sparse_coo", 0, [0, 0], 1], [INT64, ["float32", [2], 16]], [[4], 1]),
+    ("coalesced", ["sparse", "sparse_coo", 0, [0, 0], 1], [INT64, ["float32", [2], 16]], [[4], True]),
+    ("integers with grad", ["sparse", "sparse_coo", 1, [0, 0], 1], [INT64, ["int32", [2], 16]], [[4], False]),
+    ("indices of floats", ["sparse", "sparse_coo", 0, [0, 0], 1], [["float64", [1, 2], 0]] * 2, [[4], False]),
+    (
+        "indices of no end",
+        ["sparse", "sparse_coo", 0, [0, 0], 1],
+        [["int64", [1, 2**20], 0, [0, 0]], ["float32", [2**20], 16, [0]]],
+        [[4], False],
+    ),
+    ("a wrapper's context", ["wrapper", CLASS + "Int8Weight", 0, ["values_int8", "scale"], [0, 0], 1], LEAVES * 2, 3),
+    (
+        "a wrapper's sizes",
+        ["wrapper", CLASS + "Int8Weight", 0, ["values_int8", "scale"], [0, 0], 1],
+        LEAVES * 2,
+        [None, [-1], [1]],
+    ),
+    ("integers of no end", ["quantized", 0, 1], [["int8", [2**20], 0, [0]]], [0.5, 1]),
+]
+
+
+@pytest.mark.parametrize(("tree", "leaves", "about"), [one[1:] for one in ABOUT], ids=[one[0] for one in ABOUT])
+def test_crafted_parts(tree: Any, leaves: Any, about: Any) -> None:
+    with pytest.raises(CorruptionError):
+        rebuild(plan_of(pack([tree, leaves, True])), pack([about]), np.zeros(64, np.uint8), None)
+
+
+def test_sizes_of_nested_tensors_are_not_read_if_they_have_no_memory_of_their_own() -> None:
+    tree, leaves = ["nested", False, 0, 0], [["float32", [0], 0], ["int64", [2**40, 1], 8, [0, 0]]]
+    with pytest.raises(CorruptionError, match="no nested tensor"):
+        rebuild(plan_of(pack([tree, leaves, True])), b"", np.zeros(64, np.uint8), None)
+
+
+def test_names_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name repeats the keys of the levels above: 20 MB of description could take 16 GB of memory."""
+    value: Any = [torch.zeros(1)] * 100
+    for _ in range(150):
+        value = [value]
+    description = stored(value)[0].description
+    plans._plans.clear()
+    monkeypatch.setattr(node, "MAX_NAME_PARTS", 10_000)
+    with pytest.raises(CorruptionError, match="too many leaves on too many levels"):
+        plan_of(description)
+    with pytest.raises(UnsupportedValueError, match="too many leaves on too many levels"):
+        flatten([value, 1])
 
 
 def test_depth_of_descriptions() -> None:
@@ -171,6 +260,11 @@ def test_depth_of_descriptions() -> None:
         data = pack(Ext(1, data))
     with pytest.raises(CorruptionError):
         wire.decode(b"\x91" + data, 1, False)
+    data = 1
+    for _ in range(3000):
+        data = Ext(6, pack([["deque", None, [1]], [data]]))
+    with pytest.raises(CorruptionError):
+        wire.decode(pack([data]), 1, False)
 
 
 def test_strides_that_read_beyond_a_leaf_stay_in_the_memory() -> None:
@@ -237,6 +331,41 @@ def test_pickles_never_run_unasked() -> None:
         Ext(31, b"load"),
         Ext(31, b"\xff"),
         Ext(32, b"floppy disk"),
+        Ext(6, b""),
+        Ext(6, pack([["deque", None, [1]], []])),
+        Ext(6, pack([["deque", None, [0]], []])),
+        Ext(6, pack([["deque", None, [["deque", None, [1]]]], [1]])),
+        Ext(6, pack([["list", [1]], [1]])),
+        Ext(6, pack([["td", [], None, None, False, [], []], []])),
+        Ext(6, pack([["os.system"], []])),
+        Ext(6, pack([[1], [1]])),
+        Ext(6, pack([["deque", 1, [1, 1]], [1, 2]])),
+        Ext(6, pack([["namespace", "os", [], []], []])),
+        Ext(6, pack([["mapping", "collections:Counter", [], ["a"], []], []])),
+        Ext(40, pack([2020, 13, 1, 0, 0, 0, 0, 0, None])),
+        Ext(40, pack([2020, 12, 1, 0, 0, 0, 0, 7, None])),
+        Ext(40, pack([2020, 12, 1, 0, 0, 0, 0, 0, "../../etc/passwd"])),
+        Ext(40, pack([2020, 12, 1, 0, 0, 0, 0, 0, "/etc/passwd"])),
+        Ext(40, pack([2020, 12, 1, 0, 0, 0, 0, 0, [10, 0, 0]])),
+        Ext(40, pack([2020, 12, 1, 0, 0, 0, 0, True, None])),
+        Ext(40, pack([])),
+        Ext(41, pack([2020, 1, 99])),
+        Ext(42, pack([25, 0, 0, 0, 0, None])),
+        Ext(43, pack([2**62, 0, 0])),
+        Ext(44, pack(None)),
+        Ext(44, pack([0, 0, 0, 5])),
+        Ext(45, pack(["Path", b"a"])),
+        Ext(45, pack(["PosixPath", b"\xff"])),
+        Ext(46, b"1e"),
+        Ext(46, b"1E+99999999999999999999"),
+        Ext(47, pack([b"\1", b"\0"])),
+        Ext(47, pack([b"\1" * 10_000, b"\1"])),
+        Ext(48, pack([b"x", None])),
+        Ext(48, pack([b"x" * 16, 5])),
+        Ext(49, pack(["x", []])),
+        Ext(49, pack([CLASS + "Color", []])),
+        Ext(49, pack([CLASS + "Color", ["RED", "GREEN"]])),
+        Ext(49, pack([CLASS + "Color", [3]])),
     ],
     ids=lambda extension: f"{extension.code} {extension.data!r:.40}",
 )
@@ -262,9 +391,58 @@ def test_classes_are_found_only_among_what_is_imported() -> None:
     assert "json.tool" not in sys.modules
 
 
-def test_caches_are_bounded() -> None:
-    from memstore.structure import description as plans
+OTHERS = {
+    "a module that isn't imported": "json.tool:main",
+    "a function": "os:system",
+    "a class without fields": "tests.structure.test_refusals:Thing",
+    "a builtin": "builtins:list",
+    "a tensorclass": "tests.structure.test_matrix:Pair",
+    "a class that goes with a bang": "tests.structure.classes:WithFinalizer",
+    "torch.Tensor": "torch:Tensor",
+    "half of the protocol": "tests.structure.classes:Half",
+    "a module of torch": "tests.structure.classes:Module",
+    "an attribute that runs code": "tests.structure.classes:Color.RED.value",
+    "nothing": "tests.structure.classes:Nothing",
+}
+NAMED = {
+    "dataclass": ["dataclass", "?", ["x"], [], [1]],
+    "mapping": ["mapping", "?", ["x"], ["x"], [1]],
+    "structseq": ["structseq", "?", [1, 1]],
+    "namedtuple": ["namedtuple", "?", [1, 1]],
+    "wrapper": ["wrapper", "?", 0, ["x"], [0], 1],
+    "typed": ["typed", "?", ["td", [], None, None, False, [], []]],
+}
 
+
+@pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("kind", NAMED)
+def test_no_kind_takes_a_class_that_is_none_of_its_own(kind: str, name: str) -> None:
+    classes.ran.clear()
+    imported = set(sys.modules)
+    tree = [name if part == "?" else part for part in NAMED[kind]]
+    objects = {"dataclass": [1], "mapping": [1], "structseq": [1, 2], "namedtuple": [1, 2], "typed": []}
+    written = objects.get(kind, [[None, [2], [1]]])
+    plan = plan_of(pack([["list", [tree]], LEAVES if kind == "wrapper" else [], True]))
+    with pytest.raises(UnsupportedValueError):
+        rebuild(plan, pack(written) if written else b"", np.zeros(64, np.uint8), None)
+    if kind in ("dataclass", "mapping"):  # the same as one object
+        with pytest.raises(UnsupportedValueError):
+            wire.decode(pack([Ext(6, pack([tree, written]))]), 1, False)
+    with pytest.raises(UnsupportedValueError):
+        wire.decode(pack([Ext(49, pack([name, ["A"]]))]), 1, False)
+    assert classes.ran == [] and not [name for name in set(sys.modules) - imported if not name.startswith("memstore.")]
+
+
+def test_a_zone_or_member_that_is_not_known_here_is_named() -> None:
+    for extension, message in (
+        (Ext(40, pack([2020, 12, 1, 0, 0, 0, 0, 0, "Mars/Olympus"])), "zone 'Mars/Olympus', which this system"),
+        (Ext(49, pack([CLASS + "Color", ["BLUE"]])), "Color.BLUE, but .* has none here"),
+    ):
+        with pytest.raises(UnsupportedValueError, match=message):
+            wire.decode(pack([extension]), 1, False)
+
+
+def test_caches_are_bounded() -> None:
     for i in range(1000):
         plan_of(pack([["dict", [f"k{i}"], [0]], LEAVES, True]))
     assert len(plans._plans) <= 256

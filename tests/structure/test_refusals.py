@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import io
 import pickle
+import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,10 @@ import torch
 from tensordict import LazyStackedTensorDict, MetaData, NonTensorData, TensorDict, tensorclass
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memstore.errors import UnsupportedValueError
-from memstore.structure import flatten
+from memstore.errors import StructureMismatchError, UnsupportedValueError
+from memstore.structure import flatten, get_into, rebuild, walk
 from memstore.testing.equality import assert_same
-from tests.structure.roundtrip import round_trip
+from tests.structure.roundtrip import round_trip, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -31,7 +34,7 @@ class Sub(torch.Tensor):
     pass
 
 
-class SubDict(dict):  # type: ignore[type-arg]
+class SubList(list):  # type: ignore[type-arg]
     pass
 
 
@@ -52,6 +55,18 @@ def fake() -> torch.Tensor:
         return torch.zeros(3)
 
 
+def fake_sparse() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(3).to_sparse()
+
+
+def local_object() -> Any:
+    class Local:
+        pass
+
+    return Local()
+
+
 def persistent() -> Any:
     return TensorDict({"a": torch.zeros(2)}, [2])._get_sub_tensordict(0)
 
@@ -61,8 +76,7 @@ def hooked() -> Any:
 
 
 LEAVES = {
-    "sparse tensor (layout torch.sparse_coo)": lambda: torch.eye(3).to_sparse(),
-    "sparse tensor (layout torch.sparse_csr)": lambda: torch.eye(3).to_sparse_csr(),
+    "fake tensor: it": fake_sparse,
     "meta tensor": lambda: torch.zeros(3, device="meta"),
     "mkldnn tensor": lambda: torch.zeros(3, 3).to_mkldnn(),
     "fake tensor": fake,
@@ -72,17 +86,32 @@ LEAVES = {
     "SubTensorDict": lambda: SubTensorDict({"a": torch.zeros(1)}),
     "LazyStackedTensorDict with hooks": hooked,
     "Hidden": local_tensorclass,
-    "MetaData[str]": lambda: MetaData[str]("x"),
+    "MetaData[int | str]": lambda: MetaData[int | str]("x"),
     "test_refusals.Thing": Thing,
-    "SubDict, a subclass of a builtin container": lambda: SubDict(a=torch.zeros(1)),
-    "Counter": lambda: collections.Counter("abc"),
+    "SubList, a subclass of a builtin container": lambda: SubList([torch.zeros(1)]),
     "factory is no builtin type": lambda: collections.defaultdict(lambda: 1),
-    "builtin_function_or_method": lambda: len,
+    "builtin_function_or_method, which only allow_pickle=True": lambda: len,
     "lone surrogate": lambda: "\ud800",
     "dtype object": lambda: np.array([object()]),
     "a key of type test_refusals.Key": lambda: {Key(): 1},
     "a key with a lone surrogate": lambda: {"\ud800": torch.zeros(1)},
-    "torch.nn.modules.linear.Linear": lambda: torch.nn.Linear(1, 1),
+    "torch.nn.modules.linear.Linear: put its state_dict()": lambda: torch.nn.Linear(1, 1),
+    "SGD: put its state_dict()": lambda: torch.optim.SGD([torch.zeros(1)]),
+    "MultiStepLR: put its state_dict()": lambda: torch.optim.lr_scheduler.MultiStepLR(
+        torch.optim.SGD([torch.zeros(1)]), []
+    ),
+    "GradScaler: put its state_dict()": lambda: torch.amp.GradScaler("cpu", enabled=False),
+    "Generator: put its get_state()": torch.Generator,
+    "numpy.random._generator.Generator: put its bit_generator.state": np.random.default_rng,
+    "generator: what it yields": lambda: (i for i in range(3)),
+    "map: what it yields": lambda: map(str, [1]),
+    "dict_keys: put list(...)": lambda: {}.keys(),
+    "function: it can't be found by its name": lambda: lambda: 1,
+    "memoryview: put bytes(...)": lambda: memoryview(b"x"),
+    "module: put its name": lambda: collections,
+    "TextIOWrapper: it is a part of this process": lambda: io.TextIOWrapper(io.BytesIO()),
+    "lock: it is a part of this process": threading.Lock,
+    "Local: its class: it can't be found by its name": local_object,
 }
 
 
@@ -168,8 +197,8 @@ def test_shapes_and_strides_beyond_any_memory(bad: torch.Tensor) -> None:
 
 
 def test_leaves_in_tensordicts_are_named() -> None:
-    bad = TensorDict({"n": {"s": torch.eye(3).to_sparse(), "t": torch.zeros(3)}}, [])
-    with pytest.raises(UnsupportedValueError, match=r"value\['x'\]\['n'\]\['s'\]: a sparse tensor"):
+    bad = TensorDict({"n": {"s": torch.zeros(3, 3).to_mkldnn(), "t": torch.zeros(3)}}, [])
+    with pytest.raises(UnsupportedValueError, match=r"value\['x'\]\['n'\]\['s'\]: a .*mkldnn tensor"):
         flatten({"x": bad})
     with pytest.raises(UnsupportedValueError, match=r"value\['n'\]: .*Thing"):
         flatten(TensorDict({"n": NonTensorData(Thing())}))
@@ -237,7 +266,7 @@ def test_tensordicts_of_many_levels() -> None:
 
 
 def test_pickle_is_refused_in_both_directions() -> None:
-    value = {"t": torch.zeros(1), "x": Thing(), "sub": torch.zeros(2).as_subclass(Sub), "d": SubDict(a=1)}
+    value = {"t": torch.zeros(1), "x": Thing(), "sub": torch.zeros(2).as_subclass(Sub), "d": SubList([1])}
     assert_same(value["x"], round_trip(value, allow_pickle=True)["x"])
     assert type(round_trip(value, allow_pickle=True)["sub"]) is Sub
     flat = flatten(value, allow_pickle=True)
@@ -256,6 +285,103 @@ def test_what_fails_to_pickle_is_named() -> None:
 
     with pytest.raises(UnsupportedValueError, match=r"value\['a'\]: .*Broken.* no"):
         flatten({"a": Broken()}, allow_pickle=True)
+
+
+@pytest.mark.parametrize("message", ["generator: what", "function: it can't", "lock: it is", "Local: its class"])
+def test_advice_names_pickle_only_where_it_works(message: str) -> None:
+    bad = LEAVES[next(name for name in LEAVES if name.startswith(message))]()
+    with pytest.raises(UnsupportedValueError) as refused:
+        flatten({"a": bad})
+    assert "allow_pickle" not in str(refused.value)
+    with pytest.raises(UnsupportedValueError, match=f"fails to pickle: .*{message.split(': ')[1]}"):
+        flatten({"a": bad}, allow_pickle=True)
+
+
+def bomb(kind: Any, leaf: Any, levels: int = 11) -> Any:
+    for _ in range(levels):
+        leaf = kind([leaf] * 10)
+    return leaf
+
+
+BOMBS = {
+    "lists": lambda: bomb(list, 1),
+    "tuples of tensors": lambda: bomb(tuple, torch.zeros(1)),
+    "dicts": lambda: bomb(lambda entries: dict(enumerate(entries)), "x"),
+    "ordered": lambda: bomb(lambda entries: collections.OrderedDict(enumerate(entries)), None),
+    "deques": lambda: bomb(collections.deque, 1),
+    "counters": lambda: bomb(lambda entries: collections.Counter(dict(enumerate(entries))), 1),
+    "namespaces": lambda: bomb(lambda entries: types.SimpleNamespace(a=entries, b=entries), 1, 7),
+    "a large list": lambda: bomb(list, [0] * 50_000, 3),
+    "two of each": lambda: nested_pairs(150),
+    "tensordicts": lambda: bomb(
+        lambda entries: TensorDict._new_unsafe(
+            dict(zip("abcdefghij", entries, strict=True)), torch.Size([]), nested=False
+        ),
+        torch.zeros(1),
+    ),
+}
+
+
+def nested_pairs(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_shared_containers_without_an_end_are_refused(allow_pickle: bool) -> None:
+    with pytest.raises(UnsupportedValueError, match=r"value\['a'\]\[.*: containers that stand in so many places"):
+        flatten({"a": bomb(list, torch.zeros(1))}, allow_pickle=allow_pickle)
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousandth of what is allowed, so that it takes a thousandth of the time."""
+    monkeypatch.setattr(walk, "_WATCHED", walk._WATCHED // 1000)
+    monkeypatch.setattr(walk, "_AGAIN", walk._AGAIN // 1000)
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("name", BOMBS)
+def test_shared_containers_of_any_kind_are_refused(name: str) -> None:
+    value = BOMBS[name]()
+    with pytest.raises(UnsupportedValueError, match=r"value\[.*: containers that stand in so many places"):
+        flatten({"a": value})
+    with pytest.raises(StructureMismatchError, match="containers that stand in so many places"):
+        get_into(*stored({"a": 1}), {"a": value})
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[1, {"x": "y"}]] * 3000,
+        [{"meta": shared, "n": n} for shared in [dict.fromkeys("abcdef", 1)] for n in range(2000)],
+        [[torch.zeros(1)] * 3] * 2000,
+        [[n, [n]] for n in range(3000)],
+    ],
+    ids=["one list", "with their own", "tensors", "none shared"],
+)
+def test_shared_containers_are_ordinary(value: Any) -> None:
+    plan, objects, memory = stored({"v": value})
+    assert_same(value, rebuild(plan, objects, memory, None)["v"])
+
+
+def test_keys_that_share_are_refused() -> None:
+    key: Any = (1, 2)
+    for _ in range(14):
+        key = (key, key)
+    with pytest.raises(UnsupportedValueError, match="a key of more than 4,096 parts"):
+        flatten({"a": {key: torch.zeros(1)}})
+
+
+def test_slices_that_share_are_refused() -> None:
+    value: Any = (1, 2, 3)
+    for _ in range(40):
+        value = slice(value, value, value)
+    with pytest.raises(UnsupportedValueError, match="in a set or slice"):
+        flatten([value])
 
 
 def test_a_value_is_left_as_it_was() -> None:

@@ -1,8 +1,13 @@
 """The kinds of containers: for each, how it is flattened and the node that builds it again, side by side.
 
-builtin      dict, OrderedDict, defaultdict, list, tuple, namedtuple
+builtin      dict, OrderedDict, defaultdict, list, tuple
+sequences    namedtuples, what torch's functions return, deques
+instances    namespaces, dataclasses, subclasses of dict: objects of classes, by the class's name
 arrays       numpy arrays, and the rules for subclasses of torch.Tensor
 nested       jagged, strided-nested and quantized tensors: one leaf for a user, several tensors inside
+sparse       sparse tensors, in the same way
+wrappers     tensors of classes that say what they are made of: __tensor_flatten__
 tensordicts  TensorDict, tensorclasses, TensorDictParams; imported only once a value or a description needs it
-stacks       lazy stacks and non-tensor data; imported with them
+stacks       lazy stacks and non-tensor data; imported with them, and so is
+typed        TypedTensorDict, MetaData[type]
 """

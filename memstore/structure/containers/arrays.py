@@ -20,6 +20,8 @@ import torch
 from memstore.engine.record import Path
 from memstore.structure.checks import unpack
 from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
+from memstore.structure.containers.sparse import flatten_sparse, is_sparse
+from memstore.structure.containers.wrappers import flatten_wrapper, is_wrapper
 from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse, refuse_unless_pickled, rule
 
@@ -97,10 +99,12 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
         raise RefusedError("a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own")
     if value.is_nested:
         return flatten_nested(value, walk)
+    if is_sparse(value):
+        return flatten_sparse(value, walk)
     if value.device.type == "meta":
         raise RefusedError("a meta tensor: it has a shape, but no bytes")
     if value.layout is not torch.strided:
-        raise RefusedError(f"a {_layout_name(value)} tensor (layout {value.layout}); put its to_dense()")
+        raise RefusedError(f"a {value.layout} tensor; put its to_dense()")
     if value.is_quantized:
         return flatten_quantized(value, walk)
     try:
@@ -111,13 +115,10 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
     return TENSOR
 
 
-def _layout_name(value: torch.Tensor) -> str:
-    return "mkldnn" if value.layout is torch._mkldnn else "sparse"  # type: ignore[attr-defined]
-
-
 _REFUSED_SUBCLASSES = {
     "FakeTensor": "a fake tensor: it has a shape, but no bytes",
     "DTensor": "a DTensor, which only a sharded put can store; put its to_local() or full_tensor()",
+    "AsyncCollectiveTensor": "a result of a collective that may still be on its way; put its wait()",
     "UninitializedTensorMixin": "a parameter or buffer that is not initialized yet",
     "FunctionalTensor": "a tensor inside a transform of torch.func: it has no bytes of its own",
 }
@@ -135,7 +136,10 @@ def _tensor_rule(kind: type) -> Flattener | None:
     for name, reason in _REFUSED_SUBCLASSES.items():
         if bases.get(name, "").startswith("torch."):
             return refuse(reason)
-    return refuse_unless_pickled(f"a {kind.__module__}.{kind.__qualname__}, an unknown subclass of torch.Tensor")
+    if is_wrapper(kind):
+        return flatten_wrapper
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return refuse_unless_pickled(f"a {name}, an unknown subclass of torch.Tensor (put its as_subclass(torch.Tensor))")
 
 
 def _flatten_memory_mapped(value: torch.Tensor, walk: Walk) -> Tree:

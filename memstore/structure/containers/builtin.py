@@ -1,7 +1,7 @@
-"""dict, OrderedDict, defaultdict, list, tuple, namedtuple.
+"""dict, OrderedDict, defaultdict, list, tuple.
 
     ["dict", keys, entries]    ["ordered", keys, entries, attributes or nil]    ["defaultdict", factory, keys, entries]
-    ["list", entries]          ["tuple", entries]                               ["namedtuple", class, entries]
+    ["list", entries]          ["tuple", entries]
 
 An OrderedDict may have attributes: `Module.state_dict()` keeps the versions of its modules in `_metadata`.
 """
@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from memstore.engine.record import Path
-from memstore.errors import UnsupportedValueError
 from memstore.structure import objects
 from memstore.structure.checks import require, unpack
-from memstore.structure.classes import class_name, find_class
 from memstore.structure.dict_keys import read_keys
 from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse_unless_pickled, rule
+from memstore.structure.walk import RefusedError, Walk, flattens
 
 # The factories of defaultdicts that can be named without running anything.
 _FACTORIES: dict[str, Any] = {
@@ -85,48 +83,6 @@ class TupleNode(ListNode):
     make = tuple
 
 
-def _is_namedtuple(kind: type) -> bool:
-    fields = getattr(kind, "_fields", None)
-    return kind.__bases__ == (tuple,) and type(fields) is tuple and all(type(field) is str for field in fields)
-
-
-@rule
-def _namedtuple_rule(kind: type) -> Flattener | None:
-    return _flatten_namedtuple if _is_namedtuple(kind) else None
-
-
-def _flatten_namedtuple(value: Any, walk: Walk) -> Tree:
-    name = class_name(type(value))
-    return ("namedtuple", name, walk.entries(value, type(value)._fields, value))
-
-
-@register
-class NamedTupleNode(Node):
-    __slots__ = ("kids", "name")
-    kind = "namedtuple"
-
-    def __init__(self, name: str, kids: Kids) -> None:
-        self.name = name
-        self.kids = kids
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        name, trees = unpack(payload, str, list)
-        return cls(name, reader.kids(trees))
-
-    def build(self, parts: Parts) -> Any:
-        kind = find_class(self.name, _is_namedtuple, "a namedtuple")
-        if len(kind._fields) != len(self.kids.nodes):
-            raise UnsupportedValueError(f"the class {self.name} has other fields here than in the stored value")
-        return tuple.__new__(kind, self.kids.build(parts))
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(range(len(self.kids.nodes)), self.kids)
-
-    def describe(self) -> str:
-        return self.name.rpartition(":")[2]
-
-
 # -- dicts -----------------------------------------------------------------------------------------------------------
 
 
@@ -162,13 +118,6 @@ def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
         raise RefusedError("a defaultdict whose factory is no builtin type, which only allow_pickle=True can store")
     trees = walk.entries(value, value, value.values())
     return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)
-
-
-@rule
-def _subclass_rule(kind: type) -> Flattener | None:
-    if issubclass(kind, (dict, list, tuple)):
-        return refuse_unless_pickled(f"a {kind.__module__}.{kind.__qualname__}, a subclass of a builtin container")
-    return None
 
 
 @register

@@ -20,6 +20,7 @@ import torch
 
 from memstore.engine.record import Path
 from memstore.late_imports import between_forks
+from memstore.structure import traits
 from memstore.structure.checks import require, unpack
 from memstore.structure.node import TENSOR, Kids, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import RefusedError, Walk
@@ -118,6 +119,7 @@ class NestedNode(Node):
         buffer, sizes = self.buffer.build(parts), self.sizes.build(parts)
         # torch trusts these numbers, and would read beyond the buffer
         require(sizes.dtype == torch.int64 and sizes.ndim == 2 and buffer.ndim == 1, "no nested tensor")
+        require(not traits.repeats(sizes), "no nested tensor")
         rows: list[list[int]] = sizes.tolist()
         require(all(size >= 0 for row in rows for size in row), "no nested tensor")
         counts = [math.prod(row) for row in rows]
@@ -177,6 +179,7 @@ class QuantizedNode(Node):
         require(type(parameters) is list and list(map(type, parameters)) == [float, int], "no quantized tensor")
         integers = self.integers.build(parts)
         require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
+        require(not traits.repeats(integers), "no quantized tensor")  # torch copies them
         return torch._make_per_tensor_quantized_tensor(integers, *parameters)
 
     def children(self) -> Iterator[tuple[Path, Node]]:
@@ -205,6 +208,7 @@ class ChannelQuantizedNode(Node):
     def build(self, parts: Parts) -> Any:
         integers, scales, zero_points = self.kids.build(parts)
         require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
+        require(not traits.repeats(integers), "no quantized tensor")  # torch copies them
         require(0 <= self.axis < integers.ndim, "no quantized tensor")
         require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "no quantized tensor")
         return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, self.axis)

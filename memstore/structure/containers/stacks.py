@@ -205,7 +205,7 @@ class ValuesNode(Node):
 
 
 @flattens(NonTensorData, MetaData)
-def _flatten_non_tensor(value: NonTensorData | MetaData, walk: Walk) -> Tree:
+def flatten_non_tensor(value: NonTensorData | MetaData, walk: Walk) -> Tree:
     inner: Any = vars(value)["_tensordict"]
     if type(inner) is not TensorDict or inner._tensordict:
         raise RefusedError(f"a {type(value).__name__} over a {type(inner).__name__}; only plain ones are stored")
@@ -247,8 +247,11 @@ class NonTensorNode(Node):
         device = need_device(self.device) if parts.device is None else parts.device
         names = None if self.names is None else list(self.names)
         inner = TensorDict._new_unsafe({}, batch_size=self.batch, device=device, names=names)
-        built = _non_tensor(self.cls, self.entry.build(parts), inner)
+        built = _non_tensor(self.make_class(), self.entry.build(parts), inner)
         return built.lock_() if self.lock else built
+
+    def make_class(self) -> Any:
+        return self.cls
 
     def children(self) -> Iterator[tuple[Path, Node]]:
         yield (), self.entry

@@ -1,4 +1,4 @@
-"""TensorDict and its relatives. Imported, with stacks, when a value or a description first needs it.
+"""TensorDict and its relatives. Imported, with stacks and typed, when a value or a description first needs it.
 
     ["td", batch size, device, names, locked, keys, entries]
     ["tensorclass", class, the TensorDict inside, names of the other fields, entries]
@@ -24,6 +24,7 @@ from tensordict import (
     is_tensorclass,
 )
 
+import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[reportUnusedImport] - its rule comes first
 from memstore.engine.record import Path
 from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.classes import class_name, find_class, make_bare

@@ -1,0 +1,64 @@
+"""What to put instead of an object that can't be stored. allow_pickle=True is named only where it works."""
+
+from __future__ import annotations
+
+import array
+import io
+import random
+import threading
+import types
+import weakref
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from typing import Any
+
+import numpy as np
+import torch
+
+_LIVES_HERE = "it is a part of this process, and can't be stored; put what another process makes it of"
+_ITERATOR = "what it yields is not there yet; put list(...) of it"
+_NAMELESS = "it can't be found by its name (a lambda, or defined in a function); define it at the top level of a module"
+
+# What is looked at first comes first: an open file is an iterator too.
+_INSTEAD: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((torch.nn.Module, torch.optim.Optimizer), "put its state_dict()"),
+    ((torch.Generator, np.random.RandomState), "put its get_state()"),
+    ((np.random.Generator,), "put its bit_generator.state"),
+    ((np.random.BitGenerator,), "put its state"),
+    ((random.Random,), "put its getstate()"),
+    ((memoryview,), "put bytes(...) of it"),
+    ((array.array,), "put numpy.array(...) of it"),
+    ((types.MappingProxyType,), "put dict(...) of it"),
+    ((KeysView, ValuesView, ItemsView), "put list(...) of it"),
+    ((types.ModuleType,), "put its name"),
+    ((io.IOBase, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ref), _LIVES_HERE),
+    ((types.FrameType, types.TracebackType, types.CodeType, types.CoroutineType), _LIVES_HERE),
+    ((Iterator, types.AsyncGeneratorType), _ITERATOR),
+)
+
+
+def why_refused(value: Any) -> str:
+    """For an object that has no form without pickle."""
+    kind = type_name(type(value))
+    instead = alternative(value)
+    if instead:
+        return f"an object of type {kind}: {instead}"
+    if isinstance(value, (dict, list, tuple)):
+        return f"a {kind}, a subclass of a builtin container, which only allow_pickle=True can store"
+    return f"an object of type {kind}, which only allow_pickle=True can store"
+
+
+def alternative(value: Any) -> str | None:
+    """What to do, where there is better than pickle, or where pickle can't do it."""
+    for kinds, text in _INSTEAD:
+        if isinstance(value, kinds):
+            return text
+    if callable(getattr(type(value), "state_dict", None)):  # a scheduler, a GradScaler, a sampler
+        return "put its state_dict()"
+    named: Any = value if isinstance(value, (type, types.FunctionType)) else type(value)
+    if "<locals>" in named.__qualname__ or "<lambda>" in named.__qualname__:
+        return f"{_NAMELESS}, or put what it is made of" if named is value else f"its class: {_NAMELESS}"
+    return None
+
+
+def type_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

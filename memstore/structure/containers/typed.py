@@ -1,0 +1,102 @@
+"""TypedTensorDicts, and MetaData for values of one type. Imported with tensordicts.
+
+["typed", class, the TensorDict inside]
+["metadata_of", type, batch size, device, names, locked, entry]      MetaData[type]
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tensordict import MetaData, TypedTensorDict, is_tensor_collection
+
+from memstore.engine.record import Path
+from memstore.structure.checks import require, unpack
+from memstore.structure.classes import class_name, find_class
+from memstore.structure.containers.stacks import NonTensorNode, flatten_non_tensor
+from memstore.structure.node import Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Flattener, RefusedError, Walk, flattener, rule
+
+
+@rule
+def _typed_rule(kind: type) -> Flattener | None:
+    if issubclass(kind, TypedTensorDict):
+        return _flatten_typed
+    expected = vars(kind).get("_expected_type")
+    if issubclass(kind, MetaData) and isinstance(expected, type) and MetaData[expected] is kind:
+        return _flatten_metadata_of
+    return None
+
+
+# -- TypedTensorDict -------------------------------------------------------------------------------------------------
+
+
+def _flatten_typed(value: Any, walk: Walk) -> Tree:
+    name = class_name(type(value))
+    others = [other for other in vars(value) if not other.startswith("_")]
+    if others:
+        raise RefusedError(f"a {name.replace(':', '.')} with attributes that are no entries: {', '.join(others)}")
+    return ("typed", name, walk.visit(value._source))
+
+
+def _is_typed(kind: type) -> bool:
+    return flattener(kind) is _flatten_typed
+
+
+@register
+class TypedNode(Node):
+    __slots__ = ("name", "source")
+    kind = "typed"
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        name, tree = unpack(payload, str, list)
+        node = cls()
+        node.name = name
+        above, reader.locked = reader.locked, False  # a lock above doesn't reach what is inside
+        node.source = reader.node(tree)
+        reader.locked = above
+        return node
+
+    def build(self, parts: Parts) -> Any:
+        kind = find_class(self.name, _is_typed, "a TypedTensorDict")
+        source = self.source.build(parts)
+        require(is_tensor_collection(source), "a TypedTensorDict around no TensorDict")
+        built = object.__new__(kind)
+        object.__setattr__(built, "_source", source)
+        return built
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        yield (), self.source
+
+    def describe(self) -> str:
+        return self.name.rpartition(":")[2]
+
+
+# -- MetaData of one type --------------------------------------------------------------------------------------------
+
+
+def _flatten_metadata_of(value: Any, walk: Walk) -> Tree:
+    return ("metadata_of", class_name(type(value)._expected_type), *flatten_non_tensor(value, walk)[1:])
+
+
+@register
+class MetaDataOfNode(NonTensorNode):
+    __slots__ = ("name",)
+    kind = "metadata_of"
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        require(len(payload) > 0 and type(payload[0]) is str, "no MetaData")
+        node: Any = super().read(payload[1:], reader)
+        node.name = payload[0]
+        return node
+
+    def make_class(self) -> Any:
+        return MetaData[find_class(self.name, lambda kind: True, "a class")]
+
+    def describe(self) -> str:
+        return f"MetaData[{self.name.rpartition(':')[2]}]"

@@ -1,0 +1,126 @@
+"""Tensors of classes that say themselves what tensors they are made of, as torchao's quantized weights do.
+
+    ["wrapper", class, kind and requires_grad, names, entries, tree of [context, shape, strides]]
+
+Such a class has `__tensor_flatten__`, which gives the names of the tensors inside and a context, and
+`__tensor_unflatten__`, which makes it of them: torch's protocol for its compiler. These two run, of a class that is
+imported, a subclass of torch.Tensor, and has both; nothing else that a stored name could choose.
+"""
+
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memstore.engine.record import Path
+from memstore.errors import MemstoreError, UnsupportedValueError
+from memstore.structure import traits
+from memstore.structure.attributes import defines
+from memstore.structure.checks import MalformedError, require, sizes, unpack
+from memstore.structure.classes import class_name, find_class
+from memstore.structure.node import Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import RefusedError, Walk, flattener
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether the class has the protocol; torch.Tensor itself has not."""
+    return (
+        issubclass(kind, torch.Tensor) and defines(kind, "__tensor_flatten__") and defines(kind, "__tensor_unflatten__")
+    )
+
+
+def flatten_wrapper(value: Any, walk: Walk) -> Tree:
+    kind = type(value)
+    if walk.in_place:
+        raise RefusedError(f"a {kind.__qualname__} can't be filled in place; get it without out=")
+    try:
+        name = class_name(kind)
+    except RefusedError:
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise
+    try:
+        names, context = value.__tensor_flatten__()
+        inner = [getattr(value, one) for one in names]
+    except Exception as error:  # the class's own code
+        raise RefusedError(f"a {kind.__qualname__} whose __tensor_flatten__ fails: {error}") from error
+    if not names or not all(isinstance(one, torch.Tensor) for one in inner):
+        raise RefusedError(f"a {kind.__qualname__} whose __tensor_flatten__ names no tensors")
+    found = traits.traits_of(value)
+    is_parameter = getattr(value, "_is_param", False)
+    flags = (traits.PARAMETER if is_parameter else found.kind) * 2 + found.requires_grad
+    trees = walk.entries(value, names, inner)
+    about = walk.visit([context, list(value.shape), list(value.stride())])
+    return ("wrapper", name, flags, walk.keys(names), trees, about)
+
+
+def _is_wrapper(kind: type) -> bool:
+    return flattener(kind) is flatten_wrapper
+
+
+@register
+class WrapperNode(Node):
+    __slots__ = ("about", "kids", "kind_of_tensor", "name", "names", "requires_grad")
+    kind = "wrapper"
+    loads = True
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        name, flags, names, trees, about = unpack(payload, str, int, list, list, (int, list))
+        require(0 <= flags < 8 and len(names) == len(trees) > 0, "no wrapped tensors")
+        require(all(type(one) is str for one in names) and len(set(names)) == len(names), "no names of tensors")
+        node = cls()
+        node.name, node.names = name, tuple(names)
+        kind, requires_grad = divmod(flags, 2)
+        node.kind_of_tensor, node.requires_grad = kind, bool(requires_grad)
+        first = reader.tensors
+        node.kids = reader.kids(trees)
+        reader.fixed.update(range(first, reader.tensors))  # what they mean together, dtype= doesn't know
+        node.about = reader.node(about)
+        return node
+
+    def build(self, parts: Parts) -> Any:
+        about = self.about.build(parts)
+        require(type(about) is list and len(about) == 3, "no wrapped tensors")
+        shape, stride = sizes(about[1]), sizes(about[2])
+        require(len(shape) == len(stride), "no wrapped tensors")
+        inner = dict(zip(self.names, self.kids.build(parts), strict=True))
+        require(all(isinstance(tensor, torch.Tensor) for tensor in inner.values()), "no wrapped tensors")
+        kind = find_class(self.name, _is_wrapper, "a subclass of torch.Tensor that has __tensor_unflatten__")
+        try:
+            made = kind.__tensor_unflatten__(inner, about[0], torch.Size(shape), stride)
+        except (MemstoreError, MalformedError):
+            raise
+        except Exception as error:  # the class's own code, which may have changed
+            raise self._refusal(f"its __tensor_unflatten__ fails: {error}") from error
+        if type(made) is not kind or tuple(made.shape) != shape:
+            raise self._refusal(f"its __tensor_unflatten__ makes a {type(made).__qualname__} of another shape or class")
+        return self._finished(made)
+
+    def _finished(self, made: Any) -> Any:
+        if made.requires_grad != self.requires_grad:
+            made = made.detach()
+            if self.requires_grad:
+                try:
+                    made.requires_grad_()
+                except RuntimeError as error:  # of integers
+                    raise MalformedError(f"a gradient that can't be: {error}") from None
+        if self.kind_of_tensor == traits.PARAMETER:
+            made._is_param = True  # what isinstance(made, Parameter) looks at
+            return made
+        return traits.with_traits(made, traits.Traits(self.kind_of_tensor, False, None))
+
+    def _refusal(self, why: str) -> UnsupportedValueError:
+        name = self.name.replace(":", ".")
+        return UnsupportedValueError(f"the stored value has a {name}, which can't be made again here: {why}")
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        yield from named(self.names, self.kids)
+        yield ("context",), self.about
+
+    def describe(self) -> str:
+        return self.name.rpartition(":")[2]
