@@ -59,7 +59,8 @@ class Transaction:
     __slots__ = ("_handle", "_tables")
 
     def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
-        self._handle, self._tables = handle, tables
+        self._handle: Any = handle
+        self._tables = tables
 
     def forget(self) -> None:
         """Lets go of LMDB's transaction."""

@@ -101,9 +101,10 @@ def _load_legacy(path: str, fd: int, size: int, allow_pickle: bool) -> Any:
 
 
 def _load(path: str, fd: int, archive: Archive | None, place: _Place, allow_pickle: bool) -> Any:
+    located: Any = place  # torch's stubs name another class of storages than it passes
     name = f"/proc/self/fd/{fd}"  # the file that was looked at, though its path may name another by now
     try:
-        return torch.load(name, map_location=place, mmap=archive is not None, weights_only=not allow_pickle)
+        return torch.load(name, map_location=located, mmap=archive is not None, weights_only=not allow_pickle)
     except (OSError, MemoryError, RecursionError, CorruptionError):
         raise
     except Exception as error:  # of the pickle's opcodes, with whatever arguments
