@@ -40,7 +40,7 @@ class Options:
 
 
 PLAIN = Options()
-_from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy
+_from_numpy: Any = torch.from_numpy  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 _in_inference_mode, _dispatch_modes, _transform = (
     torch.is_inference_mode_enabled,
     modes.count_dispatch_modes,
@@ -66,7 +66,7 @@ def read_bare(held: Held) -> torch.Tensor | None:
             array = structure.bare_array(plan, bytearray(record.inline or b""), 0)
         if array is None:
             return None
-        tensor = _from_numpy(array)
+        tensor: torch.Tensor = _from_numpy(array)
     except (MemstoreError, TypeError, ValueError, RuntimeError):  # `read` says of what
         return None
     tensor.untyped_storage()._memstore_mapping = array if mapping is None else mapping  # type: ignore[attr-defined]

@@ -100,7 +100,7 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
     return flat
 
 
-_bare: dict[Any, tuple[Plan, Copies, int]] = {}  # of bare, plain tensors: plan, copies, bytes of the storage
+_bare: dict[Any, tuple[Plan, Copies, int]] = {}  # of bare, plain tensors: plan, copies, bytes that they reach over
 
 
 def _flatten_bare(tensor: torch.Tensor, inline_limit: int) -> Flat | None:
@@ -113,8 +113,7 @@ def _flatten_bare(tensor: torch.Tensor, inline_limit: int) -> Flat | None:
             or tensor.requires_grad
             or tensor.is_neg()
             or tensor.is_conj()
-            or tensor.storage_offset()
-            or tensor.untyped_storage().nbytes() != found[2]
+            or tensor.untyped_storage().nbytes() < found[2] + tensor.storage_offset() * tensor.itemsize
             or not tensor.data_ptr()
             or hasattr(tensor, "_is_buffer")
         ):
@@ -126,7 +125,7 @@ def _flatten_bare(tensor: torch.Tensor, inline_limit: int) -> Flat | None:
 
 def _remember_bare(flat: Flat, facts: Facts, extents: Extents, inline_limit: int) -> None:
     nbytes = int(extents.spans[0])
-    if facts.traits is None and facts.resolve is None and flat.tensors[0].untyped_storage().nbytes() == nbytes > 0:
+    if facts.traits is None and facts.resolve is None and nbytes:
         if len(_bare) >= _CACHED_PLANS:
             _bare.clear()
         _bare[facts.dtypes[0], facts.shapes[0], facts.strides[0], inline_limit] = (flat.plan, flat.copies, nbytes)
