@@ -25,6 +25,8 @@ def iter_weights(
     """
     from memstore import structure
 
+    if not isinstance(store, Store):
+        raise TypeError(f"iter_weights reads a Store, and not a {type(store).__qualname__}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     value = store.get(key, timeout=timeout)
