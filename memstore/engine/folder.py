@@ -165,11 +165,15 @@ def check_folder(root: str, fd: int, settings: Settings | None) -> None:
     mode = stat.S_IMODE(found.st_mode)
     group = settings.unix_group if settings else None
     ours = {os.getegid(), *os.getgroups()}  # what another user says of a group doesn't count for who is not in it
+    below = f"open a folder below it, such as {root.rstrip('/')}/store, which is then yours alone"
     if found.st_uid != os.geteuid() and not (group in ours and found.st_gid == group):
-        raise PermissionDeniedError(f"{root} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}")
+        what = f"{root} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+        raise PermissionDeniedError(f"{what}: {below}" if settings is None and os.access(root, os.W_OK) else what)
     allowed = 0o755 if settings is None else settings.folder_mode
     if mode & 0o777 & ~allowed:
-        raise PermissionDeniedError(f"{root} has mode {mode:04o}, open to others: chmod {allowed:o} it")
+        # no store yet, or sticky: a folder that people share, such as /tmp, and the host breaks with another mode
+        advice = below if settings is None or mode & stat.S_ISVTX else f"chmod {allowed:o} it"
+        raise PermissionDeniedError(f"{root} has mode {mode:04o}, open to others: {advice}")
 
 
 def check_files(root: str, settings: Settings) -> None:
@@ -194,7 +198,8 @@ def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
     if not (stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)):
         expected = "a folder" if folder else "a file"
         raise PermissionDeniedError(
-            f"{path} should be {expected} and is {stat.filemode(found.st_mode)}: not memstore's; remove it"
+            f"{path} should be {expected} and is {stat.filemode(found.st_mode)}: not memstore's. Put back what was "
+            "there, or choose another folder"
         )
     return found
 

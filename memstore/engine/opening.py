@@ -62,7 +62,9 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
     with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:
         settings = folder.read_settings(path)
         if settings is None and mode not in ("a", "x"):
-            raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one")
+            raise NotAStoreError(
+                f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one in an empty folder"
+            )
         if settings is not None and mode == "x":
             raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
         folder.check_folder(path, fd, settings)

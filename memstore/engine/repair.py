@@ -57,6 +57,8 @@ def repair(path: str, mend: Mend, timeout: float, progress: Progress | None) -> 
     close_abandoned()
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
         settings = folder.read_settings(path)
+        if settings is None and not os.path.isdir(f"{path}/{SEGMENTS}"):
+            raise NotAStoreError(f"{path} is no store: it has neither {SETTINGS} nor {SEGMENTS}")
         if settings is None:
             raise NotAStoreError(f"{path} has no {SETTINGS}: write it as docs/format.md has it, then repair again")
         folder.check_folder(path, fd, settings)

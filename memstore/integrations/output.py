@@ -97,7 +97,7 @@ def new_folder(path: str, *, durable: bool) -> Generator[str]:
     """Yields the folder to fill. What it becomes must not be there, or be an empty folder."""
     path = os.path.realpath(path)
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
-        raise AlreadyExistsError(f"{path} is there, and no empty folder: remove it, or export to another")
+        raise AlreadyExistsError(f"{path} is there, and no empty folder: export to one that is empty or missing")
     beside = _beside(path)
     syscalls.make_folder(beside, 0o777)
     try:

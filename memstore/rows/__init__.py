@@ -38,7 +38,7 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
 
     Raises:
         IndexError: a row out of range; the message names the range.
-        TypeError: an index of floats, or of anything else; `out` and `device` together.
+        TypeError: an index of floats, or of anything else; a source without a tensor; `out` and `device` together.
         ValueError: an index of more than one dimension; `out` of another structure, shape, dtype, or overlapping.
             Nothing was written then.
 
@@ -62,6 +62,7 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
 def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None) -> Any:
     gather = Gather(Index(index), None if device is None else torch.device(device))
     result = gather.plan(source, out)
+    gather.check_source(source)
     gather.check()
     gather.read()
     return result
@@ -75,4 +76,5 @@ def prefetch_rows(source: Any, index: Any) -> None:
     with modes.put_aside():
         gather = Gather(Index(index), torch.device("meta"))
         gather.plan(source, None)
+        gather.check_source(source)
         gather.prefetch()

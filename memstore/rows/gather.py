@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ class Gather:
     def __init__(self, index: Index, device: torch.device | None) -> None:
         self._index, self._device = index, device
         self._jobs: list[Job] = []
+        self._has_rows = False
 
     # --- the walk -----------------------------------------------------------------------------------------------------
 
@@ -60,7 +62,13 @@ class Gather:
     def _dict(self, source: dict[Any, Any], out: Any, path: Path) -> Any:
         outs = self.matching(source, out, path)
         entries = {key: self.plan(value, outs.get(key), (*path, key)) for key, value in source.items()}
-        return entries if out is None else out
+        if out is not None:
+            return out
+        if type(source) is dict:
+            return entries
+        found = copy.copy(source)  # an OrderedDict, or what else a view has
+        found.update(entries)
+        return found
 
     def _sequence(self, source: Any, out: Any, path: Path) -> Any:
         outs = [None] * len(source) if out is None else out
@@ -83,6 +91,7 @@ class Gather:
         return out
 
     def rows(self, count: int, path: Path) -> torch.Tensor:
+        self._has_rows = True
         return self._index.rows(count, name(path))
 
     @property
@@ -91,6 +100,10 @@ class Gather:
         return self._device
 
     def _leaf(self, source: torch.Tensor, out: Any, path: Path) -> torch.Tensor:
+        if _is_unusual(source):
+            raise TypeError(
+                f"{name(path)} is a quantized, nested or sparse tensor, whose rows can't be read so: index it"
+            )
         if source.ndim == 0:
             raise ValueError(f"{name(path)} has no dimension, and so no rows")
         leaf = source if isinstance(source, StoredTensor) else None
@@ -99,7 +112,7 @@ class Gather:
         shape = (len(rows), *real.shape[1:])
         if out is None:
             target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
-        elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor):
+        elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor) or _is_unusual(out):
             raise ValueError(f"{name(path)} of out is a {type(out).__qualname__}, which can't be filled")
         elif tuple(out.shape) != shape or out.dtype != real.dtype:
             found = f"{out.dtype} of shape {tuple(out.shape)}"
@@ -111,6 +124,14 @@ class Gather:
         return target
 
     # --- checks -------------------------------------------------------------------------------------------------------
+
+    def check_source(self, source: Any) -> None:
+        """After `plan`. Raises TypeError if nothing in the source has rows."""
+        if not self._has_rows:
+            raise TypeError(
+                f"a {type(source).__qualname__} without a tensor has no rows: they are read from a view, a lazy leaf, "
+                "a tensor, and TensorDicts, dicts, lists and tuples of these"
+            )
 
     def check(self) -> None:
         """Raises ValueError if what is to be filled overlaps itself or what is read."""
@@ -178,6 +199,11 @@ def _check_memory(out: torch.Tensor, path: Path) -> None:
     stop = out.storage_offset() + traits.reach(out.shape, out.stride())
     if out.numel() and (not address or stop * out.dtype.itemsize > storage.nbytes()):
         raise ValueError(f"{name(path)} of out is a tensor whose storage was freed or cut")
+
+
+def _is_unusual(tensor: torch.Tensor) -> bool:
+    """Whether its elements don't lie in memory by strides; torch may end the process that looks for them there."""
+    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

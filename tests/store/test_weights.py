@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,3 +153,9 @@ def _sum_of_the_next(wire: Wire, root: str, version: int) -> dict[str, float]:
         wire.send()
         weights = memstore.iter_weights(store, "key", newer_than=version, timeout=30)
         return {name: float(leaf.sum()) for name, leaf in weights}
+
+
+@pytest.mark.parametrize("source", ["policy", None, {"w": torch.ones(3)}])
+def test_weights_are_those_of_a_store(source: Any) -> None:
+    with pytest.raises(TypeError, match=f"a Store, and not a {type(source).__qualname__}"):
+        next(memstore.iter_weights(source, "policy"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,12 @@ def test_rows_go_to_a_device(store: memstore.Store) -> None:
         (torch.tensor([[1]]), ValueError, r"one dimension, and not 2: shape \(1, 1\)"),
         (torch.tensor(1), ValueError, "one dimension, and not 0"),
         ([[1, 2], [3]], (TypeError, ValueError), "inhomogeneous"),
+        (np.array([2**64 - 1], np.uint64), IndexError, "no tensor has so many"),
+        (torch.tensor([2**63], dtype=torch.uint64), IndexError, "no tensor has so many"),
+        (range(10**12), IndexError, "row 999,999,999,999 of value"),
+        (range(-(2**70), 2**70), IndexError, "rows are from -50 to 49"),
+        (torch.tensor([1], device="meta"), TypeError, "on meta is no index"),
+        (torch.tensor([1]).to_sparse(), TypeError, "sparse_coo on cpu is no index"),
     ],
 )
 def test_a_bad_index_is_an_error(index: Any, error: Any, message: str, store: memstore.Store) -> None:
@@ -180,6 +186,7 @@ def overlapping() -> TensorDict:
 
 
 BAD_OUTS = {
+    "layout": (lambda: TensorDict({"x": torch.zeros(2, 4).to_sparse(), "y": torch.zeros(2, 4)}), "can't be filled"),
     "shape": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(2, 5)}), r"value\['y'\].*\(2, 4\)"),
     "count": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(3, 4)}), r"value\['y'\].*\(3, 4\)"),
     "dtype": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(2, 4).double()}), "float64"),
@@ -198,7 +205,38 @@ def test_a_bad_out_is_an_error_before_anything_is_written(name: str, store: mems
     out = make()
     with pytest.raises(ValueError, match=message):
         memstore.read_rows(store.view("key"), [0, 1], out=out)
-    assert not any(leaf.any() for leaf in ([out] if isinstance(out, torch.Tensor) else out.values()))
+    assert not any(leaf.to_dense().any() for leaf in ([out] if isinstance(out, torch.Tensor) else out.values()))
+
+
+@pytest.mark.parametrize("source", ["w", b"w", None, 3, np.ones(3), [1, 2], {}, {"a": "b"}, (), object()])
+def test_what_has_no_tensor_has_no_rows(source: Any) -> None:
+    for call in (memstore.read_rows, memstore.prefetch_rows):
+        with pytest.raises(TypeError, match=f"a {type(source).__qualname__} without a tensor has no rows"):
+            call(source, [1])
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
+def test_tensors_whose_elements_are_elsewhere_are_refused(store: memstore.Store) -> None:
+    """torch ended the process that looked for them by their address."""
+    store.put("quantized", torch.quantize_per_tensor(torch.ones(50, 2), 0.1, 0, torch.qint8))
+    store.put("jagged", torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged))
+    for source in (store.view("quantized"), store.view("jagged"), torch.eye(3).to_sparse()):
+        for call in (memstore.read_rows, memstore.prefetch_rows):
+            with pytest.raises(TypeError, match=r"value\['it'\] is a quantized, nested or sparse tensor"):
+                call({"it": source}, [1])
+
+
+@pytest.mark.parametrize("index", [range(0), range(49, -1, -7), range(-50, 50), range(3, 2**70, 2**70)])
+def test_a_range_is_its_numbers(store: memstore.Store, index: range) -> None:
+    store.put("key", torch.arange(50.0))
+    assert memstore.read_rows(store.view("key"), index).tolist() == torch.arange(50.0)[list(index)].tolist()
+
+
+def test_an_ordered_dict_stays_one(store: memstore.Store) -> None:
+    store.put("key", OrderedDict(b=torch.arange(3), a=torch.arange(3)))
+    found = memstore.read_rows(store.view("key"), [2])
+    assert type(found) is OrderedDict
+    assert_same(OrderedDict(b=torch.tensor([2]), a=torch.tensor([2])), found)
 
 
 def test_columns_of_one_matrix_are_no_overlap(store: memstore.Store) -> None:
