@@ -131,7 +131,7 @@ class Catalog:
             )
             self._page_size = self._env.stat()["psize"]  # that of the machine which made it
             self._tables = {name: self._env.open_db(name.encode(), create=self._writable) for name in NAMES}
-            self._check_identity(path)
+            self._check_identity(path, os.stat(path))
             if self._writable:
                 self.forget_dead_readers()
             self._end(self._begin())
@@ -143,17 +143,18 @@ class Catalog:
                 raise self._translate(error) from error
             raise
 
-    def _check_identity(self, path: str) -> None:
-        """A forked child opens again by the path, which may name another store by then."""
-        status = os.stat(path)
+    def _check_identity(self, path: str, status: os.stat_result) -> None:
+        """Who opens by the path again, as a forked child does, may find another store there."""
         found = (status.st_dev, status.st_ino)
         if self._identity not in (None, found):
             raise NotAStoreError(f"{path} was replaced while it was open: open the store again")
         self._identity = found
 
     def _allocate(self, size: int) -> None:
-        fd = syscalls.open_file(f"{self._folder}/data.mdb", os.O_RDWR)
+        path = f"{self._folder}/data.mdb"
+        fd = syscalls.open_file(path, os.O_RDWR)
         try:
+            self._check_identity(path, syscalls.status(fd))
             syscalls.allocate(fd, size)
         finally:
             syscalls.close(fd)

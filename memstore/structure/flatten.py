@@ -17,7 +17,7 @@ import torch
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure import objects, ties
-from memstore.structure.extents import Extents
+from memstore.structure.extents import Extents, Places, places_of
 from memstore.structure.facts import Facts, take_apart
 from memstore.structure.fill import Copies, run
 from memstore.structure.fill import contents as contents_of
@@ -46,10 +46,11 @@ class Flat:
 class _Structure:
     """What the cache knows of a tree and its facts: how far its tensors reach, and a plan for each way to be tied."""
 
-    __slots__ = ("extents", "plans")
+    __slots__ = ("apart", "extents", "plans")
 
     def __init__(self, facts: Facts) -> None:
         self.extents = Extents(facts.dtypes, facts.shapes, facts.strides)
+        self.apart: Places | None = None  # of the last value, if it was whole and had no tensors that overlap
         self.plans: dict[Ties, tuple[Plan, Copies]] = {}
 
 
@@ -80,15 +81,17 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
     tensors = walk.tensors
     key = (tree, facts, inline_limit)
     structure = _structures.get(key) or _Structure(facts)
-    extents = structure.extents
-    missing = extents.missing(tensors, addresses)
-    if missing:
-        raise unsupported(tree, missing[0], "a tensor whose storage was freed or cut: its bytes aren't there")
+    extents, places = structure.extents, places_of(tensors, addresses)
     found = NO_TIES
-    overlapping = ties.overlapping(addresses, extents.spans)
-    if overlapping:
-        alone = facts.resolve or (False,) * len(tensors)
-        found = ties.find_ties(tensors, addresses, extents, alone, overlapping)
+    if places != structure.apart:  # an optimizer writes in place: all lies where it lay at the last put
+        missing = extents.missing(places)
+        if missing:
+            raise unsupported(tree, missing[0], "a tensor whose storage was freed or cut: its bytes aren't there")
+        overlapping = ties.overlapping(addresses, extents.spans)
+        if overlapping:
+            alone = facts.resolve or (False,) * len(tensors)
+            found = ties.find_ties(tensors, addresses, extents, alone, overlapping)
+        structure.apart = None if overlapping else places
     planned = structure.plans.get(found)
     if planned is None:
         planned = make_plan(tree, facts, found, inline_limit)

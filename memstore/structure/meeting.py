@@ -16,7 +16,7 @@ import torch
 from memstore.engine.record import Path
 from memstore.errors import StructureMismatchError
 from memstore.structure import places, traits
-from memstore.structure.extents import Extents
+from memstore.structure.extents import Extents, places_of
 from memstore.structure.facts import Facts, take_apart
 from memstore.structure.node import ObjectNode, TensorNode, Tree, walk_names
 from memstore.structure.plan import Plan
@@ -170,7 +170,7 @@ def meet(plan: Plan, value: Any, what: str, strict: bool) -> Met:
             _meetings.clear()
         _meetings[key] = meeting
     met = {want for _, want in (*meeting.pairs, *meeting.exact)}
-    missing = frozenset(meeting.extents.missing(walk.tensors, addresses))
+    missing = frozenset(meeting.extents.missing(places_of(walk.tensors, addresses)))
     differences = [
         f"{render_path(meeting.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
         for i in sorted(missing)
