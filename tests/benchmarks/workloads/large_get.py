@@ -18,7 +18,7 @@ from tests.benchmarks.peers.store import Store, StoreThatVerifies
 from tests.benchmarks.peers.torch_save import TorchSave
 from tests.benchmarks.report import Beside, Figure, Goal, Series, Workload
 from tests.benchmarks.session import Session
-from tests.benchmarks.workloads.put_get import KEPT, check, compare_gets, keep, within
+from tests.benchmarks.workloads.put_get import KEPT, at_most, check, compare_gets, keep
 
 PEERS = (Store, StoreThatVerifies, Memmap, SafetensorsFile, TorchSave, RayObjects, PlainFile)
 BY_SIZE = (Store, Memmap, PlainFile)
@@ -36,9 +36,6 @@ def measure(session: Session) -> Workload:
         summed = _summed(session, peers, value, title=f"get of {size}, until summed")
         check(peers, value)
     by_size = _by_size(session)
-    slowest = max(
-        (figure for figure in by_size.figures if figure.role == "memstore"), key=lambda figure: figure.value.median
-    )
     return Workload(
         id="large-get",
         title=f"A get of {size}",
@@ -46,8 +43,8 @@ def measure(session: Session) -> Workload:
         "first time; one row has the first get and sum after a fresh put.",
         series=[call, summed, by_size],
         goals=[
-            within(f"get of {size}, the call", call, 30e-6),
-            Goal(f"get, the call, slowest size ({_size(slowest.x)})", slowest.value, "<=", 30e-6, "s"),
+            at_most(f"get of {size}, the call", call, 2.4, PlainFile.name),
+            _by_size_goal(by_size),
             _sum_goal(f"get of {size} until summed, against {RESIDENT}", summed, Store.name),
             _sum_goal("the same, first time after a put", summed, FIRST),
         ],
@@ -57,6 +54,17 @@ def measure(session: Session) -> Workload:
             "summed faster."
         ],
     )
+
+
+def _by_size_goal(series: Series) -> Goal:
+    """The goal of the call alone, for the size at which it is missed most."""
+    pairs = [
+        (figure, series.figure(PlainFile.name, figure.x)) for figure in series.figures if figure.role == "memstore"
+    ]
+    worst, plain = max(pairs, key=lambda pair: pair[0].value.median / pair[1].value.median)
+    found = spread([worst.value.median / plain.value.median])
+    limit = Beside(PlainFile.name, plain.value.median)
+    return Goal(f"get, the call, slowest size ({_size(worst.x)})", found, "<=", 2.4, "x", limit=limit)
 
 
 def _sum_goal(what: str, summed: Series, name: str) -> Goal:

@@ -11,14 +11,15 @@ from tests.benchmarks.peers.limits import Memcpy, PlainFile
 from tests.benchmarks.peers.memmap import Memmap, MemmapUpdate
 from tests.benchmarks.peers.safetensors_file import SafetensorsFile
 from tests.benchmarks.peers.store import Store
-from tests.benchmarks.report import Absent, Figure, Series, Spread, Workload
+from tests.benchmarks.report import Absent, Figure, Goal, Series, Spread, Workload
 from tests.benchmarks.session import FRESH_BYTES, Session
 from tests.benchmarks.workloads.put_get import check, put_contestant
 
 PEERS = (Store, Memmap, MemmapUpdate, SafetensorsFile, PlainFile, Memcpy)
 NEW_FILE = "memstore, new file"
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+SIZES = (16 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+MEDIUM = 4 * MIB  # up to here, each put is to be faster than a file of safetensors
 ROUNDS = 6
 BURST = 0.01  # seconds
 
@@ -27,7 +28,7 @@ def measure(session: Session) -> Workload:
     first: list[Figure] = []
     again: list[Figure] = []
     absent: list[Absent] = []
-    for size in SIZES[: 5 if session.quick else None]:  # a size at a time: their files are removed in between
+    for size in SIZES[: 6 if session.quick else None]:  # a size at a time: their files are removed in between
         value = torch.randn(size // 4)
         with session.started(PEERS) as (peers, missing):
             absent = missing
@@ -49,9 +50,24 @@ def measure(session: Session) -> Workload:
             _series("first", "first put, by size", first),
             _series("again", "put under the same key, by size", again + beside),
         ],
-        goals=[],
+        goals=[*_goals("first put", first), *_goals("put under the same key", again)],
         absent=absent,
     )
+
+
+def _goals(what: str, figures: list[Figure]) -> list[Goal]:
+    """Bandwidths, whose ratios are times: how often a put fits into the time of `save_file`."""
+    return [
+        Goal(
+            f"{what} of {int(figure.x) // KIB:,} KiB, against {figure.name}",
+            figure.ratio,
+            ">=",
+            1.0,
+            "x",
+        )
+        for figure in figures
+        if figure.name == SafetensorsFile.name and figure.ratio is not None and figure.x and figure.x <= MEDIUM
+    ]
 
 
 def _series(id: str, title: str, figures: list[Figure]) -> Series:

@@ -12,7 +12,7 @@ from tests.benchmarks.machine import SMALL, back_memory
 from tests.benchmarks.measure import Contestant, compare
 from tests.benchmarks.peers import Peer, Value, same
 from tests.benchmarks.peers.limits import Memcpy
-from tests.benchmarks.report import Beside, Goal, Series
+from tests.benchmarks.report import Beside, Goal, Series, Spread
 from tests.benchmarks.session import Session
 
 KEPT = "kept"  # the key that gets read
@@ -109,18 +109,19 @@ def check(peers: Sequence[Peer], value: Value) -> None:
             raise SystemExit(f"{peer.name}: what was got differs from what was put")
 
 
-def within(what: str, series: Series, seconds: float, *, name: str = "memstore") -> Goal:
-    """The goal that memstore takes at most so long, beside the machine's limit and the best peer."""
-    limit, peer = series.best("limit"), series.best("peer")
+def at_most(what: str, series: Series, factor: float, other: str, *, name: str = "memstore") -> Goal:
+    """The goal that memstore takes at most `factor` times as long as another contestant: a limit, as a rule."""
+    against, ours = series.figure(other), series.figure(name)
+    ratio = against.ratio
+    assert ratio is not None
+    scale = 1.0 if name == series.reference else ours.value.median / series.figure(series.reference).value.median
+    found = Spread(scale / ratio.median, scale / ratio.p90, scale / ratio.p10)
+    beside = Beside(other, against.value.median)
+    is_limit = against.role == "limit"
     return Goal(
-        what,
-        series.figure(name).value,
-        "<=",
-        seconds,
-        "s",
-        limit=limit and Beside(limit.name, limit.value.median),
-        peer=peer and Beside(peer.name, peer.value.median),
-    )
+        f"{what}, against {other}", found, "<=", factor, "x",
+        limit=beside if is_limit else None, peer=None if is_limit else beside,
+    )  # fmt: skip
 
 
 def times_faster(what: str, series: Series, factor: float, names: Sequence[str] = ()) -> list[Goal]:
