@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memstore.store import Store
 
@@ -25,8 +25,9 @@ def iter_weights(
     """
     from memstore import structure
 
-    if not isinstance(store, Store):
-        raise TypeError(f"iter_weights reads a Store, and not a {type(store).__qualname__}")
+    source: Any = store
+    if not isinstance(source, Store):
+        raise TypeError(f"iter_weights reads a Store, and not a {type(source).__qualname__}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     value = store.get(key, timeout=timeout)
