@@ -43,7 +43,7 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 SOLE_IMPORTERS = {
     "pickle": {"memstore/structure/objects.py"},
     "lmdb": {"memstore/engine/catalog.py"},
-    "zipfile": {"memstore/integrations/torch_files.py"},
+    "zipfile": {"memstore/integrations/torch_archives.py"},
     "ctypes": {"memstore/engine/syscalls/", "memstore/structure/fill.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}

@@ -27,7 +27,7 @@ from memstore.integrations.torch_archives import Archive, is_legacy, read_archiv
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _UNPICKLER_SAYS = re.compile(r"WeightsUnpickler error:\s+(.+)")
 _LOAD_SAYS = re.compile(r"Weights only load failed\. (.+)")
-_Place = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
+_Place = Callable[[Any, str], Any]  # of storages
 
 
 def adopt_file(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:

@@ -18,10 +18,12 @@ class Index:
         self._given: slice | range | torch.Tensor = index if isinstance(index, (slice, range)) else _as_tensor(index)
         self._rows: dict[int, torch.Tensor] = {}
         self._low, self._high = 0, -1  # of no row
-        if isinstance(self._given, range):
-            self._low, self._high = (min(index[0], index[-1]), max(index[0], index[-1])) if index else (0, -1)
-        elif isinstance(self._given, torch.Tensor) and self._given.dtype != torch.bool and self._given.numel():
-            self._low, self._high = int(self._given.min()), int(self._given.max())
+        given = self._given
+        if isinstance(given, range):
+            if given:
+                self._low, self._high = min(given[0], given[-1]), max(given[0], given[-1])
+        elif isinstance(given, torch.Tensor) and given.dtype != torch.bool and given.numel():
+            self._low, self._high = int(given.min()), int(given.max())
 
     @property
     def memory(self) -> torch.Tensor | None:
