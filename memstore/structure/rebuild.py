@@ -108,7 +108,8 @@ def rebuild_lazily(
     values = objects.decode(encoded, plan.object_count, allow_pickle)
     try:
         with torch.inference_mode(False):
-            tensors = tensors_of(plan, memory, memory if mapping is None else mapping)
+            keep = (memory if mapping is None else mapping) if plan.loaded else None
+            tensors = tensors_of(plan, memory, keep)
             for i, tensor in enumerate(tensors):
                 if i in plan.same:
                     tensors[i] = tensors[plan.same[i]]
