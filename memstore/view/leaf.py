@@ -32,7 +32,7 @@ _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 guard: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
-_grad_is_enabled = torch.is_grad_enabled
+_grad_is_enabled, _in_inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
 
 
 class NoMemoryError(ReadOnlyError, RuntimeError):
@@ -60,10 +60,13 @@ class StoredTensor(torch.Tensor):
     @property
     def _real(self) -> torch.Tensor:
         """Not to be written, nor to be given to a user."""
-        if _dispatch_modes() or _transform() is not None:
-            with modes.put_aside():
-                return _real_of(self)
-        return _real_of(self)
+        shown, base = self._shown, self._span.base
+        if base is None or base.dtype is not shown.dtype or _dispatch_modes() or _transform() is not None:
+            if modes.are_active() or _in_inference_mode():
+                with modes.put_aside(), torch.inference_mode(False):
+                    return _make_real(self)
+            return _make_real(self)
+        return base.as_strided(shown.shape, shown.stride(), shown.storage_offset())
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
@@ -178,31 +181,26 @@ def wrap(shown: torch.Tensor, span: Span, place: torch.device | None) -> StoredT
         leaf = _make_subclass(StoredTensor, shown)  # in inference mode too it can be used in training
     else:
         with torch.inference_mode(False):
-            leaf = _make_wrapper(
-                StoredTensor,
-                shown.shape,
-                shown.stride(),
-                shown.storage_offset(),
-                None,
-                shown.dtype,
-                torch.strided,
-                place,
-            )
+            shape, strides, offset = shown.shape, shown.stride(), shown.storage_offset()
+            leaf = _make_wrapper(StoredTensor, shape, strides, offset, None, shown.dtype, torch.strided, place)
         guard(leaf)
     leaf._shown, leaf._span, leaf._place = shown, span, place
     return leaf
 
 
-def _real_of(leaf: StoredTensor) -> torch.Tensor:
+def _make_real(leaf: StoredTensor) -> torch.Tensor:
     shown, span = leaf._shown, leaf._span
+    dtype, shape, stride, offset = shown.dtype, shown.shape, shown.stride(), shown.storage_offset()
     base = span.base
     if base is None:
         memory = span.source.memory[span.start : span.start + shown.untyped_storage().nbytes()]
-        base = span.base = over(torch.from_numpy(memory).untyped_storage(), shown.dtype, 0, (0,), (1,))
-    shape, stride, offset = shown.shape, shown.stride(), shown.storage_offset()
-    if shown.dtype is base.dtype:
+        base = torch.from_numpy(memory)
+        if memory.nbytes % dtype.itemsize == 0 and dtype not in traits.WITHOUT_COPY:
+            base = base.view(dtype)  # a tenth of what `over` takes
+        span.base = base
+    if base.dtype is dtype:
         return base.as_strided(shape, stride, offset)
-    return over(base.untyped_storage(), shown.dtype, offset, shape, stride)
+    return over(base.untyped_storage(), dtype, offset, shape, stride)
 
 
 def kind_of(leaf: StoredTensor) -> traits.Traits:
@@ -239,9 +237,12 @@ def span_of(leaf: StoredTensor) -> Span:
 
 def read(leaf: StoredTensor) -> torch.Tensor:
     """The leaf's values, on its device. On the CPU they lie in the mapping: as `geometry`."""
-    real = leaf._real
-    count_of(leaf, nbytes_of(real))
-    bring(leaf._span, real)
+    real, span = leaf._real, leaf._span
+    if span.checksum is not None:
+        span.check()
+    count_read(real.nbytes if real.is_contiguous() else nbytes_of(real))
+    if span.source.is_on_disk:
+        bring(real)
     return real if leaf._place is None else real.to(leaf._place)
 
 
@@ -254,8 +255,6 @@ def count_of(leaf: StoredTensor, nbytes: int) -> None:
 
 def nbytes_of(real: torch.Tensor) -> int:
     """Of the elements; those that several indices share count once."""
-    if real.is_contiguous():
-        return real.nbytes
     return min(real.numel(), traits.reach(real.shape, real.stride())) * real.dtype.itemsize
 
 

@@ -62,9 +62,10 @@ class Source:
 
     Attributes:
         memory: the data section. Never written: nobody else may hold this mapping.
+        is_on_disk: whether its bytes may have to come from a disk.
     """
 
-    __slots__ = ("__weakref__", "_options", "_record", "key", "mapping", "memory", "root")
+    __slots__ = ("__weakref__", "_options", "_record", "is_on_disk", "key", "mapping", "memory", "root")
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Source:
         retain_root(root)
         self.root, self.key, self.mapping, self.memory = root, key, mapping, memory
         self._record, self._options = record, options
+        self.is_on_disk = mapping is not None and (not root.on_tmpfs or record.adopted is not None)
 
     @property
     def address(self) -> int:
@@ -99,11 +101,6 @@ class Source:
     def start(self) -> int:
         """Of the data section, in its file."""
         return self._record.start
-
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether its bytes may have to come from a disk."""
-        return self.mapping is not None and (not self.root.on_tmpfs or self._record.adopted is not None)
 
     def open_file(self) -> int | None:
         """The file that is mapped, opened once more; None if its name has it no longer, or there is no room for one.
