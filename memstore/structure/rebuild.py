@@ -105,17 +105,20 @@ def rebuild_lazily(
 
     The leaves that their containers look into (jagged and quantized tensors, numpy arrays) are as `rebuild` has them.
     """
-    values = objects.decode(encoded, plan.object_count, allow_pickle)
-    try:
+    if _in_inference_mode():
         with torch.inference_mode(False):
-            tensors = tensors_of(plan, memory, memory if mapping is None else mapping)
-            for i, tensor in enumerate(tensors):
-                if i in plan.same:
-                    tensors[i] = tensors[plan.same[i]]
-                elif i in plan.loaded:
-                    tensors[i] = finish_one(plan, i, tensor, device)
-                else:
-                    tensors[i] = make_leaf(i, tensor)
-            return plan.root.build(Parts(tensors, values, device))
+            return rebuild_lazily(plan, encoded, memory, mapping, make_leaf, allow_pickle=allow_pickle, device=device)
+    values = objects.decode(encoded, plan.object_count, allow_pickle)
+    keep = (memory if mapping is None else mapping) if plan.loaded else None
+    try:
+        tensors = tensors_of(plan, memory, keep)
+        for i, tensor in enumerate(tensors):
+            if i in plan.same:
+                tensors[i] = tensors[plan.same[i]]
+            elif i in plan.loaded:
+                tensors[i] = finish_one(plan, i, tensor, device)
+            else:
+                tensors[i] = make_leaf(i, tensor)
+        return plan.root.build(Parts(tensors, values, device))
     except _REFUSALS as error:
         _raise_damage(error)

@@ -150,10 +150,10 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
     for start, stop, parts in recipe.storages:
         storage = from_numpy(memory[start:stop]).untyped_storage()
         for part in parts:
-            tensors[part.leaf] = _view(storage, part.dtype, part.offset, part.shape, part.stride)
+            tensors[part.leaf] = over(storage, part.dtype, part.offset, part.shape, part.stride)
     copies = [(part, memory[start:stop].copy()) for start, stop, (part,) in recipe.copied]
     for part, copy in copies:
-        tensors[part.leaf] = _view(from_numpy(copy).untyped_storage(), part.dtype, 0, part.shape, part.stride)
+        tensors[part.leaf] = over(from_numpy(copy).untyped_storage(), part.dtype, 0, part.shape, part.stride)
     for i in recipe.empty:
         tensors[i] = _empty(plan.leaves[i])
     for i, source in recipe.same:
@@ -184,9 +184,10 @@ def _bare(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
     return (_NUMPY_DTYPES[leaf.dtype], leaf.shape) if _suits_numpy(leaf) and not leaf.offset else ()
 
 
-def _view(
+def over(
     storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
+    """A tensor over a storage, on the CPU; `offset` counts elements."""
     # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
 

@@ -47,7 +47,14 @@ def _is_ours(tensor: torch.Tensor) -> bool:
         return False
     if tensor.requires_grad and not tensor.is_leaf:
         return False
-    return tensor.numel() > 0 and lies_in_mapping(tensor.data_ptr())
+    return tensor.numel() > 0 and _is_at_ours(tensor)
+
+
+def _is_at_ours(memory: torch.Tensor | torch.UntypedStorage) -> bool:
+    try:
+        return lies_in_mapping(memory.data_ptr())
+    except RuntimeError:  # it may be read and not written: that of a view, after `tensor.data = view[...]`
+        return True
 
 
 @modes.put_aside()
@@ -74,7 +81,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
-    if storage.device.type == "cpu" and storage.nbytes() and lies_in_mapping(storage.data_ptr()):
+    if storage.device.type == "cpu" and storage.nbytes() and _is_at_ours(storage):
         copy = torch.UntypedStorage._new_shared(storage.nbytes())
         _keep_for_child(copy)
         copy.copy_(storage, non_blocking=False)

@@ -22,12 +22,12 @@ from memstore.engine.root import Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import modes, traits
 from memstore.structure.devices import need_device
+from memstore.structure.storage import over
 from memstore.structure.walk import RefusedError, Walk, flattens
-from memstore.view.leaf import StoredTensor, geometry, kind_of, read, span_of, with_kind, wrap
+from memstore.view.leaf import StoredTensor, guard, kind_of, read, shown_of, span_of, with_kind, wrap
 from memstore.view.saving import goes_to_a_file, plain_tensor
 from memstore.view.source import Source, Span, count_read
 
-_CPU = torch.device("cpu")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
     tuple[str, int, tuple[int, ...], tuple[int, ...] | None, int, str | None, tuple[int, int, bytes] | None]
@@ -48,20 +48,26 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
     try:
         plan, objects, memory = contents.locate(root, key, held)
         source = Source(root, key, record, mapping, memory, options)
+        place = None if wanted is None or wanted.type == "cpu" else wanted
         sums = record.checksums if options["verify"] else None
 
-        def make_leaf(i: int, real: torch.Tensor) -> torch.Tensor:
+        def make_leaf(i: int, tensor: torch.Tensor) -> torch.Tensor:
             stored, kind = plan.leaves[i], plan.traits[i]
             checksum = None if sums is None else sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
-            span = Span(source, stored.offset, stored.nbytes, checksum)
+            item = tensor.dtype.itemsize
+            span = Span(source, stored.offset, stored.nbytes, checksum, stored.offset - tensor.storage_offset() * item)
+            if stored.offset % item:  # it had to be copied
+                tensor, span.base = _twin(tensor), tensor
+            guard(tensor)
             if kind is traits.PLAIN:
-                return wrap(real, span, wanted or _CPU)
-            return with_kind(wrap(real, span, wanted or need_device(kind.device) or _CPU), kind)
+                return wrap(tensor, span, place)
+            return with_kind(wrap(tensor, span, place if wanted is not None else need_device(kind.device)), kind)
 
         for i in plan.loaded:
             stored = plan.leaves[i]
             if sums is not None:
-                Span(source, stored.offset, stored.nbytes, sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]).check()
+                checksum = sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
+                Span(source, stored.offset, stored.nbytes, checksum, stored.offset).check()
             count_read(stored.nbytes)
         return structure.rebuild_lazily(
             plan, objects, memory, mapping, make_leaf, allow_pickle=options["allow_pickle"], device=wanted
@@ -71,6 +77,13 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
             raise contents.damaged(root, key, record, error.detail) from error
         error.key = key
         raise
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor over a second storage of the same bytes."""
+    whole = over(tensor.untyped_storage(), torch.uint8, 0, (tensor.untyped_storage().nbytes(),), (1,))
+    storage = torch.from_numpy(whole.numpy()).untyped_storage()
+    return over(storage, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def pickle_leaf(leaf: StoredTensor, protocol: Any) -> Any:
@@ -83,12 +96,12 @@ def pickle_leaf(leaf: StoredTensor, protocol: Any) -> Any:
 
 def reduce_leaf(leaf: StoredTensor) -> tuple[Any, ...]:
     """The reference."""
-    real, span, kind = geometry(leaf), span_of(leaf), kind_of(leaf)
-    offset = real.data_ptr() - span.source.address if real.numel() else 0
-    stride = None if real.is_contiguous() else real.stride()
+    shown, span, kind = shown_of(leaf), span_of(leaf), kind_of(leaf)
+    offset = span.start + shown.storage_offset() * shown.dtype.itemsize if shown.numel() else 0
+    stride = None if shown.is_contiguous() else shown.stride()
     checked = None if span.checksum is None else (span.offset, span.nbytes, span.checksum)
-    dtype, flags = traits.DTYPE_NAMES[real.dtype], kind.kind * 2 + kind.requires_grad
-    packed = _encode((dtype, offset, tuple(real.shape), stride, flags, kind.device, checked))
+    dtype, flags = traits.DTYPE_NAMES[shown.dtype], kind.kind * 2 + kind.requires_grad
+    packed = _encode((dtype, offset, tuple(shown.shape), stride, flags, kind.device, checked))
     return restore_leaf, (span.source, packed)
 
 
@@ -107,11 +120,16 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise source.damaged(f"a reference to a leaf is damaged: {error}") from None
     with modes.put_aside(), torch.inference_mode(False):
-        storage = torch.from_numpy(source.memory[offset : offset + nbytes]).untyped_storage()
-        real = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)
+        memory, base = source.memory[offset : offset + nbytes], None
+        if offset % dtype.itemsize:
+            memory = memory.copy()
+            base = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, (0,), (1,))
+        shown = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, shape, stride)
+        guard(shown)
         kind, requires_grad = divmod(flags, 2)
-        span = Span(source, *checked) if checked else Span(source, offset, nbytes)
-        leaf = wrap(real, span, need_device(device) or _CPU)
+        span = Span(source, *(checked or (offset, nbytes, None)), start=offset)
+        span.base = base
+        leaf = wrap(shown, span, need_device(device))
         return with_kind(leaf, traits.Traits(kind, bool(requires_grad), device))
 
 

@@ -1,8 +1,13 @@
 """StoredTensor: the lazy leaf. It has shape, dtype and strides; its bytes are read when an operator needs them.
 
-A leaf is a wrapper around `_real`, a tensor of its shape and strides over the mapped file, which nobody else gets: to
-slice that reads nothing. An operator that needs values gets the `_real` of its arguments, so exactly the bytes that it
-looks at are read, from the page cache, and copied nowhere first. What it returns has memory of its own.
+Over the bytes of a stored leaf lie two storages. One may be read and not written: torch refuses a pointer to write by,
+in C. A leaf is a subclass instance of `_shown`, a tensor over that one, so what looks for its memory past the operators
+finds the values, or an error. To slice `_shown` reads nothing. The other storage is as any, and nobody else gets it: an
+operator that needs values gets `_real`, the same elements over that, since many ask for a pointer to write by and then
+read. So exactly the bytes that it looks at are read, from the page cache, and copied nowhere first. What it returns has
+memory of its own.
+
+A leaf whose values are on another device when they are read has no memory there: it is a wrapper without any.
 """
 
 # pyright: reportPrivateUsage=false
@@ -10,24 +15,24 @@ looks at are read, from the page cache, and copied nowhere first. What it return
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memstore.errors import ReadOnlyError
 from memstore.structure import modes, traits
+from memstore.structure.storage import over
 from memstore.view.pages import bring
 from memstore.view.source import Span, count_read
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
-_CPU = torch.device("cpu")
+_make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
 _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-_forbid_pointers: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
+guard: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
-_in_inference_mode = torch.is_inference_mode_enabled
-_shape, _strides, _offset = torch.Tensor.size, torch.Tensor.stride, torch.Tensor.storage_offset
+_grad_is_enabled, _in_inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
 
 
 class NoMemoryError(ReadOnlyError, RuntimeError):
@@ -42,21 +47,26 @@ class StoredTensor(torch.Tensor):
     some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view`.
     """
 
-    _real: torch.Tensor
+    _shown: torch.Tensor
     _span: Span
-    _place: torch.device  # to ask torch for it takes 0.3 us
+    _place: torch.device | None  # where the values are when they are read; None: on the CPU
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
         raise TypeError("a StoredTensor is part of a stored value: get one from Store.view")
 
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        from memstore.view.run import run
+    # __torch_dispatch__ is in run.py, which makes leaves
 
-        return run(func, args, kwargs or {})
+    @property
+    def _real(self) -> torch.Tensor:
+        """Not to be written, nor to be given to a user."""
+        shown, base = self._shown, self._span.base
+        if base is None or base.dtype is not shown.dtype or _dispatch_modes() or _transform() is not None:
+            if modes.are_active() or _in_inference_mode():
+                with modes.put_aside(), torch.inference_mode(False):
+                    return _make_real(self)
+            return _make_real(self)
+        return base.as_strided(shown.shape, shown.stride(), shown.storage_offset())
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
@@ -64,16 +74,24 @@ class StoredTensor(torch.Tensor):
         if _dispatch_modes() or _transform() is not None:
             with modes.put_aside():
                 return self._indexed(index)
-        return self._indexed(index)
+        kind = type(index)
+        is_basic = kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index)))
+        if not is_basic or self._place is not None or self.requires_grad:
+            return self._indexed(index)
+        shown = self._shown[index]
+        leaf = _make_subclass(StoredTensor, shown)
+        # what `wrap` does: a call less
+        leaf._shown, leaf._span, leaf._place = shown, self._span, None
+        return leaf
 
     def _indexed(self, index: Any) -> Any:
-        if self.requires_grad and torch.is_grad_enabled():
+        if self.requires_grad and _grad_is_enabled():
             from memstore.view.run import plain_index
 
             return _tensor_getitem(self, plain_index(index))  # for its history
         kind = type(index)
         if kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index))):
-            return wrap(self._real[index], self._span, self._place)
+            return wrap(self._shown[index], self._span, self._place)
         from memstore.view.run import index_leaf
 
         return index_leaf(self, index)
@@ -121,7 +139,7 @@ class StoredTensor(torch.Tensor):
     # --- copies and references ----------------------------------------------------------------------------------------
 
     def __copy__(self) -> StoredTensor:
-        return with_kind(wrap(self._real, self._span, self._place), kind_of(self))
+        return with_kind(wrap(self._shown, self._span, self._place), kind_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StoredTensor:
         copied = memo[id(self)] = self.__copy__()
@@ -135,7 +153,7 @@ class StoredTensor(torch.Tensor):
         return pickle_leaf(self, protocol)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        device = "" if self.device == _CPU else f", device='{self.device}'"
+        device = "" if self._place is None else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
         source = self._span.source
         dtype = f"dtype={self.dtype}{device}{grad}"
@@ -157,17 +175,32 @@ class _NoStorage(torch.UntypedStorage):
     __getitem__ = __iter__ = __reduce__ = _refuse
 
 
-def wrap(real: torch.Tensor, span: Span, device: torch.device) -> StoredTensor:
-    """The lazy leaf over `real`, which lies in the mapping of the span's source."""
-    if _in_inference_mode():  # a tensor made there could never be used in training
+def wrap(shown: torch.Tensor, span: Span, place: torch.device | None) -> StoredTensor:
+    """The lazy leaf that shows `shown`, which lies in the guarded storage of its span."""
+    if place is None:
+        leaf = _make_subclass(StoredTensor, shown)  # in inference mode too it can be used in training
+    else:
         with torch.inference_mode(False):
-            return wrap(real, span, device)
-    leaf = _make_wrapper(
-        StoredTensor, _shape(real), _strides(real), _offset(real), None, real.dtype, torch.strided, device
-    )
-    _forbid_pointers(leaf)  # else what looks for its memory in C ends the process
-    leaf._real, leaf._span, leaf._place = real, span, device
+            shape, strides, offset = shown.shape, shown.stride(), shown.storage_offset()
+            leaf = _make_wrapper(StoredTensor, shape, strides, offset, None, shown.dtype, torch.strided, place)
+        guard(leaf)
+    leaf._shown, leaf._span, leaf._place = shown, span, place
     return leaf
+
+
+def _make_real(leaf: StoredTensor) -> torch.Tensor:
+    shown, span = leaf._shown, leaf._span
+    dtype, shape, stride, offset = shown.dtype, shown.shape, shown.stride(), shown.storage_offset()
+    base = span.base
+    if base is None:
+        memory = span.source.memory[span.start : span.start + shown.untyped_storage().nbytes()]
+        base = torch.from_numpy(memory)
+        if memory.nbytes % dtype.itemsize == 0 and dtype not in traits.WITHOUT_COPY:
+            base = base.view(dtype)  # a tenth of what `over` takes
+        span.base = base
+    if base.dtype is dtype:
+        return base.as_strided(shape, stride, offset)
+    return over(base.untyped_storage(), dtype, offset, shape, stride)
 
 
 def kind_of(leaf: StoredTensor) -> traits.Traits:
@@ -189,8 +222,13 @@ def with_kind(leaf: StoredTensor, kind: traits.Traits) -> StoredTensor:
 
 
 def geometry(leaf: StoredTensor) -> torch.Tensor:
-    """The leaf as a tensor over the mapping, on the CPU. Not to be written, nor to be given to a user."""
+    """The leaf's elements, on the CPU, where they are. Not to be written, nor to be given to a user."""
     return leaf._real
+
+
+def shown_of(leaf: StoredTensor) -> torch.Tensor:
+    """Its geometry in its storage, which starts where its span says."""
+    return leaf._shown
 
 
 def span_of(leaf: StoredTensor) -> Span:
@@ -199,10 +237,13 @@ def span_of(leaf: StoredTensor) -> Span:
 
 def read(leaf: StoredTensor) -> torch.Tensor:
     """The leaf's values, on its device. On the CPU they lie in the mapping: as `geometry`."""
-    real = leaf._real
-    count_of(leaf, nbytes_of(real))
-    bring(leaf._span, real)
-    return real if leaf._place == _CPU else real.to(leaf._place)
+    real, span = leaf._real, leaf._span
+    if span.checksum is not None:
+        span.check()
+    count_read(real.nbytes if real.is_contiguous() else nbytes_of(real))
+    if span.source.is_on_disk:
+        bring(real)
+    return real if leaf._place is None else real.to(leaf._place)
 
 
 def count_of(leaf: StoredTensor, nbytes: int) -> None:

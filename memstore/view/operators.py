@@ -41,6 +41,7 @@ class Rule(NamedTuple):
     reads_rows: only those elements of the first argument are read that the result has.
     reads_nothing: only shapes and dtypes matter.
     keeps: another tensor gets the memory of an argument.
+    reads_all: none of the rules above for less.
     """
 
     written: tuple[tuple[int, str], ...]
@@ -49,6 +50,7 @@ class Rule(NamedTuple):
     reads_rows: bool
     reads_nothing: bool
     keeps: bool
+    reads_all: bool
 
 
 _rules: dict[Any, Rule] = {}
@@ -71,11 +73,13 @@ def _find(operator: Any) -> Rule:
     if schema.name.startswith("c10d::") and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))
     views = [one.alias_info for one in schema.returns if one.alias_info is not None and not one.alias_info.is_write]
+    makes_views, reads_rows, reads_nothing = bool(views), operator in _OF_ROWS, schema.name in _OF_SHAPES
     return Rule(
         tuple(written),
-        makes_views=bool(views),
+        makes_views,
         moves=schema.name in _MOVES,
-        reads_rows=operator in _OF_ROWS,
-        reads_nothing=schema.name in _OF_SHAPES,
+        reads_rows=reads_rows,
+        reads_nothing=reads_nothing,
         keeps=schema.name == "aten::set_",
+        reads_all=not (makes_views or reads_rows or reads_nothing),
     )

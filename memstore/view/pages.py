@@ -32,9 +32,9 @@ def ask_for(real: torch.Tensor, rows: torch.Tensor) -> None:
         _ask(real, (rows.numpy()[:, None] * real.stride(0) + offsets).ravel(), length)
 
 
-def bring(span: Span, real: torch.Tensor) -> None:
-    """Before a box is read: asks for it, if it is on a disk still."""
-    if not span.source.is_on_disk or not real.numel():
+def bring(real: torch.Tensor) -> None:
+    """Before a box is read from a disk: asks for it, if it is there still."""
+    if not real.numel():
         return
     size = traits.reach(real.shape, real.stride()) * real.dtype.itemsize
     start = real.data_ptr()

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 import xxhash
 
 from memstore.engine import syscalls
@@ -61,10 +62,10 @@ class Source:
 
     Attributes:
         memory: the data section. Never written: nobody else may hold this mapping.
-        address: where it lies.
+        is_on_disk: whether its bytes may have to come from a disk.
     """
 
-    __slots__ = ("__weakref__", "_options", "_record", "address", "key", "mapping", "memory", "root")
+    __slots__ = ("__weakref__", "_options", "_record", "is_on_disk", "key", "mapping", "memory", "root")
 
     def __init__(
         self,
@@ -79,12 +80,13 @@ class Source:
         _prepare_torch()
         retain_root(root)
         self.root, self.key, self.mapping, self.memory = root, key, mapping, memory
-        self.address: int = memory.__array_interface__["data"][0]
-        # what the leaves know is left out: a reference to one leaf of many shall be small
-        self._record = msgspec.structs.replace(
-            record, description=b"", objects=b"", checksums=None, objects_checksum=None
-        )
-        self._options = {name: options[name] for name in ("mode", "timeout", "lease")}
+        self._record, self._options = record, options
+        self.is_on_disk = mapping is not None and (not root.on_tmpfs or record.adopted is not None)
+
+    @property
+    def address(self) -> int:
+        """Where its memory lies."""
+        return int(self.memory.__array_interface__["data"][0])
 
     @property
     def version(self) -> int:
@@ -99,11 +101,6 @@ class Source:
     def start(self) -> int:
         """Of the data section, in its file."""
         return self._record.start
-
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether its bytes may have to come from a disk."""
-        return self.mapping is not None and (not self.root.on_tmpfs or self._record.adopted is not None)
 
     def open_file(self) -> int | None:
         """The file that is mapped, opened once more; None if its name has it no longer, or there is no room for one.
@@ -128,9 +125,14 @@ class Source:
 
     def __reduce__(self) -> tuple[Any, ...]:
         root = self.root
-        take_lease(root, self.key, self._record, self._options["lease"], self._options)
-        stored = encode_record(self.key.encode(), self._record)
-        return receive, (root.path, root.settings.store, self.key, stored, self._options)
+        options = {name: self._options[name] for name in ("mode", "timeout", "lease")}
+        take_lease(root, self.key, self._record, options["lease"], options)
+        # what the leaves know is left out: a reference to one leaf of many shall be small
+        record = msgspec.structs.replace(
+            self._record, description=b"", objects=b"", checksums=None, objects_checksum=None
+        )
+        stored = encode_record(self.key.encode(), record)
+        return receive, (root.path, root.settings.store, self.key, stored, options)
 
     def __del__(self) -> None:
         root = getattr(self, "root", None)
@@ -168,13 +170,17 @@ def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, A
 class Span:
     """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
 
-    `populated` is how many of them, from the first on, are mapped without a fault: see pages.py.
+    Attributes:
+        start: where the storages of its lazy leaves start, in the source: others may share them.
+        base: a tensor over the storage that operators read from; None until the first one does.
+        populated: how many bytes, from the first on, are mapped without a fault: see pages.py.
     """
 
-    __slots__ = ("checksum", "nbytes", "offset", "populated", "source")
+    __slots__ = ("base", "checksum", "nbytes", "offset", "populated", "source", "start")
 
-    def __init__(self, source: Source, offset: int, nbytes: int, checksum: bytes | None = None) -> None:
-        self.source, self.offset, self.nbytes, self.checksum = source, offset, nbytes, checksum
+    def __init__(self, source: Source, offset: int, nbytes: int, checksum: bytes | None, start: int) -> None:
+        self.source, self.offset, self.nbytes, self.checksum, self.start = source, offset, nbytes, checksum, start
+        self.base: torch.Tensor | None = None
         self.populated = 0
 
     def check(self) -> None:

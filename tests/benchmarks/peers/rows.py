@@ -40,6 +40,10 @@ class RowPeer(Peer):
         """These rows, in memory that nobody else writes until the next call."""
         raise NotImplementedError
 
+    def row(self, i: int) -> Any:
+        """One row, lazy or mapped."""
+        raise NotImplementedError
+
     def files(self) -> Iterator[Path]:
         """Those with the rows; the others are small."""
         return (path for path in self.root.rglob("*") if path.is_file() and path.stat().st_size > SMALL)
@@ -76,6 +80,9 @@ class StoreRows(RowPeer):
             self._out = TensorDict({LEAF: torch.empty(shape, dtype=torch.uint8)}, batch_size=[len(index)])
         return memstore.read_rows(self._view, index, out=self._out)[LEAF]
 
+    def row(self, i: int) -> Any:
+        return self._view[i]
+
     def new_rows(self, index: torch.Tensor) -> torch.Tensor:
         """In memory of their own, as the peers return them."""
         return memstore.read_rows(self._view, index)[LEAF]
@@ -102,6 +109,9 @@ class MemmapRows(RowPeer):
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         return self._data[index][LEAF]
+
+    def row(self, i: int) -> Any:
+        return self._data[i]
 
 
 class TorchrlRows(RowPeer):

@@ -20,6 +20,7 @@ WORKLOADS = {
     "put-by-size": "bandwidth of a put by size: new files, and files used again",
     "slice": "256 KiB out of a tensor of 1 GiB, stored as one tensor and as 16",
     "view": "view of 300 leaves, and lazy slices of them",
+    "row": "rows of a view and of a memory map, one by one",
     "gather-warm": "256 random rows out of 100,000, in memory",
     "gather-cold": "the same, their pages dropped: from the disk",
     "keys": "get, put and listing among 100, 10,000 and 1,000,000 keys",
