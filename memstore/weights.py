@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -22,8 +23,9 @@ def iter_weights(
         newer_than: wait first for a version that is newer than this one.
         timeout: seconds to wait; None: the store's.
     """
-    if not isinstance(store, Store):
-        raise TypeError(f"iter_weights reads a Store, and not a {type(store).__qualname__}")
+    source: Any = store
+    if not isinstance(source, Store):
+        raise TypeError(f"iter_weights reads a Store, and not a {type(source).__qualname__}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     value = store.get(key, timeout=timeout)

@@ -109,6 +109,20 @@ def check(peers: Sequence[Peer], value: Value) -> None:
             raise SystemExit(f"{peer.name}: what was got differs from what was put")
 
 
+def within(what: str, series: Series, seconds: float, *, name: str = "memstore") -> Goal:
+    """The goal that memstore takes at most so long, beside the machine's limit and the best peer."""
+    limit, peer = series.best("limit"), series.best("peer")
+    return Goal(
+        what,
+        series.figure(name).value,
+        "<=",
+        seconds,
+        "s",
+        limit=limit and Beside(limit.name, limit.value.median),
+        peer=peer and Beside(peer.name, peer.value.median),
+    )
+
+
 def at_most(what: str, series: Series, factor: float, other: str, *, name: str = "memstore") -> Goal:
     """The goal that memstore takes at most `factor` times as long as another contestant: a limit, as a rule."""
     against, ours = series.figure(other), series.figure(name)
