@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from memstore.structure import traits
 
 _storage = torch.Tensor.untyped_storage
 _storage_size = torch.UntypedStorage.nbytes
-_offset = torch.Tensor.storage_offset
+_offset: Any = torch.Tensor.storage_offset  # an int, or in a trace a symbol
 
 
 class Places(NamedTuple):
