@@ -18,8 +18,8 @@ import torch
 import memstore
 from memstore.engine.syscalls import PAGE
 from memstore.testing import faults
-from tests.crash.leftovers import opened
-from tests.crash.values import INLINE, SMALL, stamp_of, stamped
+from tests.crash.leftovers import claimed_at, opened
+from tests.crash.values import SMALL, stamp_of, stamped
 
 
 def hold_mutex(channel: Connection, path: str) -> None:
@@ -54,7 +54,8 @@ def stop_in_put(channel: Connection, path: str, nbytes: int, where: str) -> None
         store.put("k", stamped(0, nbytes))
     names = faults.record(lambda: store.put("k", stamped(0, nbytes)))
     commits = [number for number, name in enumerate(names, 1) if name == faults.COMMIT]
-    number = commits[nbytes > INLINE] if where == "committing" else names.index("mutex_unlock") + 2
+    publishing = max(number for number in commits if number < names.index("futex_wake"))
+    number = publishing if where == "committing" else claimed_at(names) + 2
     with faults.at_step(number, lambda: os.kill(os.getpid(), signal.SIGSTOP)):
         channel.send(store.put("k", stamped(1, nbytes)))
     channel.recv()
