@@ -11,6 +11,7 @@ import xxhash
 
 from memstore import structure
 from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
+from memstore.engine import ahead
 from memstore.engine.claim import abandon, claim, park
 from memstore.engine.header import HEADER_LIMIT, Header, check_header
 from memstore.engine.publish import Change, Content, commit
@@ -18,7 +19,7 @@ from memstore.engine.publish_inline import commit_inline
 from memstore.engine.record import OBJECTS_IN_RECORD
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling
-from memstore.errors import MemstoreError, UnsupportedValueError, VersionConflictError
+from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError, VersionConflictError
 from memstore.structure import modes
 
 Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
@@ -105,6 +106,8 @@ def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:
         ]
         versions = commit(root, changes, deadline)
     except BaseException as error:
+        if isinstance(error, StoreTimeoutError) and ahead.keep(root, fillings):
+            raise
         give_back(root, fillings, keep=isinstance(error, VersionConflictError))
         raise
     keep_mapped(root, fillings)

@@ -1,4 +1,7 @@
-"""Step 2 of a put, see `publish.py`: a file is claimed, to be filled, and given back after an error."""
+"""Step 2 of a put, see `publish.py`: a file is claimed, to be filled, and given back after an error.
+
+Where the put before has kept one (`ahead.py`), it is claimed already: a kill leaves it to the sweep, as any other.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import functools
 import os
 from collections.abc import Sequence
 
-from memstore.engine import syscalls
+from memstore.engine import ahead, syscalls
 from memstore.engine.folder import adopt
 from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.pages import deadline_after
-from memstore.engine.record import FILLING, RETIRED, SegmentRow
-from memstore.engine.reuse import Reuse, retire, size_class
+from memstore.engine.record import FILLING, SegmentRow
+from memstore.engine.reuse import Reuse, size_class, unclaim
 from memstore.engine.root import Root
 from memstore.engine.segment import Filling, remove_file, segment_path
 from memstore.engine.sweep import close_unlinked
@@ -26,6 +29,10 @@ CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; els
 
 def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> Filling:
     """Step 2: a file for a header and data of these sizes. `batch` 0 starts a batch, named by the put id."""
+    if root.ahead is not None and not batch:
+        kept = ahead.take(root, header + nbytes)
+        if kept is not None:
+            return kept
     found = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
     if not found.is_whole:  # new; others are of the store already, and maybe another user's
         adopt(found.fd, root.settings)
@@ -97,11 +104,10 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
     row, counters = transaction.segment(segment), transaction.counters()
     transaction.delete_number("filling", segment)
     if row is not None:
-        counters.filling -= row.nbytes
         if keep:
-            transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-            retire(transaction, counters, segment, row.nbytes)
+            unclaim(transaction, counters, segment, row)
         else:
+            counters.filling -= row.nbytes
             transaction.delete_segment(segment)
             transaction.delete_number("leases", segment)  # of what the file held before
         transaction.put_counters(counters)

@@ -22,7 +22,7 @@ import xxhash
 
 from memstore.engine import syscalls
 from memstore.engine.layout import SLACK
-from memstore.engine.record import FILLING, LIVE, STATE_NAMES
+from memstore.engine.record import FILLING, LIVE, RETIRED, STATE_NAMES
 from memstore.errors import UnsupportedValueError
 
 HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
@@ -74,6 +74,11 @@ def write_state(fd: int, state: int) -> None:
 def erase_put_id(fd: int) -> None:
     """From here on the file holds no put's contents: readers that come with an older record see it."""
     syscalls.write_at(fd, b"0" * 16, _PUT_ID_AT)
+
+
+def vacate(fd: int) -> None:
+    """`erase_put_id`, and what it held was retired: both at once."""
+    syscalls.write_at(fd, b"%016x state=%s" % (0, state_word(RETIRED)), _PUT_ID_AT)
 
 
 def write_slots(fd: int, slots: Slots) -> None:

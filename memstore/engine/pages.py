@@ -138,6 +138,10 @@ class LockPage(_Page):
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 syscalls.mutex_unlock(address)
 
+    def owe_recovery(self) -> None:
+        """Under the mutex: the next owner finds what this one leaves as if it had died."""
+        self._state[_DIRTY] |= _DIED
+
     def forget_threads(self) -> None:
         """In a forked child, whose thread ids are others."""
         self._inside.clear()

@@ -2,7 +2,8 @@
 
 Put
 1. *Prepare* (the caller): flatten the value, encode the header. Nothing is written yet.
-2. *Claim* (`claim.py`), one hold of the mutex: a retired file of nearly the size that nobody locks or leases: it is
+2. *Claim* (`claim.py`): what the last commit of this process kept for it (`ahead.py`), without the mutex. Else, in one
+   hold of the mutex: a retired file of nearly the size that nobody locks or leases: it is
    locked, **its put id is zeroed**, then its row is committed as filling under a new put id. Or a new file: its row is
    committed, then it is created and locked. A kill leaves a retired file without a put id, or a filling row with an
    unlocked file or none: claimed or swept by others.
@@ -10,9 +11,10 @@ Put
    what was assembled in memory, and syncs if the store is durable.
 4. *Commit*, one hold of the mutex: check expected versions, assign versions; note the batch in the lock page; state
    live into the headers; unlock the files; **commit the transaction: the moment of publication**; clear the note;
-   state retired into the headers of what was replaced; change the doorbell and the ring sequence. A kill before the
+   lock what it booked for the next put and zero its put id, or commit that it is retired (`ahead.py`); state retired
+   into the headers of all else that was replaced; change the doorbell and the ring sequence. A kill before the
    commit leaves headers that say live: the note tells the next owner to put them back. A kill after it leaves
-   old headers live and the bell unrung: the ring sequence tells.
+   old headers live, a file that is booked and not zeroed, and the bell unrung: the ring sequence tells.
 5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one
    that was removed or moved must not be acknowledged; close the files. In another hold, if there is something to do:
    `sweep.py`.
@@ -20,7 +22,8 @@ Put
 Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. Where some of
 its values are inline, no file tells of these: the batch leaves out one version before its first, by which a repair sees
 that the files are not all of it. A delete is step 4 without a new record. What was replaced or deleted is *retired* in
-the same transaction.
+the same transaction, unless it is booked for the next put: put ids are given then, so they are not in the order of
+versions.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from memstore.engine.ahead import Booking, booking_for
 from memstore.engine.pages import deadline_after
 from memstore.engine.record import LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.recovery import mark_retired
@@ -101,18 +105,38 @@ def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]
     root.glance()  # it may have waited long for the mutex; a store that was moved meanwhile stays as it was
     page = root.mutex
     with root.guard:
-        applied = root.catalog.update(lambda transaction: _apply(root, transaction, changes), is_delete=not bells)
-    page.batch = 0
+        booking = booking_for(root, changes)
+        try:
+            applied = root.catalog.update(
+                lambda transaction: _apply(root, transaction, changes, booking), is_delete=not bells
+            )
+            page.batch = 0
+            is_settled = booking is None or _settle(root, booking)
+        finally:
+            if booking is not None:
+                booking.close()
     _, retired, counters = applied
     if retired:
         mark_retired(root, retired)
     for bell in bells:
         root.doorbell.change(bell)
-    page.ring = counters.publications
+    if is_settled:
+        page.ring = counters.publications
+    else:
+        page.owe_recovery()
     return applied
 
 
-def _apply(root: Root, transaction: Transaction, changes: Sequence[Change]) -> _Applied:
+def _settle(root: Root, booking: Booking) -> bool:
+    try:
+        booking.settle()
+    except (OSError, MemstoreError) as error:  # the commit stands
+        log.info("%s: what was booked ahead is left to a recovery: %s", root.path, str(error))
+        return False
+    return True
+
+
+def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], booking: Booking | None) -> _Applied:
     """The transaction of a commit; it may be called again, on a map that was grown."""
     found = [transaction.record(change.key) for change in changes]
     _check(changes, found)
@@ -136,8 +160,7 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change]) -> _
             versions.append(old.version if old else 0)
             if old is not None:
                 transaction.delete_record(change.key)
-        if old is not None and old.segment:
-            retire_replaced(transaction, counters, old.segment)
+        if old is not None and old.segment and not replace_segment(transaction, counters, old.segment, booking):
             retired.append(old.segment)
     counters.publications += 1
     transaction.put_counters(counters)
@@ -162,12 +185,16 @@ def _publish(transaction: Transaction, counters: Counters, key: bytes, content: 
     transaction.put_record(key, _record(content, counters.version, counters.number))
 
 
-def retire_replaced(transaction: Transaction, counters: Counters, segment: int) -> None:
+def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
+    """Retires what was replaced; or books it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes
+        if booking is not None and booking.book(transaction, counters, segment, row):
+            return True
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)
+    return False
 
 
 def _record(content: Content, version: int, number: int) -> Record:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from memstore.engine.publish import Content, retire_replaced, sweep_after
+from memstore.engine.publish import Content, replace_segment, sweep_after
 from memstore.engine.record import Record
 from memstore.engine.recovery import mark_retired
 from memstore.engine.root import Root
@@ -42,7 +42,7 @@ def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> 
         )
         replaced = transaction.replace_record(key, record)
         if replaced:
-            retire_replaced(transaction, counters, replaced)
+            replace_segment(transaction, counters, replaced)
         transaction.put_counters(counters)
         return replaced, counters
 

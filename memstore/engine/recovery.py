@@ -11,10 +11,13 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from memstore.engine import syscalls
 from memstore.engine.age import ALL, check_headers, compare_publications
-from memstore.engine.header import write_state
+from memstore.engine.header import HEAD_SIZE, Slots, write_state
+from memstore.engine.header_reader import read_slots
 from memstore.engine.lockfile import OwnedFile
-from memstore.engine.record import FILLING, RETIRED
+from memstore.engine.record import FILLING, LIVE, RETIRED, SegmentRow
+from memstore.engine.reuse import unclaim
 from memstore.engine.segment import segment_path
 
 if TYPE_CHECKING:
@@ -30,9 +33,11 @@ def after_death(root: Root) -> None:
     """Runs before anything else of the mutex's next owner, when the last one died or raised in the middle.
 
     0. A catalog that has gone back in time is refused, before anything is taken for a dead writer's.
-    1. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
+    1. What a commit booked for the next put, and didn't come to lock (`ahead.py`): a filling row, over a file that says
+       live under an older put. It is retired, as all else that was replaced.
+    2. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
        headers go back to filling. (What it did commit is live, and its headers say so.)
-    2. The ring sequence behind the catalog's publications: it committed, and maybe did nothing more. Headers of what
+    3. The ring sequence behind the catalog's publications: it committed, and maybe did nothing more. Headers of what
        it replaced are marked retired, and all waiters are woken.
     """
     page = root.mutex
@@ -45,6 +50,8 @@ def after_death(root: Root) -> None:
         counters = transaction.counters()
         compare_publications(root, page.ring, counters)
         behind = page.ring != counters.publications
+        if behind:
+            _unbook(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         return transaction.numbers("filling", _MOST), retired, counters
 
@@ -62,6 +69,27 @@ def after_death(root: Root) -> None:
         root.doorbell.ring_all()
         page.ring = counters.publications
     log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
+
+
+def _unbook(root: Root, transaction: Transaction, counters: Counters) -> None:
+    booked = False
+    for segment, _ in transaction.numbers("filling", _MOST):
+        row, found = transaction.segment(segment), _slots(root, segment)
+        if row is None or row.state != FILLING or found is None or found.state != LIVE:
+            continue
+        if found.put_id not in (0, row.put_id) and found.version <= counters.version:
+            unclaim(transaction, counters, segment, SegmentRow(row.key, found.put_id, RETIRED, row.nbytes))
+            booked = True
+    if booked:
+        transaction.put_counters(counters)
+
+
+def _slots(root: Root, segment: int) -> Slots | None:
+    try:
+        file = OwnedFile(segment_path(root.segments, segment), os.O_RDONLY, dir_fd=root.segments_fd)
+        return read_slots(syscalls.read_at(file.fd, HEAD_SIZE, 0), root.settings.store)
+    except OSError:  # missing, another user's, or planted
+        return None
 
 
 def mark_retired(root: Root, segments: Iterable[int]) -> None:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 
+from memstore.engine import ahead
 from memstore.engine.folder import Settings
 from memstore.engine.lockfile import close_all
 from memstore.engine.root import Root
@@ -96,6 +97,7 @@ def _close_abandoned() -> None:
 
 
 def _end(root: Root) -> None:
+    ahead.close(root)
     with root.guard:
         root.catalog.close()
         root.segments_folder.close()
@@ -127,6 +129,7 @@ def _after_fork_in_child() -> None:
     for root in _forking:
         root.guard = threading.RLock()
         root.catalog.release()
+        root.ahead, root.filled_before = None, 0  # the parent's
         if root.lock is not None:
             root.lock.forget_threads()
     _forking.clear()

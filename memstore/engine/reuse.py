@@ -17,7 +17,7 @@ from memstore.engine import syscalls
 from memstore.engine.header import erase_put_id
 from memstore.engine.leases import boot_clock, is_leased
 from memstore.engine.lockfile import LockFile
-from memstore.engine.record import RETIRED
+from memstore.engine.record import RETIRED, SegmentRow
 from memstore.engine.segment import segment_path
 from memstore.engine.tables import Counters, Transaction
 
@@ -40,6 +40,11 @@ def size_class(nbytes: int) -> int:
     """Room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % (or a page) are slack."""
     step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
     return -(-nbytes // step) * step
+
+
+def suits(size: int, need: int) -> bool:
+    """Whether a file of that size is used again for so many bytes."""
+    return need <= size <= need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
 
 
 class Reuse:
@@ -100,6 +105,14 @@ def retire(transaction: Transaction, counters: Counters, segment: int, size: int
     counters.sequence += 1
     counters.retired += size
     transaction.put_retired(size, counters.sequence, segment)
+
+
+def unclaim(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
+    """A filling file is retired, under the put id of the row."""
+    transaction.delete_number("filling", segment)
+    transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+    counters.filling -= row.nbytes
+    retire(transaction, counters, segment, row.nbytes)
 
 
 def lock_retired(root: Root, transaction: Transaction, segment: int) -> LockFile | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from memstore.engine import syscalls
+from memstore.engine.ahead import Ahead
 from memstore.engine.catalog import Catalog
 from memstore.engine.folder import SEGMENTS, Settings
 from memstore.engine.lockfile import OwnedFile
@@ -38,6 +39,9 @@ class Root:
     guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0
     spares: Spares = field(default_factory=Spares)
+    ahead: Ahead | None = None  # what the next put may fill
+    filled_before: int = 0  # bytes of the last segment that was published by itself
+    unbooked: int = 0  # puts for which nothing is to be kept ahead
     looked_at_held: float = 0.0  # when this process last did, monotonic
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from memstore.engine import syscalls
-from memstore.engine.header import HEAD_SIZE, Header, Slots, belongs, erase_put_id, write_slots, write_state
+from memstore.engine.header import HEAD_SIZE, Header, Slots, belongs, vacate, write_slots
 from memstore.engine.lockfile import LockFile, OwnedFile
 from memstore.engine.mapping import Mapping, map_file
-from memstore.engine.record import LIVE, RETIRED, Record
+from memstore.engine.record import LIVE, Record
 from memstore.engine.spares import Spare
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError
@@ -65,6 +65,10 @@ class Filling:
         self._is_live = False
 
     @property
+    def file(self) -> LockFile:
+        return self._file
+
+    @property
     def fd(self) -> int:
         return self._file.fd
 
@@ -72,6 +76,11 @@ class Filling:
     def start(self) -> int:
         """Of the data."""
         return self._header.nbytes if self._header else 0
+
+    @property
+    def used(self) -> int:
+        """Bytes of the header and the data."""
+        return self._end
 
     def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
         """Makes room for the header and `nbytes` of data.
@@ -176,8 +185,7 @@ class Filling:
     def go_back(self) -> None:
         """Under the mutex, after an error: the file holds nothing, and may be used again."""
         file = self.open_file()
-        erase_put_id(file.fd)
-        write_state(file.fd, RETIRED)
+        vacate(file.fd)
 
     def spare(self) -> Spare | None:
         """The mapping of the published file, which no lock is left on."""

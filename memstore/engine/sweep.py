@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from memstore.engine import syscalls
+from memstore.engine import ahead, syscalls
 from memstore.engine.age import check_header
 from memstore.engine.header import erase_put_id
 from memstore.engine.leases import boot_clock, is_leased
@@ -64,12 +64,13 @@ def _may_look_at_held(root: Root, counters: Counters) -> bool:
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
-    return counters.filling > 0 and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
+    ours = root.ahead.size if root.ahead is not None else 0
+    return counters.filling > ours and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
-    """Looks at everything once, and for dead readers. Arguments and result as `sweep`."""
-    root.mutex.run(lambda: _free_slots(root), deadline)
+    """Looks at everything once, what is kept ahead and dead readers included. Arguments and result as `sweep`."""
+    root.mutex.run(lambda: _let_go(root), deadline)
     with root.guard:
         tables = ("retired", "held", "filling")
         rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
@@ -77,7 +78,8 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
     return sweep_some(root, rows + 1, deadline, keep=keep)
 
 
-def _free_slots(root: Root) -> None:
+def _let_go(root: Root) -> None:
+    ahead.give_back(root)
     with root.guard:
         root.catalog.forget_dead_readers()
 

@@ -19,7 +19,7 @@ _MISSING = -1  # for an inode
 class Usage:
     keys: int
     live_bytes: int
-    reusable_bytes: int  # retired, and nobody holds them: kept for the next puts; `gc` gives them back
+    reusable_bytes: int  # retired, or kept ahead, and nobody holds them: kept for the next puts; `gc` gives them back
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
     capacity: int | None
@@ -30,6 +30,7 @@ class Usage:
 def measure(root: Root) -> Usage:
     with root.guard:
         keys, counters = root.catalog.view(lambda transaction: (transaction.count("entries"), transaction.counters()))
+        ahead = root.ahead.size if root.ahead is not None else 0
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}
     holders = holders_of({file for file in files.values() if file[1] != _MISSING})
@@ -38,9 +39,9 @@ def measure(root: Root) -> Usage:
     return Usage(
         keys=keys,
         live_bytes=counters.live,
-        reusable_bytes=max(counters.retired + counters.held - pinned, 0),  # others put meanwhile
+        reusable_bytes=max(counters.retired + counters.held - pinned, 0) + ahead,  # others put meanwhile
         pinned_bytes=pinned,
-        filling_bytes=counters.filling,
+        filling_bytes=counters.filling - ahead,
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
         pinned_by=tuple(sorted(pinned_by)),

@@ -19,8 +19,8 @@ import memstore
 from memstore import entries
 from memstore.engine.syscalls import PAGE
 from memstore.testing import faults
-from tests.crash.leftovers import opened
-from tests.crash.values import INLINE, SMALL, stamp_of, stamped
+from tests.crash.leftovers import claimed_at, opened
+from tests.crash.values import SMALL, stamp_of, stamped
 
 NEVER = 3600.0  # seconds, not one, after which a wait looks by itself: only a wake ends it, on a busy machine too
 PROMPTLY = 0.4  # seconds
@@ -60,7 +60,8 @@ def stop_in_put(channel: Connection, path: str, nbytes: int, where: str) -> None
         store.put("k", stamped(0, nbytes))
     names = faults.record(lambda: store.put("k", stamped(0, nbytes)))
     commits = [number for number, name in enumerate(names, 1) if name == faults.COMMIT]
-    number = commits[nbytes > INLINE] if where == "committing" else names.index("mutex_unlock") + 2
+    publishing = max(number for number in commits if number < names.index("futex_wake"))
+    number = publishing if where == "committing" else claimed_at(names) + 2
     with faults.at_step(number, lambda: os.kill(os.getpid(), signal.SIGSTOP)):
         channel.send(store.put("k", stamped(1, nbytes)))
     channel.recv()

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 import torch
 
 import memstore
+from memstore.engine import ahead
 from tests.crash.leftovers import open_fds, opened
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_of, stamped
 from tests.leaks import mapped_files
@@ -158,6 +159,7 @@ def _rest(channel: Connection, store: memstore.Store) -> None:
     channel.recv()
     gc.collect()
     opened(store).spares.clear()
+    ahead.close(opened(store))
     channel.send((len(open_fds()), [name for name in mapped_files(store.root) if "/segments/" in name]))
     channel.recv()
 

@@ -22,7 +22,8 @@ def opened(store: memstore.Store) -> Root:
 def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     """Files without an entry, entries without a file, rows of what is not live. Hold no value.
 
-    Call `gc` first, or allow for `spares`: retired files, kept for reuse, or held when they were last looked at.
+    Call `gc` first, or allow for `spares`: retired files, kept for reuse, or held when they were last looked at; and
+    the one that this process keeps for its next put.
     """
     root = opened(store)
     with root.guard:
@@ -42,6 +43,9 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
         totals[row.state] += row.nbytes
     idle = [*retired, *(segment for _, segment in held)]
     kept = {segment for segment in idle if rows[segment].state == RETIRED} if spares else set[int]()
+    if spares and root.ahead is not None:
+        kept.add(root.ahead.segment)
+        filling = [row for row in filling if row != (root.ahead.segment, root.ahead.put_id)]
     live = {record.segment for record in records if record is not None and record.segment}
     expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live | kept}
     present = set(os.listdir(root.segments))
@@ -58,6 +62,11 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     booked = {LIVE: counters.live, RETIRED: counters.retired + counters.held, FILLING: counters.filling}
     found += [f"the counters say {booked}, the rows {totals}"] if booked != totals else []
     return found
+
+
+def claimed_at(names: list[str]) -> int:
+    """Which of the steps of a put that fills a file is the last one of its claim: of what was kept, the look at it."""
+    return 0 if names[0] == "status" else names.index("mutex_unlock")
 
 
 def end_leases(store: memstore.Store) -> None:
@@ -98,15 +107,16 @@ def held_locks(store: memstore.Store) -> list[str]:
     return found if free else [*found, "the guard"]
 
 
-def open_fds() -> set[str]:
-    """What this process has open, by number and target."""
+def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
+    """What this process has open, by number and target; but not what it keeps for its next put into that store."""
     found: set[str] = set()
+    ahead = None if but_ahead is None else opened(but_ahead).ahead
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:  # the listing's own
             continue
-    return found
+    return found if ahead is None else {name for name in found if name.split()[0] != str(ahead.file.fd)}
 
 
 def shared_mappings(store: memstore.Store) -> list[str]:

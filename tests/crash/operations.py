@@ -13,7 +13,7 @@ from memstore import contents
 from memstore.engine.limits import resource_errors
 from memstore.engine.pages import deadline_after
 from tests.crash.leftovers import opened
-from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamped
+from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
 
 OLD, NEW = 1, 2
 Sizes = Mapping[str, int]  # of the keys' values, in bytes
@@ -99,6 +99,27 @@ def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
     return put
 
 
+def _put_before(*keys: str) -> Callable[[memstore.Store], object]:
+    """Puts of the process that is to die: the second one of a size keeps the file that it replaces."""
+
+    def put(store: memstore.Store) -> None:
+        for key in keys:
+            store.put(key, stamped(OLD, SMALL))
+
+    return put
+
+
+def _put_another_before(store: memstore.Store) -> None:
+    """What is kept ahead then is not for the key that is put."""
+    _put_before("another", "another")(store)
+    store.put("a", stamped(OLD, SMALLISH))
+
+
+def _put_and_hold(store: memstore.Store) -> object:
+    store.put("a", stamped(OLD, SMALL))
+    return store.get("a")
+
+
 def _fill_up(store: memstore.Store) -> None:
     """To the brim, with a retired file that is too large for the next put."""
     memstore.open(store.root, capacity=4 * LARGE).close()
@@ -120,6 +141,14 @@ OPERATIONS = {
     "reuse-large": Operation(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, spares=True),
     "reuse-many": Operation(_put_many, {"b": SMALL}, _MANY, spares=True),
     "claim-held": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_pin_a_retired_file),
+    "book-ahead": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a")),
+    "use-ahead": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a", "a")),
+    "book-held": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_and_hold),
+    "book-another": Operation(_put("a", SMALLISH), {"a": SMALLISH}, {"a": SMALLISH}, prepare=_put_another_before),
+    "abandon-ahead": Operation(_lose_a_race(SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a", "a"), new=OLD),
+    "gc-ahead": Operation(
+        lambda store, _: store.gc(), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a", "a"), new=OLD
+    ),
     "abandon-small": Operation(_lose_a_race(SMALL), {"a": SMALL}, {"a": SMALL}, new=OLD),
     "abandon-large": Operation(_lose_a_race(LARGE), {"a": LARGE}, {"a": LARGE}, new=OLD, spares=True),
     "delete-and-sweep": Operation(lambda store, _: store.delete_many(list(_CROWD)), _CROWD, {}),
@@ -137,4 +166,14 @@ OPERATIONS = {
 }
 
 # Those that differ from others only in what they meet: on a disk, and at each signal, in the full run.
-RARE = {"claim-held", "abandon-small", "abandon-large", "delete-and-sweep", "put-at-capacity"}
+RARE = {
+    "book-held",
+    "book-another",
+    "abandon-ahead",
+    "gc-ahead",
+    "claim-held",
+    "abandon-small",
+    "abandon-large",
+    "delete-and-sweep",
+    "put-at-capacity",
+}

@@ -66,6 +66,18 @@ def test_disk_is_written_before_the_catalog_says_so(disk_store: memstore.Store) 
     [
         ("reuse-small", lambda names: "unlink" not in names and _claimed(names) == ["lock_exclusive"]),
         ("claim-held", lambda names: _claimed(names) == ["lock_exclusive"] * 2),
+        (
+            "book-ahead",
+            lambda names: names.count("mutex_lock") == 2 and _booked(names) == ["lock_exclusive", "write_at"],
+        ),
+        (
+            "use-ahead",
+            lambda names: names.count("mutex_lock") == 1 and _booked(names) == ["lock_exclusive", "write_at"],
+        ),
+        ("book-held", lambda names: _booked(names) == ["lock_exclusive", faults.COMMIT, "write_at"]),
+        ("book-another", lambda names: _booked(names) == ["lock_exclusive", "write_at", "unlock"]),
+        ("abandon-ahead", lambda names: "lock_exclusive" not in names[: names.index("mutex_unlock")]),
+        ("gc-ahead", lambda names: names[:4] == ["mutex_lock", faults.COMMIT, "unlock", "close_all"]),
         ("abandon-small", lambda names: "unlink" not in names and "futex_wake" not in names),
         ("delete-and-sweep", lambda names: names.count("unlink") > 4),
         ("put-at-capacity", lambda names: names.index("unlink") < names.index("futex_wake")),
@@ -84,6 +96,14 @@ def test_operations_meet_what_they_are_for(
 def _claimed(names: list[str]) -> list[str]:
     """The locks that the first hold of the mutex asks for."""
     return [name for name in names[: names.index("mutex_unlock")] if name == "lock_exclusive"]
+
+
+def _booked(names: list[str]) -> list[str]:
+    """What the hold of the mutex that publishes does after its commit."""
+    before = names[: names.index("futex_wake")]
+    hold = before[len(before) - before[::-1].index("mutex_lock") :]
+    after = hold[hold.index(faults.COMMIT) + 1 :]
+    return [name for name in after if name in {"lock_exclusive", "write_at", "unlock", faults.COMMIT}]
 
 
 @pytest.mark.parametrize(

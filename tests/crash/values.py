@@ -7,6 +7,7 @@ import torch
 import memstore
 
 INLINE, SMALL, LARGE = 64, 8 << 10, (2 << 20) + (64 << 10)  # bytes: in the catalog, in a file, in a file that is mapped
+SMALLISH = 3 * SMALL  # in a file that no SMALL one fits
 
 
 def stamped(stamp: int, nbytes: int) -> torch.Tensor:

@@ -6,26 +6,30 @@ done: its locks and mappings drop, and its mutex passes on, with word of its dea
 atomic.
 
     PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
-            _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note, mark_retired, ring
+            _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
+                             Booking.settle: lock, vacate, or commit; mark_retired, ring
+            claim, next time | take
             abandon, if a call failed | remove_file, commit | unlock the mutex | free_blocks
-                     after a lost race | erase_put_id, write_state, commit | unlock the mutex | close
+                     after a lost race | vacate, commit | unlock the mutex | close
     GET     read the record, open, lock_shared, compare, map_file; after two misfits all of it under the mutex
     SWEEP   lock, erase_put_id, unlink, commit | unlock the mutex | free_blocks | _look_again: from held back to retired
     LEASE   get, lease, let go; the receiver opens what the lease keeps
 
 A put is of one key, or of two at once. Not modelled: files that a large batch parks, several files in one hold of the
-sweep, and a recovery that fails. Puts, and gets with their leases, have modules of their own beside this one.
+sweep, and a recovery that fails. Puts, what they keep for the next one, and gets with their leases, have modules of
+their own beside this one.
 
 `MUTATIONS` are faults that one could make in the code; the tests show that the model finds each.
 """
 
 from __future__ import annotations
 
+from tests.engine.reuse_ahead import MUTATIONS_AHEAD, kept
 from tests.engine.reuse_get import get_steps
 from tests.engine.reuse_put import put_steps
 from tests.engine.reuse_state import DONE, FILLING, LIVE, RETIRED, UNLINKED, Scene, State, Steps, with_
 
-PUTS, GETS = ("writer", "swapper", "batcher"), ("reader", "watcher", "sender", "receiver")
+PUTS, GETS = ("writer", "repeater", "swapper", "batcher"), ("reader", "watcher", "sender", "receiver")
 
 MUTATIONS = {
     "claim without the lock": "Reuse._ask takes a file that others lock",
@@ -47,6 +51,7 @@ MUTATIONS = {
     "no lock on a new file": "_create doesn't lock",
     "sweep by the wrong table": "_unlink doesn't look at the state of the row",
     "acknowledge before the commit": "a put returns before its transaction is committed",
+    **MUTATIONS_AHEAD,
 }
 
 
@@ -84,6 +89,8 @@ class Model:
 
 def _mutex(scene: Scene) -> Steps:
     if any(process.owner for process in scene.state.processes):
+        if scene.process.role == "repeater" and scene.process.at == "lock: check":
+            yield kept(scene)
         return
     at = scene.process.at.removeprefix("lock: ")
     yield scene.step("mutex: lock", at=at, owner=True, recovering=int(scene.state.dirty))
@@ -96,7 +103,11 @@ def _after_death(scene: Scene, broken: frozenset[str]) -> Steps:
         for file, row in enumerate(state.rows)
         if state.note and row and row.state == FILLING and row.batch == state.note and state.files[file].state == LIVE
     ]
-    if at == 1 and noted:
+    taken = [] if "no undo" in broken or state.ring == state.publications else scene.taken()
+    if at == 1 and taken:
+        rows = scene.unbooked(taken[0])
+        yield scene.step("after_death: what was booked ahead", rows=rows)
+    elif at == 1 and noted:
         files = with_(state.files, noted[0], state.files[noted[0]]._replace(state=FILLING))
         yield scene.step("after_death: a header of the noted batch", files=files)
     elif at == 1:

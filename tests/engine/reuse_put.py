@@ -1,12 +1,14 @@
 """The model's puts: claim, fill, commit, and what a put that failed gives back. See `reuse_model.py`.
 
-A "writer" puts the first key; a "swapper" does so with `expect_version`, only over the version that was there first; a
-"batcher" puts two keys with `put_many`. Of a batch, the file at hand is `Process.file`; `Process.others` are the rest.
+A "writer" puts the first key, a "repeater" twice (`reuse_ahead.py`); a "swapper" puts it with `expect_version`, only
+over the version that was there first; a "batcher" puts two keys with `put_many`. Of a batch, the file at hand is
+`Process.file`; `Process.others` are the rest.
 """
 
 from __future__ import annotations
 
 from memstore.testing.explore import Fault
+from tests.engine.reuse_ahead import AHEAD, ahead_steps, booked, may_look_first
 from tests.engine.reuse_state import (
     DONE,
     FILLING,
@@ -28,11 +30,13 @@ def put_steps(scene: Scene, broken: frozenset[str]) -> Steps:
     at = scene.process.at
     if at == "start":
         yield scene.step("put", at="lock: ask")
+    elif at in AHEAD:
+        yield from ahead_steps(scene, broken)
     elif at in ("ask", "erase", "claim", "create", "lock new", "unlock claim"):
         yield from _claim(scene, broken)
     elif at in ("fill", "fill more", "seal"):
         yield from _fill(scene)
-    elif at in ("remove", "go back", "mark it", "give back", "unlock it", "free", "close"):
+    elif at in ("remove", "go back", "give back", "unlock it", "free", "close"):
         yield from _abandon(scene)
     elif at.startswith("raise: "):
         then = at.removeprefix("raise: ")
@@ -149,29 +153,35 @@ def _commit(scene: Scene, broken: frozenset[str]) -> Steps:
         yield from scene.fails("commit: go_live", at="raise: remove")
     elif at == "unlock":
         lock = "" if unlock_at == "unlock" else process.lock
-        yield scene.step("commit: unlock", **scene.following("unlock" if is_late else "live", "publish", lock=lock))
+        then = "look" if may_look_first(scene, broken) else "publish"
+        yield scene.step("commit: unlock", **scene.following("unlock" if is_late else "live", then, lock=lock))
     elif at == "publish":
-        yield from _publish(scene, "live" if is_late else "clear", early="acknowledge before the commit" in broken)
+        yield from _publish(scene, "live" if is_late else "clear", broken)
     elif at == "clear":
-        yield scene.step("commit: clear the note", at="mark", note=0, lock="" if unlock_at == "clear" else process.lock)
+        then = "lock it" if process.ahead else "mark"
+        yield scene.step("commit: clear the note", at=then, note=0, lock="" if unlock_at == "clear" else process.lock)
     elif at == "mark":
         yield scene.marks("commit: mark_retired", "ring")
     elif at == "ring":
         yield scene.step("commit: ring", at="unlock mutex", ring=state.publications)
     elif at == "unlock mutex":
         yield scene.step("commit: unlock the mutex", at="acknowledge", owner=False)
+    elif process.role == "repeater" and not process.tries:
+        again = {**_NO_FILE, "at": "once more", "tries": 1}
+        yield scene.step("commit: return", **again, acknowledged=state.publications)
     else:
         yield scene.step("commit: return", **DONE._asdict(), acknowledged=state.publications)
 
 
-def _publish(scene: Scene, then: str, *, early: bool) -> Steps:
+def _publish(scene: Scene, then: str, broken: frozenset[str]) -> Steps:
     state, process = scene.state, scene.process
     rows, records = scene.retired(state.rows, len(process.others) + 1), state.records
     for key, (file, _, put) in enumerate([Filling(process.file, process.lock, process.put), *process.others]):
         rows = with_(rows, file, Row(put, LIVE))
         records = with_(records, key, (put, file))
     changes = {"rows": rows, "records": records, "publications": state.publications + 1}
-    if early:
+    changes |= booked(scene, rows, broken)
+    if "acknowledge before the commit" in broken:
         changes["acknowledged"] = state.publications + 1
         yield scene.step("commit: return", at="publish", acknowledged=state.publications + 1)
     yield scene.step("commit: the moment of publication", at=then, **changes)
@@ -194,9 +204,7 @@ def _abandon(scene: Scene) -> Steps:
         yield scene.step("abandon: remove_file", **scene.following(at, "give back"), **gone)
     elif at == "go back":
         scene.may_write()
-        yield scene.step("abandon: erase_put_id", at="mark it", **scene.with_file(put=0))
-    elif at == "mark it":
-        yield scene.step("abandon: write_state", at="give back", **scene.with_file(state=RETIRED))
+        yield scene.step("abandon: vacate", at="give back", **scene.with_file(put=0, state=RETIRED))
     elif at == "give back":
         rows = state.rows
         for one, _, put in (Filling(file, process.lock, process.put), *process.others):

@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 class Filling(NamedTuple):
-    """A file of a batch that is not the one at hand."""
+    """A file of a batch that is not the one at hand, or one that is kept for the next put."""
 
     file: int
     lock: str
@@ -48,6 +48,7 @@ class Process(NamedTuple):
     refused: tuple[int, ...] = ()
     others: tuple[Filling, ...] = ()  # of its batch, beside `file`
     turn: int = 0  # how many of its batch have been through this step
+    ahead: tuple[Filling, ...] = ()  # what its next put is to fill, if there is one
 
 
 DONE = Process("", "done")
@@ -161,6 +162,19 @@ class Scene:
             files = with_(files, file, files[file]._replace(state=RETIRED))
         return self.step(name, at=self.process.at if stale[1:] else then, files=files)
 
+    def unbooked(self, file: int) -> tuple[Row | None, ...]:
+        """The rows, of which that one is retired, under the put that is in the file still."""
+        return with_(self.state.rows, file, Row(self.state.files[file].put, RETIRED))
+
+    def taken(self) -> list[int]:
+        """Files booked for a next put, that still hold the put which was replaced."""
+        rows, files = self.state.rows, self.state.files
+        return [
+            file
+            for file, row in enumerate(rows)
+            if row and row.state == FILLING and files[file].state == LIVE and files[file].put not in (0, row.put)
+        ]
+
     def stale(self) -> list[int]:
         """Retired files whose headers say that they are live."""
         rows, files = self.state.rows, self.state.files
@@ -179,7 +193,7 @@ def rotated(process: Process) -> dict[str, object]:
 
 def _files(process: Process) -> list[tuple[int, str]]:
     """Files that it has open or mapped, and how it locks them."""
-    return [(process.file, process.lock), *(filling[:2] for filling in process.others)]
+    return [(process.file, process.lock), *(filling[:2] for filling in (*process.others, *process.ahead))]
 
 
 def with_(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from memstore.engine import claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep
+from memstore.engine import ahead, claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep
 from memstore.engine.syscalls import files, mappings
 from memstore.testing.explore import Explored, Fault, explore
-from tests.engine import reuse_get, reuse_model, reuse_put, reuse_state
+from tests.engine import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
 from tests.engine.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.reuse_state import check, is_bad_luck, is_end, start
 
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]
-MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_get, reuse_state]
-CODE = [claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep, *SYSCALLS]
+MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
+CODE = [ahead, claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},
@@ -42,6 +42,11 @@ SCENES: dict[str, dict[str, Any]] = {
     "put_many under a reader": {"roles": "batcher reader sweeper", "files": 5, "keys": 2, "retired": 1, "kills": 1},
     "put_many and a put": {"roles": "batcher writer", "files": 5, "keys": 2, "kills": 2, "failures": 1},
     "put_many fails": {"roles": "batcher sweeper", "files": 5, "keys": 2, "retired": 1, "kills": 2, "failures": 2},
+    "two puts and a watcher": {"roles": "repeater watcher", "files": 2, "kills": 1},
+    "two puts under a reader": {"roles": "repeater reader", "files": 3, "kills": 2, "failures": 1},
+    "two puts and a lease": {"roles": "repeater sender", "files": 3, "kills": 2, "failures": 1},
+    "two puts and a delete": {"roles": "repeater deleter", "files": 3, "kills": 2, "failures": 1},
+    "two puts and a sweep": {"roles": "repeater sweeper reader", "files": 3, "kills": 1},
 }
 LARGE_SCENES: dict[str, dict[str, Any]] = {
     "two of each": {"roles": "writer writer reader reader deleter", "files": 2, "kills": 1},
@@ -51,6 +56,8 @@ LARGE_SCENES: dict[str, dict[str, Any]] = {
         "roles": "writer writer sweeper reader", "files": 3, "retired": 1, "kills": 2,
     },
     "a lease and two writers": {"roles": "writer writer sender sweeper", "files": 3, "kills": 1},
+    "two puts and a writer": {"roles": "repeater writer reader", "files": 3, "kills": 1},
+    "two puts, a sweep, a lease": {"roles": "repeater sender sweeper", "files": 3, "kills": 1, "failures": 1},
     "put_many, a put and a get": {"roles": "batcher writer reader", "files": 5, "keys": 2, "kills": 1},
 }  # fmt: skip
 
@@ -74,6 +81,14 @@ FOUND_IN = {
     "no lock on a new file": "a sweep and two deaths",
     "sweep by the wrong table": "a sweep and two deaths",
     "acknowledge before the commit": "overwrite and delete",
+    "look before the commit": "two puts and a watcher",
+    "lock before the commit": "two puts and a watcher",
+    "erase without the lock": "two puts under a reader",
+    "keep the put id ahead": "two puts under a reader",
+    "leave it booked": "two puts under a reader",
+    "book what is leased": "two puts and a lease",
+    "no undo": "two puts under a reader",
+    "let go of it": "two puts under a reader",
 }
 
 
