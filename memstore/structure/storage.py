@@ -185,7 +185,11 @@ def _bare(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
 
 
 def over(
-    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int | torch.SymInt,
+    shape: Sequence[int],
+    stride: Sequence[int],
 ) -> torch.Tensor:
     """A tensor over a storage, on the CPU; `offset` counts elements."""
     # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)

@@ -55,9 +55,12 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
             stored, kind = plan.leaves[i], plan.traits[i]
             checksum = None if sums is None else sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
             item = tensor.dtype.itemsize
-            span = Span(source, stored.offset, stored.nbytes, checksum, stored.offset - tensor.storage_offset() * item)
+            start = stored.offset - int(tensor.storage_offset()) * item
+            span = Span(source, stored.offset, stored.nbytes, checksum, start)
             if stored.offset % item:  # it had to be copied
-                tensor, span.base = _twin(tensor), tensor
+                span.base = tensor
+            if plan.loaded or span.base is not None:  # others may write into this storage
+                tensor = _twin(tensor)
             guard(tensor)
             if kind is traits.PLAIN:
                 return wrap(tensor, span, place)

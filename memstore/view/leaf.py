@@ -60,13 +60,7 @@ class StoredTensor(torch.Tensor):
     @property
     def _real(self) -> torch.Tensor:
         """Not to be written, nor to be given to a user."""
-        shown, base = self._shown, self._span.base
-        if base is None or base.dtype is not shown.dtype or _dispatch_modes() or _transform() is not None:
-            if modes.are_active() or _in_inference_mode():
-                with modes.put_aside(), torch.inference_mode(False):
-                    return _make_real(self)
-            return _make_real(self)
-        return base.as_strided(shown.shape, shown.stride(), shown.storage_offset())
+        return _real_of(self)
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
@@ -188,6 +182,16 @@ def wrap(shown: torch.Tensor, span: Span, place: torch.device | None) -> StoredT
     return leaf
 
 
+def _real_of(leaf: StoredTensor) -> torch.Tensor:
+    shown, base = leaf._shown, leaf._span.base
+    if base is not None and base.dtype is shown.dtype and not _dispatch_modes() and _transform() is None:
+        return base.as_strided(shown.shape, shown.stride(), shown.storage_offset())
+    if modes.are_active() or _in_inference_mode():
+        with modes.put_aside(), torch.inference_mode(False):
+            return _make_real(leaf)
+    return _make_real(leaf)
+
+
 def _make_real(leaf: StoredTensor) -> torch.Tensor:
     shown, span = leaf._shown, leaf._span
     dtype, shape, stride, offset = shown.dtype, shown.shape, shown.stride(), shown.storage_offset()
@@ -237,7 +241,7 @@ def span_of(leaf: StoredTensor) -> Span:
 
 def read(leaf: StoredTensor) -> torch.Tensor:
     """The leaf's values, on its device. On the CPU they lie in the mapping: as `geometry`."""
-    real, span = leaf._real, leaf._span
+    real, span = _real_of(leaf), leaf._span
     if span.checksum is not None:
         span.check()
     count_read(real.nbytes if real.is_contiguous() else nbytes_of(real))

@@ -14,6 +14,7 @@ from memstore.view.leaf import StoredTensor, count_of, nbytes_of, read, refusal,
 from memstore.view.operators import Rule, rule_of
 from memstore.view.pages import bring_rows
 
+_STRIDED = torch.strided
 _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})
 
 
@@ -28,7 +29,10 @@ def run(
         return _run_lazily(operator, rule, args, kwargs or {})
     if len(args) == 1 and not kwargs and type(args[0]) is StoredTensor:  # as below: 1 us less
         real = read(args[0])
-        return _apart(operator(real), (real.untyped_storage()._cdata,))
+        made = operator._op(real)
+        if type(made) is torch.Tensor and made.layout is _STRIDED:
+            return made.clone() if made.untyped_storage()._cdata == real.untyped_storage()._cdata else made
+        return _apart(made, (real.untyped_storage()._cdata,))
     reals: list[torch.Tensor] = []
 
     def use(leaf: StoredTensor) -> torch.Tensor:
@@ -113,16 +117,14 @@ def _on_place(made: torch.Tensor, leaf: StoredTensor) -> torch.Tensor:
 
 def _apart(made: Any, storages: Sequence[int]) -> Any:
     """Results with memory of their own: some operators return an argument, and their schemas don't say so."""
-    if type(made) is torch.Tensor and made.layout is torch.strided and not made.is_nested:
-        return made.clone() if made.untyped_storage()._cdata in storages else made
     if isinstance(made, (tuple, list)):
         return type(made)(_apart(one, storages) for one in made)
-    if isinstance(made, torch.Tensor) and made.layout is torch.strided and not made.is_nested:
-        try:
-            return made.clone() if made.untyped_storage()._cdata in storages else made
-        except (NotImplementedError, RuntimeError):  # another wrapper: no memory, so none of ours
-            return made
-    return made
+    if not isinstance(made, torch.Tensor):
+        return made
+    try:
+        return made.clone() if made.untyped_storage()._cdata in storages else made
+    except (NotImplementedError, RuntimeError):  # sparse, or another wrapper: no memory, so none of ours
+        return made
 
 
 def plain_index(index: Any) -> Any:

@@ -201,3 +201,16 @@ def odd_file(folder: Path) -> Path:
     path = folder / "odd.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"\x07" + torch.arange(4.0).numpy().tobytes())
     return path
+
+
+def test_what_comes_loaded_is_yours_to_write_beside_a_leaf_of_the_same_bytes(store: memstore.Store) -> None:
+    values = torch.arange(10.0)
+    jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 4, 10]))
+    store.put("key", {"part": values[2:5], "jagged": jagged})
+    view = store.view("key")
+    assert type(view["part"]) is memstore.StoredTensor
+    assert (view["part"] + 0).tolist() == (holder(view["part"]) + 0).tolist() == [2.0, 3.0, 4.0]
+    assert view["jagged"].values().data_ptr()
+    view["jagged"].values().mul_(2)
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        holder(view["part"]).fill_(1)
