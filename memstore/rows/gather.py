@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memstore import structure
 from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
 from memstore.structure import traits
@@ -52,6 +53,9 @@ class Gather:
             from memstore.rows.collections import plan_collection
 
             return plan_collection(self, source, out, path)
+        if next(structure.iter_tensors(source), None) is not None:
+            kind = type(source).__qualname__
+            raise TypeError(f"{name(path)} is a {kind}: rows are those of dicts, lists, tuples and TensorDicts")
         return source if out is None else out  # no tensor: it has no rows
 
     def _dict(self, source: dict[Any, Any], out: Any, path: Path) -> Any:
@@ -88,6 +92,8 @@ class Gather:
         return self._device
 
     def _leaf(self, source: torch.Tensor, out: Any, path: Path) -> torch.Tensor:
+        if source.layout is not torch.strided or source.is_nested:
+            raise ValueError(f"{name(path)} is a sparse or nested tensor, whose rows aren't one behind the other")
         if source.ndim == 0:
             raise ValueError(f"{name(path)} has no dimension, and so no rows")
         leaf = source if isinstance(source, StoredTensor) else None
