@@ -150,10 +150,11 @@ class Store(Keyspace, AsMapping):
         """
         root = self._opened()
         name = encode_key(key)
+        deadline = None if timeout is None else self._deadline(timeout)
         options = contents.PLAIN
         if out is not None or like is not None or device is not None or dtype is not None:
             options = contents.Options(out, like, device, dtype, non_blocking, strict)
-        held = self._hold(root, key, name, timeout)
+        held = self._hold(root, key, name, deadline)
         if held is None:
             if default is _REQUIRED:
                 raise missing(name)
@@ -233,12 +234,13 @@ class Store(Keyspace, AsMapping):
             raise missing(name)
         return held
 
-    def _hold(self, root: Root, key: str, name: bytes, timeout: float | None) -> Held | None:
+    def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> Held | None:
         try:
             held = hold_at_once(root, name)
             if held is not MISFIT:
                 return held
-            return hold(root, (name,), self._deadline(timeout), may_lock=self._mode != "r")[0]
+            deadline = self._deadline(None) if deadline is None else deadline
+            return hold(root, (name,), deadline, may_lock=self._mode != "r")[0]
         except (OSError, MemoryError):
             with resource_errors(self.root, key):
                 raise

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memstore import structure
 from memstore.late_imports import between_forks
 from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
@@ -57,6 +58,9 @@ class Gather:
                 from memstore.rows.collections import plan_collection
 
             return plan_collection(self, source, out, path)
+        if next(structure.iter_tensors(source), None) is not None:
+            kind = type(source).__qualname__
+            raise TypeError(f"{name(path)} is a {kind}: rows are those of dicts, lists, tuples and TensorDicts")
         return source if out is None else out  # no tensor: it has no rows
 
     def _dict(self, source: dict[Any, Any], out: Any, path: Path) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from argparse import Namespace
+from collections import OrderedDict, deque, namedtuple
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,20 @@ def test_a_bad_index_is_an_error(index: Any, error: Any, message: str, store: me
     with pytest.raises(error, match=message):
         memstore.read_rows(store.view("key"), index, out=out)
     assert_same(expected, out)
+
+
+@pytest.mark.parametrize(
+    ("held", "error", "message"),
+    [
+        (deque([torch.ones(3)]), TypeError, r"value\['v'\] is a deque: rows are those of"),
+        (Namespace(a=[torch.ones(3)]), TypeError, r"value\['v'\] is a Namespace: rows"),
+        (torch.eye(3).to_sparse(), ValueError, r"value\['v'\] is a sparse or nested tensor"),
+    ],
+)
+def test_what_has_no_rows_is_named(held: Any, error: Any, message: str, store: memstore.Store) -> None:
+    store.put("key", {"x": torch.arange(3), "v": held})
+    with pytest.raises(error, match=message):
+        memstore.read_rows(store.view("key"), [1])
 
 
 def test_an_empty_leaf_has_no_rows(store: memstore.Store) -> None:
