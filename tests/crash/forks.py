@@ -403,13 +403,13 @@ def exchange(channel: Connection, path: str, context: str) -> None:
         store.put(name, stamped(2, nbytes))
     there.put(held)
     for name in SIZES:
-        answered = back.get(timeout=60)
+        answered = back.get(timeout=200)
         assert {key: stamp_of(value) for key, value in answered.items()} == {"queue": 1, "ref": 1, "new": 2}, name
         if name in in_files:
             answered["queue"].fill_(5)
     del answered
     there.put("done")
-    process.join(60)
+    process.join(200)
     assert process.exitcode == 0, process.exitcode
     for name in in_files:
         assert stamp_of(held[name]) == 1
@@ -417,11 +417,11 @@ def exchange(channel: Connection, path: str, context: str) -> None:
 
 
 def answer(store: memstore.Store, refs: dict[str, memstore.Ref], there: Any, back: Any) -> None:
-    sent = there.get(timeout=60)
+    sent = there.get(timeout=200)
     for name in SIZES:
         assert stamp_of(sent[name]) == 1
         back.put({"queue": sent[name], "ref": refs[name].get(), "new": store.get(name)})
-    assert there.get(timeout=60) == "done"  # torch's tensors live on in the queue as long as their sender does
+    assert there.get(timeout=200) == "done"  # torch's tensors live on in the queue as long as their sender does
 
 
 def pass_leaves(channel: Connection, path: str, context: str) -> None:
@@ -433,7 +433,7 @@ def pass_leaves(channel: Connection, path: str, context: str) -> None:
     held = store.get_many(sizes)
     process = multiprocessing.get_context(context).Process(target=check_leaves, args=(held,))
     process.start()
-    process.join(60)
+    process.join(200)
     assert process.exitcode == 0, process.exitcode
     assert [stamp_of(value) for value in held.values()] == list(range(8))
 

@@ -20,21 +20,21 @@ CONTEXTS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.full)]
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
 def test_children_of_a_busy_process(count: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_while_busy, store.root, count) as worker:
-        worker.join(100)
+        worker.join(250)
 
 
 def test_killed_children_of_a_busy_process(store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.kill_children_while_busy, store.root, 18) as worker:
-        worker.join(100)
+        worker.join(250)
     assert stamp_at(store, "killed") == 4
 
 
 @pytest.mark.parametrize("nbytes", [INLINE, SMALL, LARGE])
 def test_fork_at_each_step_of_another_threads_put(nbytes: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_at_steps, store.root, nbytes) as worker:
-        first, second = worker.recv(100), worker.recv(100)
+        first, second = worker.recv(250), worker.recv(250)
         assert "mutex_lock" in first and "mutex_lock" in second
-        worker.join(100)
+        worker.join(250)
 
 
 @pytest.mark.parametrize(("count", "nbytes"), [(20, SMALL), (1, SMALL), (1, LARGE)])
@@ -78,19 +78,19 @@ def test_child_has_the_values_that_its_parent_holds(store: memstore.Store, serve
 )
 def test_data_loader(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.load, store.root, context) as worker:
-        worker.join(100)
+        worker.join(250)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_store_refs_and_leaves_go_to_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.exchange, store.root, context) as worker:
-        worker.join(100)
+        worker.join(250)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_leaves_as_arguments_of_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.pass_leaves, store.root, context) as worker:
-        worker.join(100)
+        worker.join(250)
 
 
 def test_end_with_everything_alive(store: memstore.Store, server: ForkServer, tmp_path: Path) -> None:

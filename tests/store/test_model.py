@@ -230,7 +230,7 @@ class StoreMachine(Model):
         self.side(side).reopen(mode)
 
 
-TestStore = pytest.mark.timeout(7200 if EXAMPLES > 100 else 120)(StoreMachine.TestCase)
+TestStore = pytest.mark.timeout(7200 if EXAMPLES > 100 else 900)(StoreMachine.TestCase)
 TestStore.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=16,

@@ -148,9 +148,9 @@ def test_a_reference_is_checked_on_arrival(store: memstore.Store, change: Any) -
 
 
 def answer(inbox: Any, outbox: Any) -> None:
-    view = inbox.get(timeout=60)
+    view = inbox.get(timeout=200)
     outbox.put((type(view["a"]) is StoredTensor, view["a"][3:5].clone().tolist(), view["n"][2:4]))
-    inbox.get(timeout=60)
+    inbox.get(timeout=200)
 
 
 def test_through_a_queue(store: memstore.Store) -> None:
@@ -161,7 +161,7 @@ def test_through_a_queue(store: memstore.Store) -> None:
     process.start()
     try:
         inbox.put(store.view("key"))
-        is_lazy, rows, part = outbox.get(timeout=60)
+        is_lazy, rows, part = outbox.get(timeout=200)
         assert is_lazy
         assert rows == store.get("key")["a"][3:5].tolist()
         assert type(part["b"]) is StoredTensor
