@@ -71,12 +71,15 @@ def call_json(*arguments: str, code: int = 0) -> Any:
 
 
 def in_terminal(*arguments: str, interrupt: str | None = None) -> tuple[str, int]:
-    """Runs a command in a pseudo-terminal of 100 columns. Returns what it wrote, and its exit code."""
+    """Runs a command in a pseudo-terminal of 100 columns. Returns what it wrote, and its exit code.
+
+    Once it has written `interrupt`, it gets a Ctrl-C each second: Python drops one that comes within a finalizer.
+    """
     pid, fd = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
         os.execv(COMMAND[0], [*COMMAND, *arguments])
-    written, deadline = b"", time.monotonic() + 60
+    written, deadline, again = b"", time.monotonic() + 60, 0.0
     while time.monotonic() < deadline:
         if select.select([fd], [], [], 0.1)[0]:
             try:
@@ -86,9 +89,11 @@ def in_terminal(*arguments: str, interrupt: str | None = None) -> tuple[str, int
             if not part:
                 break
             written += part
-        if interrupt is not None and interrupt in written.decode(errors="replace"):
+        if interrupt is not None and time.monotonic() > again and interrupt in written.decode(errors="replace"):
             os.kill(pid, signal.SIGINT)
-            interrupt = None
+            again = time.monotonic() + 1.0
+    else:
+        os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     os.close(fd)
     return written.decode(), os.waitstatus_to_exitcode(status)

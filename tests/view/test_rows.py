@@ -179,7 +179,7 @@ def test_a_bad_index_is_an_error(index: Any, error: Any, message: str, store: me
     [
         (deque([torch.ones(3)]), TypeError, r"value\['v'\] is a deque: rows are those of"),
         (Namespace(a=[torch.ones(3)]), TypeError, r"value\['v'\] is a Namespace: rows"),
-        (torch.eye(3).to_sparse(), ValueError, r"value\['v'\] is a sparse or nested tensor"),
+        (torch.eye(3).to_sparse(), TypeError, r"value\['v'\] is a quantized, nested or sparse tensor"),
     ],
 )
 def test_what_has_no_rows_is_named(held: Any, error: Any, message: str, store: memstore.Store) -> None:
