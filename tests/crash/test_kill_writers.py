@@ -11,7 +11,7 @@ import pytest
 import memstore
 from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import workers
-from tests.crash.leftovers import headers_not_live, leftovers
+from tests.crash.leftovers import headers_not_live, left_after_gc
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import stamp_of, stamped
 
@@ -76,8 +76,7 @@ def _check(store: memstore.Store, readers: list[Worker], stamp: int) -> None:
         reader.send("rest")
     for reader in readers:
         assert reader.recv()[1] <= stamp
-    store.gc()
-    assert leftovers(store) == []
+    assert left_after_gc(store) == []
     assert headers_not_live(store) == []
     for reader in readers:
         reader.send("go on")
