@@ -190,7 +190,6 @@ def close(root: Root) -> None:
     """Gives back what was kept if nobody has to be waited for; else the lock is let go, and a sweep does it."""
     if root.ahead is None:
         return
-
     try:
         if root.is_in_place():  # one that was removed or moved stays as it is
             root.mutex.run(lambda: give_back(root), 0.0)
