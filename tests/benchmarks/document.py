@@ -28,22 +28,26 @@ COSTS = (
 )
 # Why goals are missed, where profiles have told: by a part of the goal's words, the first that fits.
 REASONS = {
-    "get, against safetensors": "a small value is a lookup in the catalog, most of it Python; a small file is three "
-    "system calls.",
-    "put, new key, against safetensors": "a safetensors file has no name, version or index to be published.",
-    "put, new key, against TensorDict.memmap": "see the put of 300 tensors under a new key; the ratio spreads widely.",
+    "get of 1 KiB, against safetensors": "a lookup in LMDB with its checksum, and torch's making of a tensor, take a "
+    "third each; a small file is three system calls.",
+    "put of 1 KiB": "a safetensors file has no name, version or index to be published; see LMDB alone in the table.",
     "put of 300 tensors, new key": "the copy goes into new memory, which takes as long again to be had; the rest is "
     "looking at 300 tensors, and two transactions.",
-    "put of 300 tensors, same key": "beside the copy, looking at 300 tensors takes a third of it, and two transactions "
-    "a fifth; between two calls the benchmark reads the value, so the caches hold neither code nor catalog.",
-    "overwrite of 256 MiB": "two files take turns where the memcpy has one target, and claim and commit find the "
-    "caches full of the tensor.",
+    "put of 300 tensors, same key": "in a loop of its own it is 1.8 copies; here the benchmark reads the value between "
+    "two calls, so the caches hold neither code nor catalog. Looking at 300 tensors takes 0.22 ms.",
+    "the same as a TensorDict": "the same.",
+    "first put of": "a new file is a row in the catalog, two transactions and a header, some 80 us, beside the pages "
+    "that a file of safetensors takes too.",
+    "put under the same key of": "an atomic version is a transaction, a header, locks and two small writes: 60 us, "
+    "most of them Python, beside the copy and one write.",
     "get of 256 MiB, the call": "a good third is the kernel's, as the plain mapped file shows; the rest is Python. How "
     "cold the caches are depends on what ran before: here a get that reads all of it, to verify it.",
     "get, the call": "a good third is the kernel's, as the plain mapped file shows; the rest is Python.",
     "view made for it": "to make a view is a get and a walk through its structure; kept, one serves all slices.",
+    "summed, against": "an operator on a lazy leaf costs 4 us more than on a tensor, half of them in torch's dispatch.",
+    "get among": "of a get that takes 4 us, a deeper tree and colder caches are more than of one that took 9.",
     "beside readers": "64 processes on so few cores take turns with the writer and share its caches, and what they "
-    "hold it can't use again: it writes into more files than the caches have room for.",
+    "hold it can't use again: it writes into more files than the caches have room for. A put alone has become faster.",
 }
 
 
