@@ -182,7 +182,7 @@ def _publish(transaction: Transaction, counters: Counters, key: bytes, content: 
         transaction.delete_number("filling", filling.segment)
         counters.filling -= filling.size
         counters.live += filling.size
-    transaction.put_record(key, _record(content, counters.version, counters.number))
+    transaction.put_record(key, record_of(content, counters.version, counters.number))
 
 
 def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
@@ -197,7 +197,7 @@ def replace_segment(transaction: Transaction, counters: Counters, segment: int, 
     return False
 
 
-def _record(content: Content, version: int, number: int) -> Record:
+def record_of(content: Content, version: int, number: int) -> Record:
     filling = content.filling
     return Record(
         version=version,

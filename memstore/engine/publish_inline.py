@@ -9,10 +9,7 @@ there.
 
 from __future__ import annotations
 
-import time
-
-from memstore.engine.publish import Content, replace_segment, sweep_after
-from memstore.engine.record import Record
+from memstore.engine.publish import Content, record_of, replace_segment, sweep_after
 from memstore.engine.recovery import mark_retired
 from memstore.engine.root import Root
 from memstore.engine.tables import Counters, Transaction
@@ -27,19 +24,7 @@ def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> 
         counters.version += 1
         counters.number += 1
         counters.publications += 1
-        record = Record(
-            version=counters.version,
-            put_id=counters.number,
-            segment=0,
-            size=0,
-            start=0,
-            nbytes=content.nbytes,
-            created=time.time(),
-            description=content.description,
-            objects=content.objects,
-            inline=content.inline,
-            checksums=content.checksums,
-        )
+        record = record_of(content, counters.version, counters.number)
         replaced = transaction.replace_record(key, record)
         if replaced:
             replace_segment(transaction, counters, replaced)
