@@ -35,7 +35,7 @@ _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transfor
 _grad_is_enabled, _in_inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
 
 
-class NoMemoryError(ReadOnlyError, RuntimeError):
+class NoPointerError(ReadOnlyError, RuntimeError):
     """A pointer into a lazy leaf is refused, for one could write by it. Torch's callers expect a RuntimeError."""
 
 
@@ -267,8 +267,8 @@ def _name(leaf: StoredTensor) -> str:
     return f"a lazy leaf of {source.key!r}"
 
 
-def _no_memory(leaf: StoredTensor) -> NoMemoryError:
-    return NoMemoryError(
+def _no_memory(leaf: StoredTensor) -> NoPointerError:
+    return NoPointerError(
         f"{_name(leaf)} has no memory of its own that could be pointed at: take a copy with clone(), or get the key "
         "instead of its view; to write a file of it, Store.export",
         key=leaf._span.source.key,
