@@ -13,12 +13,26 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 PATIENCE = 30.0  # seconds
 
 _lock = threading.RLock()
-_waited_for: list[bool] = []  # of the forks that are being made, one in another: whether the import's end was
+
+
+class Hooks(NamedTuple):
+    """What is to be called around a fork, by the thread that forks."""
+
+    before: Callable[[], None]
+    after_in_parent: Callable[[], None]
+    after_in_child: Callable[[], None]
+
+
+_hooks: list[Hooks] = []
+_forks = (
+    threading.local()
+)  # of this thread, one in another: whether the import's end was waited for, and whose `before` ran
 
 
 @contextlib.contextmanager
@@ -33,24 +47,37 @@ def between_forks() -> Generator[None]:
             lock.release()
 
 
+def around_forks(hooks: Hooks) -> None:
+    """Registers hooks of a module that may come late.
+
+    Of `os.register_at_fork`, a hook that is registered while a fork waits for the import of its module is called after
+    the fork, and was not before: what it was to keep whole is split then. Here all are called, or none.
+    """
+    _hooks.append(hooks)
+
+
 def _before_fork() -> None:
-    _waited_for.append(_lock.acquire(timeout=PATIENCE))
+    is_ours = _lock.acquire(timeout=PATIENCE)
+    ready = list(_hooks)  # those too that came meanwhile
+    _forks.__dict__.setdefault("stack", []).append((is_ours, ready))
+    for hooks in reversed(ready):
+        hooks.before()
 
 
 def _after_fork_in_parent() -> None:
-    if _waited_for.pop():
+    is_ours, ready = _forks.stack.pop()
+    for hooks in ready:
+        hooks.after_in_parent()
+    if is_ours:
         _lock.release()
 
 
 def _after_fork_in_child() -> None:
     global _lock
+    _, ready = _forks.stack.pop()
     _lock = threading.RLock()
-    _waited_for.clear()
+    for hooks in ready:
+        hooks.after_in_child()
 
 
-def register() -> None:
-    """Who registers last is asked first, before a fork: call it again after those whom it shall not hold up."""
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
-register()
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -12,7 +12,6 @@ import os
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from memstore import late_imports
 from memstore.engine import folder, recovery, registry, syscalls
 from memstore.engine.age import LOOKED_AT, check_headers, check_publications
 from memstore.engine.catalog import Catalog
@@ -33,8 +32,6 @@ from memstore.errors import (
 )
 
 log = logging.getLogger("memstore")
-
-late_imports.register()  # a fork that waits for an import keeps nobody from the stores: it locks them afterwards
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ anybody has them: what their spares had mapped must not be unmapped by the child
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -17,6 +16,7 @@ from memstore.engine import ahead
 from memstore.engine.folder import Settings
 from memstore.engine.lockfile import close_all
 from memstore.engine.root import Root
+from memstore.late_imports import Hooks, around_forks
 
 roots: dict[tuple[int, int], Root] = {}
 lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
@@ -135,4 +135,4 @@ def _after_fork_in_child() -> None:
     _forking.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+around_forks(Hooks(_before_fork, _after_fork_in_parent, _after_fork_in_child))

@@ -116,6 +116,7 @@ def _put_another_before(store: memstore.Store) -> None:
 
 
 def _put_and_hold(store: memstore.Store) -> object:
+    opened(store).unbooked = 0  # as if the last refusal were long ago: after one, some puts book nothing
     store.put("a", stamped(OLD, SMALL))
     return store.get("a")
 
