@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -72,6 +73,29 @@ def test_a_fork_waits_for_an_import() -> None:
     assert in_child(_imported) is True
     assert ended, "the fork came in the middle"
     thread.join()
+
+
+def test_hooks_that_come_while_a_fork_waits_are_called_all() -> None:
+    """A module that is imported registers some. `os` would call those for after the fork alone."""
+    called: list[str] = []
+    hooks = late_imports.Hooks(*(functools.partial(called.append, name) for name in ("before", "parent", "child")))
+    inside = threading.Event()
+
+    def import_slowly() -> None:
+        with late_imports.between_forks():
+            inside.set()
+            threading.Event().wait(0.2)
+            late_imports.around_forks(hooks)
+
+    thread = threading.Thread(target=import_slowly)
+    thread.start()
+    inside.wait()
+    try:
+        assert in_child(called.copy) == ["before", "child"]
+        assert called == ["before", "parent"]
+    finally:
+        thread.join()
+        late_imports._hooks.remove(hooks)
 
 
 def _imported() -> bool:

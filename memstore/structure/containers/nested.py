@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import operator
@@ -65,6 +66,9 @@ class JaggedNode(Node):
     def build(self, parts: Parts) -> Any:
         with between_forks():
             from torch.nested._internal.nested_tensor import NestedTensor
+
+            if any(bound is not None for bound in self.bounds.values()):
+                importlib.import_module("torch._dynamo")  # its constructor does, to mark them
 
         values, offsets, lengths = [*self.kids.build(parts), None][:3]
         require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "no jagged tensor")
