@@ -352,6 +352,9 @@ class Catalog:
                 "if many of them were killed, gc in one that lives makes room"
             )
             return ResourceLimitError(text, code=errno.EAGAIN)
+        if "already open in this process" in str(error):
+            text = f"{self._folder}: something else than memstore has it open in this process: close that first"
+            return ResourceLimitError(text, code=errno.EBUSY)
         for code in _REFUSALS:
             if os.strerror(code) in str(error):  # LMDB's binding keeps the text only
                 if code == errno.EIO and self._is_disk_full():  # a short write is an I/O error to LMDB

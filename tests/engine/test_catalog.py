@@ -188,6 +188,19 @@ def test_too_many_readers_are_told_so(root: str, monkeypatch: pytest.MonkeyPatch
         assert in_child(_read, root) == b"value"
 
 
+def test_an_environment_that_others_opened_here_is_no_damage(root: str) -> None:
+    with opened(root) as opened_root:
+        put(opened_root, b"key", b"value")
+    with (
+        lmdb.open(f"{root}/catalog/local", max_dbs=8, map_size=STEP),
+        pytest.raises(ResourceLimitError, match="something else than memstore has it open"),
+        opened(root),
+    ):
+        pass
+    with opened(root) as opened_root:
+        assert get(opened_root, b"key") == b"value"
+
+
 def _stay_open(wire: Wire, _: int, path: str) -> None:
     with opened(path) as root:
         get(root, b"key")
