@@ -33,8 +33,9 @@ REASONS = {
     "put of 1 KiB": "a safetensors file has no name, version or index to be published; see LMDB alone in the table.",
     "put of 300 tensors, new key": "the copy goes into new memory, which takes as long again to be had; the rest is "
     "looking at 300 tensors, and two transactions.",
-    "put of 300 tensors, same key": "in a loop of its own it is 1.8 copies in some processes and 3.3 in others, which is "
-    "not explained yet; here the benchmark also reads the value between two calls. Looking at 300 tensors takes 0.22 ms.",
+    "put of 300 tensors, same key": "in a loop of its own it is 1.8 copies in some processes and 3.3 in others, which "
+    "is not explained yet; here the benchmark also reads the value between two calls. To look at 300 tensors takes "
+    "0.22 ms.",
     "the same as a TensorDict": "the same.",
     "first put of": "a new file is a row in the catalog, two transactions and a header, some 80 us, beside the pages "
     "that a file of safetensors takes too.",
