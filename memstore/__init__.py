@@ -2,16 +2,17 @@
 
 The layers; each imports only what stands above it:
 
-    errors, keys, info    what can go wrong, what a key is, what a store tells
-    late_imports          what is imported when it is needed, and forks that wait for it
+    errors, keys, info    what can go wrong, what a key is, what a store tells; wording: numbers as text
+    late_imports, depth   imports that forks wait for; documents that nest too deeply
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
+    sharding/             boxes: parts of tensors
     contents/             what a put writes, and what a get makes of it
-    view/, rows           lazy leaves that read what is used; batches of rows (box: the arithmetic of both)
-    keyspace, listing     an opened store without its values, and what is told of them; without torch. entries: for both
-    ref, store, opening   what a user calls; also describe, as_mapping, weights, rescue
+    view/, rows/          lazy leaves that read what is used; batches of rows
+    formats/              files of others, served in place and written
+    listing/              an opened store without its values, and what is told of them. No torch
+    store/                Store and open: what a user calls
     cli/                  the command line
-    integrations/         files of others, adopted and exported; a Store's methods import it when they are called
     testing/              what tests share, and users may reuse
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog. `memstore.open`
@@ -52,27 +53,27 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
-    from memstore.opening import open
-    from memstore.ref import Ref
-    from memstore.rescue import repair
     from memstore.rows import prefetch_rows, read_rows
-    from memstore.store import Store
+    from memstore.store.opening import open
+    from memstore.store.ref import Ref
+    from memstore.store.rescue import repair
+    from memstore.store.store import Store
+    from memstore.store.weights import iter_weights
     from memstore.view import StoredTensor, bytes_read
-    from memstore.weights import iter_weights
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "open": "memstore.opening",
-    "Store": "memstore.store",
-    "iter_weights": "memstore.weights",
-    "Ref": "memstore.ref",
+    "open": "memstore.store.opening",
+    "Store": "memstore.store.store",
+    "iter_weights": "memstore.store.weights",
+    "Ref": "memstore.store.ref",
     "EntryInfo": "memstore.info",
     "LeafInfo": "memstore.info",
     "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
     "VerifyReport": "memstore.info",
-    "repair": "memstore.rescue",
+    "repair": "memstore.store.rescue",
     "StoredTensor": "memstore.view",
     "bytes_read": "memstore.view",
     "read_rows": "memstore.rows",

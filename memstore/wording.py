@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import html
+import re
 import time
 from collections.abc import Iterable, Sequence
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 ROWS = 30  # of a table in a notebook
 
 
 def size(nbytes: float) -> str:
     """ "1.5 MiB"."""
-    for unit in _UNITS[:-1]:
+    for unit in _BINARY[:-1]:
         if abs(nbytes) < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
-    return f"{nbytes:.1f} {_UNITS[-1]}"
+    return f"{nbytes:.1f} {_BINARY[-1]}"
 
 
 def age(created: float) -> str:
@@ -43,3 +44,25 @@ def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: s
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     caption = html.escape(caption)
     return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    **{letter: 1024**power for power, letter in enumerate("KMGTP", 1)},
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGTP", 1)},
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", 1)},
+}
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes: a number, or text such as "8GiB" (2**33), "500MB" (5 * 10**8), "2G" (2**31)."""
+    found = size
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+        if match and match[2] in _UNITS:
+            found = int(float(match[1]) * _UNITS[match[2]])
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 1 << 63:
+        raise ValueError(f"a size is a positive number of bytes, or text such as '8GiB' or '500MB', and not {size!r}")
+    return found

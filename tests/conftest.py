@@ -15,8 +15,9 @@ import tensordict  # noqa: F401 - loaded before `quick_collections`
 import torch  # noqa: F401
 
 import memstore
-from memstore.engine import folder, syscalls
-from memstore.engine.filesystem import TMPFS
+from memstore.engine import syscalls
+from memstore.engine.root.filesystem import TMPFS
+from memstore.engine.root.root import folder
 from tests.leaks import find_leaks
 
 SHM = Path("/dev/shm")

@@ -6,8 +6,8 @@ import gc
 import os
 
 import memstore
-from memstore.engine.record import LIVE
-from memstore.engine.segment import segment_path
+from memstore.engine.files.segment import segment_path
+from memstore.engine.format.record import LIVE
 
 
 def find_leaks(path: str) -> list[str]:

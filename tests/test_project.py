@@ -19,7 +19,7 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("errors", "box", "late_imports"),
+    ("errors", "late_imports", "depth"),
     ("keys", "wording"),
     ("info",),
     ("engine",),
@@ -27,11 +27,8 @@ LAYERS = (
     ("contents",),
     ("view",),
     ("rows",),
-    ("ref", "rescue", "entries", "as_mapping"),
-    ("describe", "keyspace"),
-    ("listing",),
+    ("formats", "listing"),
     ("store",),
-    ("opening", "weights"),
     ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything
@@ -42,8 +39,8 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 # Modules that one file, or package, alone may import: what is dangerous or unportable is looked for in one place.
 SOLE_IMPORTERS = {
     "pickle": {"memstore/structure/objects.py"},
-    "lmdb": {"memstore/engine/catalog.py"},
-    "zipfile": {"memstore/integrations/torch_archives.py"},
+    "lmdb": {"memstore/engine/catalog/"},
+    "zipfile": {"memstore/formats/torch_archives.py"},
     "ctypes": {"memstore/engine/syscalls/", "memstore/structure/fill.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}

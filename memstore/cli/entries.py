@@ -9,12 +9,10 @@ import click
 import memstore
 from memstore.cli import render
 from memstore.cli.group import as_json, cli, complete_key, key, path, root
-from memstore.engine.lookup import files_of
-from memstore.entries import find
+from memstore.engine import files_of, index
 from memstore.errors import KeyNotFoundError
 from memstore.keys import encode_key
-from memstore.keyspace import open_keyspace
-from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, outline
+from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, open_keyspace, opened, outline
 
 
 @cli.command()
@@ -43,10 +41,10 @@ def info(root: str, key: str, as_json: bool) -> None:
             render.print_json(store.info(key))
         return
     with open_keyspace(root, "r") as keyspace:
-        record = find(keyspace._opened(), encode_key(key))  # pyright: ignore[reportPrivateUsage]
+        record = index.find(opened(keyspace), encode_key(key))
         if record is None:
             raise KeyNotFoundError(f"no key {key!r}", key=key)
-        files = files_of(keyspace._opened(), record)  # pyright: ignore[reportPrivateUsage]
+        files = files_of(opened(keyspace), record)
         try:
             structure, leaves = outline(record.description)
         except UnknownKindError:  # only torch can tell

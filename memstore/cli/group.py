@@ -6,8 +6,7 @@ import click
 
 import memstore
 from memstore.errors import MemstoreError
-from memstore.keyspace import open_keyspace
-from memstore.listing import entries
+from memstore.listing import entries, open_keyspace
 
 
 def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

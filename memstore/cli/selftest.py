@@ -51,8 +51,7 @@ def measure(root: str) -> Selftest:
     import torch
 
     import memstore
-    from memstore.engine import syscalls
-    from memstore.engine.filesystem import filesystem_name
+    from memstore.engine import filesystem_name, syscalls
 
     folder = tempfile.mkdtemp(prefix="memstore-bench-", dir=root)
     try:

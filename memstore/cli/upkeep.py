@@ -9,7 +9,7 @@ import click
 import memstore
 from memstore.cli import render
 from memstore.cli.group import as_json, cli, complete_key, root
-from memstore.keyspace import open_keyspace
+from memstore.listing import open_keyspace
 
 DAMAGED = 1  # exit code
 

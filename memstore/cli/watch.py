@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from memstore.cli import render
-from memstore.keyspace import Keyspace
-from memstore.listing import Listed, entries
+from memstore.listing import Keyspace, Listed, entries, opened
 
 _SMOOTHING = 0.3  # weight of the newest look in a rate
 _ROWS = 40
@@ -46,7 +45,7 @@ def looks(store: Keyspace, prefix: str, interval: float) -> Iterator[Look]:
 
 
 def _publications(store: Keyspace) -> int:
-    root = store._opened()  # pyright: ignore[reportPrivateUsage]
+    root = opened(store)
     with root.guard:
         return root.catalog.view(lambda transaction: transaction.counters().publications)
 

@@ -8,10 +8,7 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine.header import objects_at
-from memstore.engine.header_reader import leading_base64, read_objects
-from memstore.engine.record import Record
-from memstore.engine.root import Root
+from memstore.engine import Record, Root, leading_base64, objects_at, read_objects
 from memstore.errors import CorruptionError
 
 CHECKSUM_SIZE = 8  # bytes a leaf

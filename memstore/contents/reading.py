@@ -11,12 +11,7 @@ import torch
 
 from memstore import structure
 from memstore.contents.checksums import checked_objects, compare, placed_objects
-from memstore.engine.header import HEAD_SIZE, Header, belongs
-from memstore.engine.header_reader import names_put
-from memstore.engine.lookup import Held, files_of
-from memstore.engine.mapping import watch
-from memstore.engine.record import Record
-from memstore.engine.root import Root
+from memstore.engine import HEAD_SIZE, Header, Held, Record, Root, belongs, files_of, names_put, watch
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import modes
 

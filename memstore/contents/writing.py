@@ -11,14 +11,22 @@ import xxhash
 
 from memstore import structure
 from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
-from memstore.engine import ahead
-from memstore.engine.claim import abandon, claim, park
-from memstore.engine.header import HEADER_LIMIT, Header, check_header
-from memstore.engine.publish import Change, Content, commit
-from memstore.engine.publish_inline import commit_inline
-from memstore.engine.record import OBJECTS_IN_RECORD
-from memstore.engine.root import Root
-from memstore.engine.segment import Filling
+from memstore.engine import (
+    HEADER_LIMIT,
+    OBJECTS_IN_RECORD,
+    Change,
+    Content,
+    Filling,
+    Header,
+    Root,
+    abandon,
+    check_header,
+    claim,
+    commit,
+    commit_inline,
+    park,
+)
+from memstore.engine.protocols import ahead
 from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError, VersionConflictError
 from memstore.structure import modes
 

@@ -12,17 +12,26 @@ import os
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from memstore.engine import folder, recovery, registry, syscalls
-from memstore.engine.age import LOOKED_AT, check_headers, check_publications
-from memstore.engine.catalog import Catalog
-from memstore.engine.filesystem import TMPFS, Durability, check_filesystem, mappings_keep_locks
-from memstore.engine.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, Settings
-from memstore.engine.lockfile import OwnedFile
-from memstore.engine.pages import Doorbell, LockPage, deadline_after
-from memstore.engine.registry import close_root
-from memstore.engine.root import Root
-from memstore.engine.sweep import sweep_all
-from memstore.engine.tables import Transaction
+from memstore.engine import syscalls
+from memstore.engine.catalog import Catalog, Transaction
+from memstore.engine.files import OwnedFile
+from memstore.engine.protocols import LOOKED_AT, ahead, check_headers, check_publications, recovery, sweep_all
+from memstore.engine.root import (
+    CATALOG,
+    DOORBELL,
+    LOCK,
+    SEGMENTS,
+    TMPFS,
+    Durability,
+    Root,
+    Settings,
+    check_filesystem,
+    close_root,
+    folder,
+    mappings_keep_locks,
+    registry,
+)
+from memstore.engine.sync import Doorbell, LockPage, deadline_after
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -214,6 +223,7 @@ def _assemble(
             registry.register(identity, root)
         if lock is not None:
             lock.recover = lambda: recovery.after_death(root)
+        root.before_close = ahead.close
         return root
 
     return register() if lock is None else lock.run(register, deadline)

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memstore.engine.leases import lease
-from memstore.engine.limits import resource_errors
+from memstore.engine.failures import resource_errors
+from memstore.engine.format import Record
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.pages import deadline_after
-from memstore.engine.record import Record
-from memstore.engine.registry import close_root
-from memstore.engine.room import where_room_is
-from memstore.engine.root import Root
+from memstore.engine.protocols import lease, retry_after_sweep
+from memstore.engine.root import Root, close_root
+from memstore.engine.sync import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
 
 
@@ -32,7 +30,7 @@ def take_lease(root: Root, key: str, record: Record, seconds: float, options: Ma
         )
     deadline = deadline_after(options["timeout"])
     with resource_errors(root.path, key, root):
-        where_room_is(partial(lease, put_id=record.put_id, seconds=seconds), root, record.segment, deadline)
+        retry_after_sweep(partial(lease, put_id=record.put_id, seconds=seconds), root, record.segment, deadline)
 
 
 def arrive(path: str, store: str, key: str, version: int, options: Mapping[str, Any]) -> Root:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from memstore.engine.holders import holders_of
-from memstore.engine.leases import boot_clock
-from memstore.engine.root import Root
-from memstore.engine.segment import segment_path
-from memstore.engine.tables import Transaction
+from memstore.engine.catalog import Transaction
+from memstore.engine.files import segment_path
+from memstore.engine.root import Root, holders_of
+from memstore.engine.sync import boot_clock
 
 _ROWS_A_PAGE = 1024
 _MISSING = -1  # for an inode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from memstore.engine.record import Leaf
+from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.structure import objects, traits
 from memstore.structure.description import describe, plan_of

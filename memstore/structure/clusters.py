@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memstore.engine.layout import Span
-from memstore.engine.record import Leaf
+from memstore.engine import Leaf, Span
 from memstore.structure import traits
 from memstore.structure.traits import DTYPES
 

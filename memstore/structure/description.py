@@ -18,8 +18,8 @@ import msgspec
 import torch
 import xxhash
 
-from memstore.engine.depth import nests_too_deeply
-from memstore.engine.record import Leaf, Path
+from memstore.depth import nests_too_deeply
+from memstore.engine import Leaf, Path
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack

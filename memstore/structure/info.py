@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure.attributes import shown_attributes
 from memstore.structure.clusters import cluster_leaves, storage_range
 from memstore.structure.dict_keys import name_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.errors import StructureMismatchError
 from memstore.structure import places, traits
 from memstore.structure.extents import Extents, places_of

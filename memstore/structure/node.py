@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.late_imports import between_forks
 from memstore.structure.checks import MalformedError, as_list, require
 from memstore.structure.dict_keys import name_of

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from msgspec.msgpack import Ext
 
-from memstore.engine.depth import nests_too_deeply
+from memstore.depth import nests_too_deeply
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import stdlib
 from memstore.structure.advice import why_refused

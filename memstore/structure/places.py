@@ -6,7 +6,7 @@ from collections import UserDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure.attributes import shown_attributes
 from memstore.structure.dict_keys import name_of
 from memstore.structure.walk import render_path

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memstore.engine.layout import lay_out
-from memstore.engine.record import Leaf, Path
+from memstore.engine import Leaf, Path, lay_out
 from memstore.structure.clusters import spans_of
 from memstore.structure.node import Node, TensorNode
 from memstore.structure.traits import PLAIN, Traits

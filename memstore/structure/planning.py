@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memstore.engine.layout import ALIGNMENT, lay_out
-from memstore.engine.record import Leaf, Path
+from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.checks import MalformedError

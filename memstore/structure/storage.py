@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memstore.engine.mapping import watch
-from memstore.engine.record import Leaf
+from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.clusters import cluster_leaves, storage_range

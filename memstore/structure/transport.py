@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from memstore.engine.mapping import lies_in_mapping
+from memstore.engine import lies_in_mapping
 from memstore.structure import modes, traits
 
 

@@ -20,8 +20,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from memstore.engine import syscalls
-from memstore.engine.catalog import Catalog
+from memstore.engine import Catalog, syscalls
 
 COMMIT = "catalog.commit"
 

@@ -17,8 +17,7 @@ import torch
 
 from memstore import contents, structure
 from memstore.contents.checksums import CHECKSUM_SIZE
-from memstore.engine.lookup import Held
-from memstore.engine.root import Root
+from memstore.engine import Held, Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import modes, traits
 from memstore.structure.devices import need_device

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from memstore.box import Offsets, cover, runs
 from memstore.engine import syscalls
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
+from memstore.sharding import Offsets, cover, runs
 from memstore.structure import traits
 from memstore.view.source import Span
 

@@ -18,15 +18,26 @@ import numpy as np
 import torch
 import xxhash
 
-from memstore.engine import syscalls
-from memstore.engine.header import HEAD_SIZE, belongs
-from memstore.engine.lookup import files_of, map_record
-from memstore.engine.mapping import Mapping, watch
-from memstore.engine.record import Record, decode_record, encode_record
-from memstore.engine.reference import arrive, gone, take_lease
-from memstore.engine.registry import abandon_root, close_root, retain_root
-from memstore.engine.root import Root
-from memstore.engine.segment import segment_path
+from memstore.engine import (
+    HEAD_SIZE,
+    Mapping,
+    Record,
+    Root,
+    abandon_root,
+    arrive,
+    belongs,
+    close_root,
+    decode_record,
+    encode_record,
+    files_of,
+    gone,
+    map_record,
+    retain_root,
+    segment_path,
+    syscalls,
+    take_lease,
+    watch,
+)
 from memstore.errors import CorruptionError, StoreClosedError
 from memstore.late_imports import between_forks
 

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import folder
-from memstore.engine.catalog import STEP
-from memstore.engine.record import decode_record, encode_record
-from memstore.entries import find
+from memstore.engine.catalog.environment import STEP
+from memstore.engine.format.record import decode_record, encode_record
+from memstore.engine.index import find
+from memstore.engine.root.root import folder
 from tests.children import in_child
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.engine import publish
-from memstore.engine.catalog import Catalog
+from memstore.engine.catalog.environment import Catalog
+from memstore.engine.protocols import commit as publish
 from tests.children import in_child
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import memstore
-from memstore import entries
+from memstore.engine import index as entries
 from memstore.engine.syscalls import PAGE
 from memstore.testing import faults
 from tests.crash.leftovers import claimed_at, opened

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import torch
 
 import memstore
-from memstore.engine import ahead
+from memstore.engine.protocols import ahead
 from tests.crash.leftovers import open_fds, opened
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_of, stamped
 from tests.leaks import mapped_files

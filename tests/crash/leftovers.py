@@ -7,11 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import memstore
-from memstore.engine.pages import deadline_after
-from memstore.engine.record import FILLING, LIVE, RETIRED
-from memstore.engine.root import Root
-from memstore.engine.segment import segment_path
-from memstore.engine.tables import Transaction
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.segment import segment_path
+from memstore.engine.format.record import FILLING, LIVE, RETIRED
+from memstore.engine.root.root import Root
+from memstore.engine.sync.clocks import deadline_after
 
 
 def opened(store: memstore.Store) -> Root:

@@ -10,8 +10,8 @@ from multiprocessing.reduction import ForkingPickler
 
 import memstore
 from memstore import contents
-from memstore.engine.limits import resource_errors
-from memstore.engine.pages import deadline_after
+from memstore.engine.failures import resource_errors
+from memstore.engine.sync.clocks import deadline_after
 from tests.crash.leftovers import opened
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
 

@@ -46,7 +46,7 @@ def test_a_child_that_was_forked_during_an_opening_or_a_first_call(filled: str) 
 @pytest.mark.full
 def test_a_child_that_was_forked_during_any_first_call(filled: str) -> None:
     found = fork_in(filled, *fork_imports.OPERATIONS)
-    assert "tensordict" in found["tensordict"] and found["files"].startswith("memstore.integrations"), found
+    assert "tensordict" in found["tensordict"] and found["files"].startswith("memstore.formats"), found
 
 
 @pytest.mark.full

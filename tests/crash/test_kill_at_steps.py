@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import memstore
-from memstore import entries
+from memstore.engine import index as entries
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 import memstore
-from memstore.engine import folder
-from memstore.engine.claim import claim
-from memstore.engine.pages import deadline_after
+from memstore.engine.protocols.claim import claim
+from memstore.engine.root.root import folder
+from memstore.engine.sync.clocks import deadline_after
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.leftovers import leftovers, opened

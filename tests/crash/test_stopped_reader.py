@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.store import Mode
+from memstore.store.store import Mode
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.engine.bytes_store import get, opened

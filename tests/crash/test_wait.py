@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import memstore
-from memstore import entries
-from memstore.engine.pages import Doorbell
+from memstore.engine import index as entries
+from memstore.engine.sync.pages import Doorbell
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import blockers, workers

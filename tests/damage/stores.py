@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.engine.root import Root
+from memstore.engine.root.root import Root
 from memstore.testing.equality import is_same
 
 CATALOG = "catalog/local/data.mdb"

@@ -15,9 +15,9 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.header import Slots, write_slots, write_state
-from memstore.engine.pages import publications_rung
-from memstore.engine.record import LIVE, RETIRED
+from memstore.engine.format.header import Slots, write_slots, write_state
+from memstore.engine.format.record import LIVE, RETIRED
+from memstore.engine.sync.pages import publications_rung
 from memstore.testing import faults
 from memstore.testing.equality import is_same
 from tests.children import in_child

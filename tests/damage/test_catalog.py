@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import survey as surveys
-from memstore.engine.survey import survey
+from memstore.engine.repair.repair import survey as surveys
+from memstore.engine.repair.survey import survey
 from tests.children import in_child
 from tests.damage.stores import (
     CATALOG,

@@ -10,7 +10,7 @@ import torch
 
 import memstore
 from memstore import contents
-from memstore.engine.verify import look_at
+from memstore.engine.repair.verify import look_at
 from memstore.testing.equality import is_same
 from tests.damage.stores import content_of, engine_of, header_size, make, overwrite, paths, values
 

@@ -15,8 +15,8 @@ import torch
 
 import memstore
 from memstore import contents
-from memstore.engine.root import Root
-from memstore.engine.verify import look_at
+from memstore.engine.repair.verify import look_at
+from memstore.engine.root.root import Root
 from memstore.testing.equality import is_same
 from tests.damage.stores import CATALOG, engine_of, flip, header_size
 

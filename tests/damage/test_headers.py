@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.engine import header as headers
-from memstore.engine.header import Header, Slots
-from memstore.engine.header_reader import read_header
-from memstore.engine.layout import SLACK, Span, lay_out
-from memstore.engine.record import LIVE, STATE_NAMES
+from memstore.engine.format import header as headers
+from memstore.engine.format.header import Header, Slots
+from memstore.engine.format.header_reader import read_header
+from memstore.engine.format.layout import SLACK, Span, lay_out
+from memstore.engine.format.record import LIVE, STATE_NAMES
 from memstore.errors import CorruptionError
 from tests.children import in_child
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import folder
-from memstore.engine.catalog import Catalog
+from memstore.engine.catalog.environment import Catalog
+from memstore.engine.root.root import folder
 from memstore.testing import faults
 from tests.children import in_child
 from tests.damage.stores import CATALOG, content_of, overwrite

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import header
-from memstore.engine.header import Slots, write_slots
-from memstore.engine.record import LIVE, Record
+from memstore.engine.format import header
+from memstore.engine.format.header import Slots, write_slots
+from memstore.engine.format.record import LIVE, Record
 from memstore.testing import faults
 from tests.children import Child, Wire, in_child
 from tests.damage.stores import (

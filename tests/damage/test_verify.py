@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore import contents
-from memstore.engine.verify import look_at
+from memstore.engine.repair.verify import look_at
 from tests.children import Child, Wire, children
 from tests.damage.stores import INLINE, content_of, engine_of, header_size, make, overwrite, paths, values
 

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from memstore.engine.claim import abandon, claim
-from memstore.engine.header import Header
-from memstore.engine.layout import Span, lay_out
-from memstore.engine.lookup import hold
+from memstore.engine.format.header import Header
+from memstore.engine.format.layout import Span, lay_out
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.pages import deadline_after
-from memstore.engine.publish import Change, Content, commit
-from memstore.engine.registry import close_root
-from memstore.engine.root import Root
+from memstore.engine.protocols.claim import abandon, claim
+from memstore.engine.protocols.commit import Change, Content, commit
+from memstore.engine.protocols.get import hold
+from memstore.engine.root.registry import close_root
+from memstore.engine.root.root import Root
+from memstore.engine.sync.clocks import deadline_after
 
 INLINE = 1536
 

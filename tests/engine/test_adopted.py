@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memstore.engine import adopted, mapping, syscalls
-from memstore.engine.adopted import SourceFile, Sources, map_sources, read_sources
+from memstore.engine import syscalls
+from memstore.engine.files import external as adopted
+from memstore.engine.files import mapping
+from memstore.engine.files.external import SourceFile, Sources, map_sources, read_sources
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.testing.faults import at_step, raising, record
 from tests.leaks import mapped_files

@@ -11,13 +11,13 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from memstore.engine import catalog as catalogs
-from memstore.engine.catalog import STEP, Catalog
-from memstore.engine.pages import deadline_after
-from memstore.engine.publish import Change, Content, commit
-from memstore.engine.record import LIVE, SegmentRow
-from memstore.engine.sweep import sweep, sweep_all
-from memstore.engine.tables import Transaction
+from memstore.engine.catalog.environment import STEP, Catalog
+from memstore.engine.catalog.environment import environment as catalogs
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.record import LIVE, SegmentRow
+from memstore.engine.protocols.commit import Change, Content, commit
+from memstore.engine.protocols.sweep import sweep, sweep_all
+from memstore.engine.sync.clocks import deadline_after
 from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError
 from tests.children import Child, Wire, children, in_child
 from tests.engine.bytes_store import delete, get, keys, opened, put

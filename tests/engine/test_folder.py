@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.engine import folder, syscalls
-from memstore.engine.filesystem import Durability
+from memstore.engine import syscalls
+from memstore.engine.root.filesystem import Durability
+from memstore.engine.root.root import folder
 from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.mapping import Mapping, lies_in_mapping, map_file
+from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file
 from memstore.engine.syscalls import mappings
 from tests.engine.interrupts import interrupted
 from tests.leaks import mapped_files
@@ -144,7 +144,7 @@ def test_one_that_lives_until_the_end_is_no_trouble(path: str) -> None:
     code = """if True:
         import os, sys
         import numpy as np
-        from memstore.engine.mapping import map_file
+        from memstore.engine.files.mapping import map_file
 
         class Last:
             def __init__(self, array):

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.pages import BELLS, Doorbell, LockPage, deadline_after
+from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.sync.pages import BELLS, Doorbell, LockPage
 from memstore.errors import CorruptionError, StoreTimeoutError
 from tests.children import Child, Wire, children, in_child
 from tests.engine.bytes_store import get, opened, put

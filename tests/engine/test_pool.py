@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import memstore
-from memstore.engine.tables import Counters
+from memstore.engine.catalog.tables import Counters
 from memstore.testing import faults
 from tests.crash.leftovers import leftovers, opened
 from tests.crash.operations import OPERATIONS

@@ -9,10 +9,10 @@ import struct
 import pytest
 
 import memstore
-from memstore.engine.catalog import STEP
-from memstore.engine.readers import Reader, count_free, parse_readers
-from memstore.engine.root import Root
-from memstore.engine.tables import NAMES, Transaction
+from memstore.engine.catalog.environment import STEP
+from memstore.engine.catalog.readers import Reader, count_free, parse_readers
+from memstore.engine.catalog.tables import NAMES, Transaction
+from memstore.engine.root.root import Root
 from memstore.errors import CorruptionError, StoreFullError
 from tests.children import Child, Wire
 from tests.engine.bytes_store import delete, get, opened, put, put_many

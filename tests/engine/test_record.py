@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.engine.record import LIVE, Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
+from memstore.engine.format.record import LIVE, Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
 from memstore.errors import CorruptionError
 
 u63 = st.integers(0, 2**63 - 1)

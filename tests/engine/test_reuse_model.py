@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
-from memstore.engine import ahead, claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep
+from memstore.engine.files import mapping, segment
+from memstore.engine.format import header
+from memstore.engine.protocols import ahead, claim, leases, recovery, reuse, sweep
+from memstore.engine.protocols import commit as publish
+from memstore.engine.protocols import get as lookup
 from memstore.engine.syscalls import files, mappings
 from memstore.testing.explore import Explored, Fault, explore
 from tests.engine import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import safetensors
 
-from memstore.engine import header as headers
 from memstore.engine import syscalls
-from memstore.engine.header import Header, Slots, write_state
-from memstore.engine.layout import Span, lay_out
-from memstore.engine.lockfile import LockFile
-from memstore.engine.mapping import Mapping
-from memstore.engine.record import FILLING, LIVE, RETIRED, Record
-from memstore.engine.reuse import size_class
-from memstore.engine.segment import Filling, map_segment
+from memstore.engine.files.lockfile import LockFile
+from memstore.engine.files.mapping import Mapping
+from memstore.engine.files.segment import Filling, map_segment
+from memstore.engine.format import header as headers
+from memstore.engine.format.header import Header, Slots, write_state
+from memstore.engine.format.layout import Span, lay_out
+from memstore.engine.format.record import FILLING, LIVE, RETIRED, Record
+from memstore.engine.protocols.reuse import size_class
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
 from tests.engine.interrupts import interrupted

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.claim import abandon, claim, park
-from memstore.engine.header import Header
-from memstore.engine.leases import lease
-from memstore.engine.lookup import hold
-from memstore.engine.pages import deadline_after
-from memstore.engine.reuse import size_class
-from memstore.engine.root import Root
-from memstore.engine.sweep import sweep_all
+from memstore.engine.format.header import Header
+from memstore.engine.protocols.claim import abandon, claim, park
+from memstore.engine.protocols.get import hold
+from memstore.engine.protocols.leases import lease
+from memstore.engine.protocols.reuse import size_class
+from memstore.engine.protocols.sweep import sweep_all
+from memstore.engine.root.root import Root
+from memstore.engine.sync.clocks import deadline_after
 from tests.children import Child, Wire
 from tests.engine.bytes_store import delete, opened, put
 

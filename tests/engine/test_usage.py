@@ -10,8 +10,8 @@ import torch
 
 import memstore
 from memstore.engine import usage
-from memstore.engine.catalog import Catalog
-from memstore.engine.tables import Transaction
+from memstore.engine.catalog.environment import Catalog
+from memstore.engine.catalog.tables import Transaction
 
 
 def test_it_adds_up_over_pages_of_rows(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:

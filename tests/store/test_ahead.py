@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.ahead import Ahead
-from memstore.engine.claim import CLEANUP_TIMEOUT
-from memstore.engine.pages import deadline_after
-from memstore.engine.record import FILLING, RETIRED
+from memstore.engine.format.record import FILLING, RETIRED
+from memstore.engine.protocols.ahead import Ahead
+from memstore.engine.protocols.claim import CLEANUP_TIMEOUT
+from memstore.engine.sync.clocks import deadline_after
 from memstore.testing import faults
 from tests.children import Child, Wire, in_child
 from tests.crash.leftovers import leftovers, opened

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.catalog import Catalog
-from memstore.engine.pages import deadline_after
-from memstore.engine.publish import Change, Content, commit
+from memstore.engine.catalog.environment import Catalog
+from memstore.engine.protocols.commit import Change, Content, commit
+from memstore.engine.sync.clocks import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases
 
@@ -220,14 +220,14 @@ def test_another_one_changes_it_for_all(root: str) -> None:
     [("8GiB", 8 << 30), ("500MB", 500_000_000), ("1.5 KiB", 1536), ("2G", 2 << 30), ("77", 77), (123, 123)],
 )
 def test_sizes(text: int | str, expected: int) -> None:
-    from memstore.engine.limits import parse_size
+    from memstore.wording import parse_size
 
     assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("wrong", ["", "GiB", "-1", "1e9", "8 gigs", 0, -5, True, 1.5, None, b"8GiB", 1 << 63, "8EiB"])
 def test_what_is_no_size(root: str, wrong: object) -> None:
-    from memstore.engine.limits import parse_size
+    from memstore.wording import parse_size
 
     with pytest.raises(ValueError, match="8GiB"):
         parse_size(wrong)  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import folder, syscalls
+from memstore.engine import syscalls
+from memstore.engine.root.root import folder
 from memstore.testing import faults
 from tests.children import in_child
 

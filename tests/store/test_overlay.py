@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore.contents import writing
-from memstore.engine.filesystem import mappings_keep_locks
+from memstore.engine.root.filesystem import mappings_keep_locks
 from tests.children import Child, Wire, hold_key, in_child
 from tests.leaks import find_leaks, mapped_files, open_files
 from tests.overlay import on_overlay

@@ -13,7 +13,7 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.leases import boot_clock
+from memstore.engine.sync.clocks import boot_clock
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine import segment, syscalls
-from memstore.engine.pages import Doorbell
+from memstore.engine import syscalls
+from memstore.engine.files import segment
+from memstore.engine.sync.pages import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
 from tests.small_tmpfs import free_bytes, on_small_tmpfs

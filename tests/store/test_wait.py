@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memstore
-from memstore import entries
+from memstore.engine import index as entries
 from tests.children import Child, Wire
 
 
@@ -94,7 +94,7 @@ def test_a_delete_doesnt_count(store: memstore.Store) -> None:
 
 
 def test_many_keys_share_a_word_and_dont_mix(store: memstore.Store) -> None:
-    from memstore.engine.pages import Doorbell
+    from memstore.engine.sync.pages import Doorbell
 
     names = [f"{number}" for number in range(4000)]
     twin = next(name for name in names[1:] if Doorbell.bell(name.encode()) == Doorbell.bell(names[0].encode()))

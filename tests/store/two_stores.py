@@ -19,7 +19,7 @@ import lmdb
 import torch
 
 import memstore
-from memstore import entries
+from memstore.engine import index as entries
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 import memstore
-from memstore.engine.record import Leaf
+from memstore.engine.format.record import Leaf
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import description, get_into, get_like, rebuild
 from memstore.structure.description import describe, plan_of

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memstore import structure
-from memstore.engine.mapping import map_file
+from memstore.engine.files.mapping import map_file
 from memstore.testing.equality import assert_same
 from tests.structure.test_matrix import jagged
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memstore
 from memstore import StoredTensor
-from memstore.engine.leases import boot_clock
+from memstore.engine.sync.clocks import boot_clock
 from memstore.testing.equality import assert_same
 from memstore.view.build import reduce_leaf
 from tests.children import in_child

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure.checks import unpack
 from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
 from memstore.structure.containers.sparse import flatten_sparse, is_sparse

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure import objects
 from memstore.structure.checks import require, unpack
 from memstore.structure.dict_keys import read_keys

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.attributes import (
     NAMESPACES,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.late_imports import between_forks
 from memstore.structure import traits
 from memstore.structure.checks import require, unpack

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.attributes import defines
 from memstore.structure.checks import require, unpack

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure import traits
 from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register

@@ -23,7 +23,7 @@ from tensordict import (
     is_tensor_collection,
 )
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure import objects
 from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.devices import need_device, read_device

@@ -25,7 +25,7 @@ from tensordict import (
 )
 
 import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[reportUnusedImport] - its rule comes first
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.classes import class_name, find_class, make_bare
 from memstore.structure.containers.stacks import read_batch

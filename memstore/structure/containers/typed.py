@@ -13,7 +13,7 @@ from typing import Any
 
 from tensordict import MetaData, TypedTensorDict, is_tensor_collection
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.structure.checks import require, unpack
 from memstore.structure.classes import class_name, find_class
 from memstore.structure.containers.stacks import NonTensorNode, flatten_non_tensor

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from memstore.engine.record import Path
+from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.attributes import defines

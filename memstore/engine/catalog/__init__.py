@@ -1,0 +1,17 @@
+"""The index of a host: an LMDB database and its tables. The only importer of lmdb."""
+
+from __future__ import annotations
+
+from memstore.engine.catalog.environment import Catalog, has_gone_back
+from memstore.engine.catalog.tables import NAMES, Counters, Transaction, check_row, read_counters, read_segment
+
+__all__ = [
+    "Catalog",
+    "Counters",
+    "NAMES",
+    "Transaction",
+    "check_row",
+    "has_gone_back",
+    "read_counters",
+    "read_segment",
+]

@@ -1,0 +1,240 @@
+"""The catalog's tables, typed: what can be read and written in one transaction.
+
+`entries` (key -> record), `segments` (id -> row), `filling` (id -> batch), `retired` ((size, sequence) -> id: files
+kept for reuse), `held` (sequence -> id: retired files that somebody held when they were last looked at), `leases` (id
+-> until), `counters`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from memstore.engine.format import (
+    Record,
+    SegmentRow,
+    checked,
+    decode_record,
+    decode_row,
+    encode_record,
+    encode_row,
+    segment_of,
+    with_checksum,
+)
+from memstore.errors import CorruptionError
+
+NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
+_U64 = struct.Struct(">Q")
+_PAIR = struct.Struct(">QQ")
+_LARGEST = 2**64 - 1
+_COUNTERS = struct.Struct("<10Q")
+
+
+class Counters(msgspec.Struct):
+    """Numbers of the whole store. The first four never repeat."""
+
+    version: int = 0
+    number: int = 0  # the last segment or put id
+    sequence: int = 0  # the last one in `retired` and `held`
+    publications: int = 0
+    live: int = 0  # bytes of files, by the state of their rows; `retired` are those in the table of that name
+    retired: int = 0
+    held: int = 0
+    filling: int = 0
+    recent: int = 0  # bytes of the largest batch lately put
+    capacity: int = 0  # bytes that files may have in all; 0: no limit
+
+    @property
+    def allocated(self) -> int:
+        return self.live + self.retired + self.held + self.filling
+
+
+class Transaction:
+    """The tables, typed. What it returns are copies."""
+
+    __slots__ = ("_handle", "_tables")
+
+    def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
+        self._handle: Any = handle
+        self._tables = tables
+
+    def forget(self) -> None:
+        """Lets go of LMDB's transaction."""
+        self._handle = None
+
+    @property
+    def moment(self) -> int:
+        """The number of the transaction that was committed last."""
+        return int(self._handle.id())
+
+    def record(self, key: bytes) -> Record | None:
+        stored = self._handle.get(key, None, self._tables["entries"])
+        return None if stored is None else decode_record(key, stored)
+
+    def put_record(self, key: bytes, record: Record) -> None:
+        self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
+
+    def replace_record(self, key: bytes, record: Record) -> int:
+        """Returns the segment of the record that was there; 0 if that had none, or there was none."""
+        stored = self._handle.replace(key, encode_record(key, record), self._tables["entries"])
+        return 0 if stored is None else segment_of(key, bytes(stored))
+
+    def delete_record(self, key: bytes) -> None:
+        self._handle.delete(key, db=self._tables["entries"])
+
+    def keys(self, prefix: bytes, after: bytes | None, limit: int) -> list[bytes]:
+        """Up to `limit` keys with the prefix, in order, beyond `after`."""
+        found: list[bytes] = []
+        with self._handle.cursor(db=self._tables["entries"]) as cursor:
+            more = cursor.set_range(after if after is not None else prefix) if after or prefix else cursor.first()
+            while more and len(found) < limit:
+                key = bytes(cursor.key())
+                if not key.startswith(prefix):
+                    break
+                if key != after:
+                    found.append(key)
+                more = cursor.next()
+        return found
+
+    def count(self, table: str) -> int:
+        return int(self._handle.stat(self._tables[table])["entries"])
+
+    def pages(self) -> int:
+        """How many of LMDB's pages are in use."""
+        stats = [self._handle.stat(table) for table in self._tables.values()]
+        return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+
+    def segment(self, segment: int) -> SegmentRow | None:
+        key = _U64.pack(segment)
+        stored = self._handle.get(key, None, self._tables["segments"])
+        return None if stored is None else decode_row(key, stored)
+
+    def put_segment(self, segment: int, row: SegmentRow) -> None:
+        key = _U64.pack(segment)
+        self._handle.put(key, encode_row(key, row), db=self._tables["segments"])
+
+    def segments(self) -> Iterator[tuple[int, SegmentRow]]:
+        with self._handle.cursor(db=self._tables["segments"]) as cursor:
+            for key, stored in cursor:
+                yield _number(key), decode_row(bytes(key), stored)
+
+    def delete_segment(self, segment: int) -> None:
+        self._handle.delete(_U64.pack(segment), db=self._tables["segments"])
+
+    def put_number(self, table: str, key: int, value: int) -> None:
+        self._handle.put(_U64.pack(key), _U64.pack(value), db=self._tables[table])
+
+    def number(self, table: str, key: int) -> int | None:
+        stored = self._handle.get(_U64.pack(key), None, self._tables[table])
+        return None if stored is None else _number(stored)
+
+    def delete_number(self, table: str, key: int) -> None:
+        self._handle.delete(_U64.pack(key), db=self._tables[table])
+
+    def numbers(self, table: str, limit: int, after: int = 0) -> list[tuple[int, int]]:
+        """The first rows of `filling`, `held` or `leases` whose key is beyond `after`."""
+        found: list[tuple[int, int]] = []
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            more = cursor.set_range(_U64.pack(after + 1))
+            while more and len(found) < limit:
+                found.append((_number(cursor.key()), _number(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def counters(self) -> Counters:
+        stored = self._handle.get(b"counters", None, self._tables["counters"])
+        if stored is None:
+            return Counters()
+        return read_counters(bytes(stored))
+
+    def put_counters(self, counters: Counters) -> None:
+        numbers = msgspec.structs.astuple(counters)
+        try:
+            packed = _COUNTERS.pack(*numbers)
+        except struct.error:  # sums that a damaged row made negative
+            packed = _COUNTERS.pack(*(max(number, 0) for number in numbers))
+        self._handle.put(b"counters", with_checksum(b"counters", packed), db=self._tables["counters"])
+
+    # --- retired segments ---------------------------------------------------------------------------------------------
+
+    def put_retired(self, size: int, sequence: int, segment: int) -> None:
+        self._handle.put(_PAIR.pack(size, sequence), _U64.pack(segment), db=self._tables["retired"])
+
+    def delete_retired(self, size: int, sequence: int) -> None:
+        self._handle.delete(_PAIR.pack(size, sequence), db=self._tables["retired"])
+
+    def retired(self, least: int, most: int, limit: int) -> list[tuple[int, int, int]]:
+        """(size, sequence, id) of files of these sizes, by size, then oldest first."""
+        found: list[tuple[int, int, int]] = []
+        with self._handle.cursor(db=self._tables["retired"]) as cursor:
+            more = cursor.set_range(_PAIR.pack(least, 0))
+            while more and len(found) < limit:
+                size, sequence = _pair(cursor.key())
+                if size > most:
+                    break
+                found.append((size, sequence, _number(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def oldest_retired(self, limit: int) -> list[tuple[int, int, int]]:
+        """Up to `limit` rows of each size, oldest first over all sizes."""
+        found: list[tuple[int, int, int]] = []
+        least = 0
+        while rows := self.retired(least, _LARGEST, limit):
+            size = rows[0][0]
+            found += [row for row in rows if row[0] == size]
+            least = size + 1
+        return sorted(found, key=lambda row: row[1])[:limit]
+
+    def rows(self, table: str, after: bytes | None = None) -> Iterator[tuple[memoryview, memoryview]]:
+        """Keys and values beyond `after`, as they lie there, unchecked; no longer valid than the transaction."""
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            if after is None or (cursor.set_range(after) and (bytes(cursor.key()) != after or cursor.next())):
+                yield from cursor
+
+    def listed(self, table: str, after: bytes | None, limit: int) -> list[tuple[bytes, int]]:
+        """The first rows of `retired` or `held` beyond `after`: keys, and segments."""
+        return [(bytes(key), _number(value)) for key, value in itertools.islice(self.rows(table, after), limit)]
+
+    def clear(self, table: str) -> None:
+        self._handle.drop(self._tables[table], delete=False)
+
+    def store_id(self) -> str | None:
+        stored = self._handle.get(b"store", None, self._tables["counters"])
+        return None if stored is None else bytes(stored).decode(errors="replace")
+
+    def put_store_id(self, store: str) -> None:
+        self._handle.put(b"store", store.encode(), db=self._tables["counters"])
+
+
+def check_row(table: str, key: bytes, value: bytes) -> None:
+    """Of the tables of numbers. Raises CorruptionError unless the row is one that could have been written."""
+    if table != "counters":
+        (_pair if table == "retired" else _number)(key)
+        _number(value)
+    elif key == b"counters":
+        read_counters(value)
+
+
+def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
+    return _number(key), decode_row(key, value)
+
+
+def read_counters(value: bytes) -> Counters:
+    return Counters(*_COUNTERS.unpack(checked(b"counters", value, _COUNTERS.size)))
+
+
+def _pair(packed: bytes | memoryview) -> tuple[int, int]:
+    if len(packed) != _PAIR.size:
+        raise CorruptionError(detail := f"a row of the catalog has a key of {len(packed)} bytes", detail=detail)
+    return _PAIR.unpack(packed)
+
+
+def _number(packed: bytes | memoryview) -> int:
+    if len(packed) != _U64.size:
+        raise CorruptionError(detail := f"a row of the catalog has a number of {len(packed)} bytes", detail=detail)
+    return int(_U64.unpack(packed)[0])

@@ -1,0 +1,76 @@
+"""The kernel's refusals, as memstore's errors."""
+
+from __future__ import annotations
+
+import errno
+
+from memstore.engine.root import Root
+from memstore.engine.usage import measure
+from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
+
+
+def is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class resource_errors:
+    """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
+
+    With the opened root, and without its guard held, a StoreFullError says in full who takes what, and a missing file
+    is a NotAStoreError if the whole store has gone.
+    """
+
+    __slots__ = ("_key", "_opened", "_root")
+
+    def __init__(self, root: str, key: str | None = None, opened: Root | None = None) -> None:
+        self._root, self._key, self._opened = root, key, opened
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        if isinstance(error, MemoryError):
+            raise self._exhausted(errno.ENOMEM, "not enough memory") from error
+        if self._opened is not None and isinstance(error, FileNotFoundError):
+            self._opened.check_in_place()
+        if self._opened is not None and isinstance(error, OSError) and is_full(error):
+            raise explain_full(self._opened, error, self._key) from error
+        if not isinstance(error, OSError) or isinstance(error, MemstoreError):
+            return
+        if is_full(error):
+            what = f" for {self._key!r}" if self._key is not None else ""
+            raise StoreFullError(
+                f"{self._root} has no room{what}: delete keys, drop held values, or enlarge the file system; "
+                "nothing was changed",
+                key=self._key,
+            ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise self._exhausted(error.errno, error.strerror or "") from error
+
+    def _exhausted(self, code: int, text: str) -> ResourceLimitError:
+        what = f" at {self._key!r}" if self._key is not None else ""
+        return ResourceLimitError(
+            f"{self._root}: {text}{what}: "
+            "raise `ulimit -n` for files or vm.max_map_count for mappings, or drop held values",
+            key=self._key,
+            code=code,
+        )
+
+
+def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
+    """What has no room, for what, and who could make some."""
+    usage = measure(root)
+    what = f" for {key!r}" if key is not None else ""
+    limit = f"capacity {usage.capacity:,}" if usage.capacity else "no capacity set"
+    pinned = f"{usage.pinned_bytes:,} replaced but held"
+    if usage.pinned_by:
+        pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
+    detail = reason if isinstance(reason, StoreFullError) else reason.strerror
+    return StoreFullError(
+        f"{root.path} has no room{what} ({detail}): {limit}, {usage.live_bytes:,} bytes live, {pinned}, "
+        f"{usage.filling_bytes:,} being written, {usage.catalog_bytes:,} of catalog: delete keys, drop held values, or "
+        "enlarge the file system or the capacity; nothing was changed",
+        key=key,
+    )

@@ -1,0 +1,30 @@
+"""Files in memory and under locks: segments and who fills them, mappings, files of others."""
+
+from __future__ import annotations
+
+from memstore.engine.files.external import Sources, map_sources, opened, read_sources
+from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
+from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
+from memstore.engine.files.placing import file_offsets
+from memstore.engine.files.segment import Filling, map_segment, remove_file, segment_path
+from memstore.engine.files.spares import Spares
+
+__all__ = [
+    "Filling",
+    "LockFile",
+    "Mapping",
+    "OwnedFile",
+    "Sources",
+    "Spares",
+    "close_all",
+    "file_offsets",
+    "lies_in_mapping",
+    "map_file",
+    "map_segment",
+    "map_sources",
+    "opened",
+    "read_sources",
+    "remove_file",
+    "segment_path",
+    "watch",
+]

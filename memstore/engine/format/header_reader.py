@@ -1,0 +1,228 @@
+"""The header of a segment, read and checked: verify and repair take whole ones, a get the objects of large values.
+
+It may be damaged, or anybody's work. That a file holds a record's put, a get tells without it, by `header.belongs`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import string
+from dataclasses import dataclass
+
+import msgspec
+
+from memstore.depth import nests_too_deeply
+from memstore.engine import syscalls
+from memstore.engine.format.header import (
+    DIGEST_SIZE,
+    HEADER_LIMIT,
+    SLOTS_OFFSET,
+    START,
+    STATE_AT,
+    STORE_AT,
+    Slots,
+    digest_of,
+    state_word,
+    store_mark,
+)
+from memstore.engine.format.layout import SAFETENSORS_DTYPES, SLACK
+from memstore.engine.format.record import FILLING, STATE_NAMES
+from memstore.errors import CorruptionError
+from memstore.keys import encode_key
+
+_STATES = {state_word(state): state for state in STATE_NAMES}
+_ITEM_SIZES = {  # the names tell: F64, BF16, F8_E4M3, and BOOL
+    code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in SAFETENSORS_DTYPES.values()
+}
+_LARGEST_HEADER = HEADER_LIMIT + 2 * syscalls.PAGE  # with the slack's entry and the spaces
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_LARGEST_NUMBER = 1 << 62  # of versions and put ids: a repair counts on from them
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A header that was read and agrees with its digest.
+
+    Attributes:
+        put_id: 0 where a new put was being made of the file.
+        state: FILLING, LIVE or RETIRED.
+        nbytes: of the data, without the slack.
+    """
+
+    put_id: int
+    state: int
+    version: int
+    batch: int
+    count: int
+    store: str
+    key: str
+    description: bytes
+    objects: bytes
+    checksums: bytes | None
+    start: int
+    nbytes: int
+
+
+class _Metadata(msgspec.Struct):
+    memstore: str
+    store: str
+    digest: str
+    key: str
+    checksums: str
+    objects: str
+    description: str
+
+
+class _MetadataOnly(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(name="__metadata__")
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """A tensor's place; the metadata, which lie among the entries, decode to one without fields."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+_read_json = msgspec.json.Decoder(_MetadataOnly).decode
+_read_entries = msgspec.json.Decoder(dict[str, _Entry]).decode
+
+
+def header_size(head: bytes, size: int) -> int:
+    """How long the header is of a file of `size` bytes that starts with `head`. Raises CorruptionError."""
+    nbytes = 8 + int.from_bytes(head[:8], "little")
+    if not STORE_AT < nbytes <= min(size, _LARGEST_HEADER):
+        detail = f"a file of {size:,} bytes can't have a header of {nbytes:,}"
+        raise CorruptionError(detail, detail=detail)
+    return nbytes
+
+
+def read_header(header: bytes | memoryview, size: int) -> Found:
+    """Reads a whole header, its 8 bytes of size included, of a file of `size` bytes. Raises CorruptionError.
+
+    It may come from a file that somebody tampered with, digest and all: everything that is returned is checked.
+    """
+    view = memoryview(header)
+    if header_size(bytes(view[:8]), size) != len(view):
+        detail = f"the header has {len(view):,} bytes, and says otherwise"
+        raise CorruptionError(detail, detail=detail)
+    try:
+        return _read_checked(view, size)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(view, size)):
+            raise
+        raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+
+
+def _read_checked(header: memoryview, size: int) -> Found:
+    metadata = _read_json(header[8:]).metadata
+    mark = f'{store_mark(metadata.store)},"digest":"'
+    at = STORE_AT + len(mark)
+    said = f"{metadata.memstore}{mark}{metadata.digest}".encode()
+    if bytes(header[8 : at + DIGEST_SIZE]) != START + said or metadata.digest.encode() != digest_of(header, at):
+        raise ValueError("it doesn't agree with its digest")
+    slots = _read_slots(bytes(header[SLOTS_OFFSET:STORE_AT]))
+    encode_key(metadata.key)
+    return Found(
+        put_id=slots.put_id,
+        state=slots.state,
+        version=slots.version,
+        batch=slots.batch,
+        count=slots.count,
+        store=metadata.store,
+        key=metadata.key,
+        description=base64.b64decode(metadata.description, validate=True),
+        objects=base64.b64decode(metadata.objects, validate=True),
+        checksums=base64.b64decode(metadata.checksums, validate=True) or None,
+        start=len(header),
+        nbytes=_data_size(_read_entries(header[8:]), size - len(header)),
+    )
+
+
+def _read_slots(text: bytes) -> Slots:
+    """Where the put id was erased, the rest is another put's, or nobody's: only the state is told."""
+    words = dict(word.split("=", 1) for word in text.decode("ascii").split() if "=" in word)
+    state = _STATES.get(text[STATE_AT - SLOTS_OFFSET :][: len(state_word(FILLING))])
+    put_id, version, batch = (words.get(name, "") for name in ("put", "version", "batch"))
+    if state is not None and put_id == "0" * 16:
+        return Slots(0, state)
+    numbers = [int(number, 16) for number in (put_id, version, *batch.split("/"))]
+    if state is None or len(numbers) != 4 or max(numbers) > _LARGEST_NUMBER:
+        raise ValueError("its slots have no meaning")
+    slots = Slots(numbers[0], state, *numbers[1:])
+    if slots.encode() != text:
+        raise ValueError("its slots don't agree with their check")
+    return slots
+
+
+def read_slots(head: bytes, store: str) -> Slots | None:
+    """The slots of a file of that store that starts with `head` (HEAD_SIZE bytes); None if they aren't whole."""
+    if not head.startswith(START, 8) or not head.startswith(store_mark(store).encode(), STORE_AT):
+        return None
+    try:
+        return _read_slots(head[SLOTS_OFFSET:STORE_AT])
+    except (ValueError, UnicodeError):
+        return None
+
+
+def names_put(head: bytes, put_id: int, version: int) -> bool:
+    """Whether the slots of a damaged header (HEAD_SIZE bytes of it) are whole, and those of a published put."""
+    try:
+        slots = _read_slots(head[SLOTS_OFFSET:STORE_AT])
+    except (ValueError, UnicodeError):
+        return False
+    return (slots.put_id, slots.version) == (put_id, version)
+
+
+def _data_size(entries: dict[str, _Entry], room: int) -> int:
+    """The bytes of the data without the slack. The entries must fill `room`, in their order, the slack last."""
+    del entries["__metadata__"]
+    slack = entries.pop(SLACK, None)
+    end = 0
+    for entry in entries.values() if slack is None else (*entries.values(), slack):
+        start, stop = entry.data_offsets
+        if start != end or not start <= stop <= room or stop - start != _span(entry, room):
+            raise ValueError(f"an entry of shape {list(entry.shape)[:8]} can't lie at {start}:{stop}")
+        end = stop
+    if end != room:
+        raise ValueError(f"its entries have {end:,} bytes, and the file {room:,}")
+    return slack.data_offsets[0] if slack else room
+
+
+def _span(entry: _Entry, most: int) -> int:
+    """Bytes of a tensor; -1 if it has none that could be, or more than `most`."""
+    nbytes = _ITEM_SIZES.get(entry.dtype, -1)
+    if 0 in entry.shape:
+        return 0 if nbytes > 0 else -1
+    for length in entry.shape:
+        nbytes *= length
+        if not 0 < nbytes <= most:  # before numbers grow that take all day to multiply
+            return -1
+    return nbytes
+
+
+class _Objects(msgspec.Struct):
+    objects: str
+
+
+class _ObjectsOnly(msgspec.Struct):
+    metadata: _Objects = msgspec.field(name="__metadata__")
+
+
+_read_objects = msgspec.json.Decoder(_ObjectsOnly).decode
+
+
+def read_objects(header: bytes) -> bytes:
+    """The objects that the JSON of a header carries. Raises CorruptionError."""
+    try:
+        return base64.b64decode(_read_objects(header).metadata.objects, validate=True)
+    except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
+        raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+
+
+def leading_base64(text: bytes) -> bytes:
+    """What the base64 that `text` starts with says. It ends where it can't go on: what closes it may be damaged."""
+    match = _BASE64.match(text)
+    return base64.b64decode(match[0]) if match else b""

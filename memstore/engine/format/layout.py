@@ -1,0 +1,101 @@
+"""Where each tensor lies in the data section of a segment, and the entries of the safetensors header that say so. Pure.
+
+Order: what fills whole 64-byte lines first, then the rest by element size, largest first. So every tensor starts on
+64 bytes (cache lines, and any SIMD load), and pad entries are needed only between the odd-sized ones at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memstore.engine.format.record import Path
+
+ALIGNMENT = 64
+SLACK = "__slack__"  # the name of the entry for what is left of a file behind the data
+
+# dtypes that the format has, by torch's names; all others are stored as U8 and named in the description.
+# F4 is left out: the format counts its elements in halves of bytes, and readers differ on what that means.
+SAFETENSORS_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes to store. `shape` is None where the bytes are not the C-contiguous elements of one tensor."""
+
+    name: Path
+    dtype: str  # torch's name without "torch."
+    itemsize: int
+    shape: tuple[int, ...] | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    offsets: tuple[int, ...]  # of the spans, in the order given, from the start of the data section
+    nbytes: int  # of the data section
+    header: bytes  # the header's entries behind __metadata__: ',"a":{...},"b":{...}'
+
+
+def lay_out(spans: Sequence[Span], *, aligned: bool = True) -> Layout:
+    """Places spans in a data section. With `aligned` false (inline values) only to their element size, without pads."""
+    order = sorted(range(len(spans)), key=lambda i: (spans[i].nbytes % ALIGNMENT != 0, -spans[i].itemsize, i))
+    offsets = [0] * len(spans)
+    entries: list[tuple[str, str, Sequence[int], int, int]] = []
+    names = _HeaderNames()
+    end = 0
+    for i in order:
+        span = spans[i]
+        multiple = ALIGNMENT if aligned and span.nbytes else span.itemsize
+        start = -(-end // multiple) * multiple if span.nbytes else end
+        if start > end and aligned:
+            entries.append((names.unique("__pad__"), "U8", [start - end], end, start))
+        offsets[i] = start
+        end = start + span.nbytes
+        code = SAFETENSORS_DTYPES.get(span.dtype, "U8") if span.shape is not None else "U8"
+        raw = span.shape is None or span.dtype not in SAFETENSORS_DTYPES
+        shape = [span.nbytes] if raw or span.shape is None else span.shape
+        entries.append((names.unique(".".join(map(str, span.name))), code, shape, start, end))
+    header = "".join(
+        f',{json.dumps(name)}:{{"dtype":"{code}","shape":{json.dumps(shape)},"data_offsets":[{start},{stop}]}}'
+        for name, code, shape, start, stop in entries
+    )
+    return Layout(tuple(offsets), end, header.encode())
+
+
+class _HeaderNames:
+    """Makes names unique: ("a", "b") and ("a.b",) are two leaves, and both read "a.b"."""
+
+    def __init__(self) -> None:
+        self._seen = {"__metadata__", SLACK}
+        self._counts: dict[str, int] = {}  # so that 10,000 pads take no 10,000 tries each
+
+    def unique(self, name: str) -> str:
+        candidate, count = name, self._counts.get(name, 0)
+        while candidate in self._seen:
+            count += 1
+            candidate = f"{name}#{count}"
+        self._counts[name] = count
+        self._seen.add(candidate)
+        return candidate

@@ -1,0 +1,143 @@
+"""What the catalog stores: records, their leaves, and the rows of the other tables. Nouns only.
+
+A record is msgpack (by msgspec) behind an xxh3 checksum over the key and itself, so that a flipped bit in the
+catalog's file, which LMDB returns silently, is an error and never a wrong value.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from memstore.errors import CorruptionError
+from memstore.info import Kind
+
+Path = tuple[str | int, ...]
+
+OBJECTS_IN_RECORD = 1536  # bytes; a larger record takes pages of its own in the catalog, so the header alone has them
+
+
+class Leaf(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a value. Offsets and sizes in bytes, from the start of the data section of its segment.
+
+    Leaves whose byte ranges overlap are tied: they share one storage when they are got.
+    """
+
+    name: Path
+    dtype: str  # torch's name without "torch."
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None  # in elements; None: contiguous
+    offset: int
+    nbytes: int  # of the span: from the first byte of the leaf to its last
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a key. `segment` is 0 for a value that lives in `inline`, or in the files that `adopted` names."""
+
+    version: int
+    put_id: int
+    segment: int
+    size: int  # of the file
+    start: int  # of the data section in it
+    nbytes: int  # of the data section
+    created: float  # Unix seconds
+    description: bytes  # structure and leaves, opaque here: see memstore/structure/description.py
+    objects: bytes  # the leaves that are no tensors, msgpack; empty if there are none, or `objects_checksum` says
+    inline: bytes | None = None
+    checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
+    objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
+    adopted: bytes | None = None  # the files of others that hold the data: see `files/external.py`
+
+    @property
+    def kind(self) -> Kind:
+        if self.adopted is not None:
+            return "adopted"
+        return "segment" if self.segment else "inline"
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self.segment) or self.adopted is not None
+
+
+class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
+    """What the catalog knows of a segment's file. The catalog alone says what is live."""
+
+    key: bytes
+    put_id: int
+    state: int  # FILLING, LIVE or RETIRED
+    nbytes: int  # of the file
+
+
+FILLING, LIVE, RETIRED = 1, 2, 3
+STATE_NAMES = {FILLING: "filling", LIVE: "live", RETIRED: "retired"}
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_row = msgspec.msgpack.Decoder(SegmentRow).decode
+_digest = xxhash.xxh3_64_digest
+_CHECKSUM = 8  # bytes of xxh3-64, in front
+
+
+def with_checksum(key: bytes, body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(key + body) + body
+
+
+def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> bytes:
+    """The body that was stored under this key, `size` bytes long. Raises CorruptionError."""
+    body = bytes(stored[_CHECKSUM:])
+    if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body) or size not in (None, len(body)):
+        raise CorruptionError(detail := f"the checksum of row {key!r} in the catalog doesn't fit", detail=detail)
+    return body
+
+
+def encode_record(key: bytes, record: Record) -> bytes:
+    return with_checksum(key, _encode(record))
+
+
+def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
+    """Raises CorruptionError unless the bytes are those that were stored for this key."""
+    body = stored[_CHECKSUM:]
+    if stored[:_CHECKSUM] != _digest(key + body):
+        raise _damaged(key, "the checksum of its record doesn't fit")
+    try:
+        return _decode_record(body)
+    except msgspec.MsgspecError as error:
+        raise _damaged(key, f"its record can't be read: {error}") from None
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    put_id: int
+    segment: int
+
+
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+
+
+def segment_of(key: bytes, stored: bytes) -> int:
+    """As `decode_record`, for the one field that a put needs of what it replaces."""
+    body = stored[_CHECKSUM:]
+    if stored[:_CHECKSUM] != _digest(key + body):
+        raise _damaged(key, "the checksum of its record doesn't fit")
+    try:
+        return _decode_head(body).segment
+    except msgspec.MsgspecError as error:
+        raise _damaged(key, f"its record can't be read: {error}") from None
+
+
+def encode_row(key: bytes, row: SegmentRow) -> bytes:
+    """`key` is that of the table, the segment's id."""
+    return with_checksum(key, _encode(row))
+
+
+def decode_row(key: bytes, stored: bytes | memoryview) -> SegmentRow:
+    body = checked(key, stored)
+    try:
+        return _decode_row(body)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"a row of the catalog's segments can't be read: {error}", detail=str(error)) from None
+
+
+def _damaged(key: bytes, detail: str) -> CorruptionError:
+    name = key.decode(errors="backslashreplace")
+    return CorruptionError(f"{name!r} in the catalog: {detail}", key=name, detail=detail)

@@ -1,0 +1,109 @@
+"""What the living do for the dead: finish or undo a change whose owner died in the middle of it.
+
+All of it runs under the store's mutex. Files that nobody holds are given back by the sweep, see `sweep.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterable
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.files import OwnedFile, segment_path
+from memstore.engine.format import FILLING, HEAD_SIZE, LIVE, RETIRED, SegmentRow, Slots, read_slots, write_state
+from memstore.engine.protocols.reuse import unclaim
+from memstore.engine.protocols.rollback import ALL, check_headers, compare_publications
+from memstore.engine.root import Root
+
+log = logging.getLogger("memstore")
+
+_MOST = 1 << 20  # rows
+
+
+def after_death(root: Root) -> None:
+    """Runs before anything else of the mutex's next owner, when the last one died or raised in the middle.
+
+    0. A catalog that has gone back in time is refused, before anything is taken for a dead writer's.
+    1. What a commit booked for the next put, and didn't come to lock (`ahead.py`): a filling row, over a file that says
+       live under an older put. It is retired, as all else that was replaced.
+    2. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
+       headers go back to filling. (What it did commit is live, and its headers say so.)
+    3. The ring sequence behind the catalog's publications: it committed, and maybe did nothing more. Headers of what
+       it replaced are marked retired, and all waiters are woken.
+    """
+    page = root.mutex
+    if page.is_new:  # it may have been written before the catalog was
+        check_headers(root, ALL)
+
+    def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
+        if page.is_new:  # leases tell time by the clock of another boot
+            transaction.clear("leases")
+        counters = transaction.counters()
+        compare_publications(root, page.ring, counters)
+        behind = page.ring != counters.publications
+        if behind:
+            _unbook(root, transaction, counters)
+        retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
+        return transaction.numbers("filling", _MOST), retired, counters
+
+    with root.guard:
+        # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
+        # the next write transaction begins; and a sweep by the past would unlink what is live.
+        filling, retired, counters = root.catalog.update(read, is_delete=True)
+    if page.batch:
+        for segment, batch in filling:
+            if batch == page.batch:
+                _mark(root, segment, FILLING)
+        page.batch = 0
+    if page.ring != counters.publications:
+        mark_retired(root, retired)
+        root.doorbell.ring_all()
+        page.ring = counters.publications
+    log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
+
+
+def _unbook(root: Root, transaction: Transaction, counters: Counters) -> None:
+    booked = False
+    for segment, _ in transaction.numbers("filling", _MOST):
+        row, found = transaction.segment(segment), _slots(root, segment)
+        if row is None or row.state != FILLING or found is None or found.state != LIVE:
+            continue
+        if found.put_id not in (0, row.put_id) and found.version <= counters.version:
+            unclaim(transaction, counters, segment, SegmentRow(row.key, found.put_id, RETIRED, row.nbytes))
+            booked = True
+    if booked:
+        transaction.put_counters(counters)
+
+
+def _slots(root: Root, segment: int) -> Slots | None:
+    try:
+        file = OwnedFile(segment_path(root.segments, segment), os.O_RDONLY, dir_fd=root.segments_fd)
+        return read_slots(syscalls.read_at(file.fd, HEAD_SIZE, 0), root.settings.store)
+    except OSError:  # missing, another user's, or planted
+        return None
+
+
+def mark_retired(root: Root, segments: Iterable[int]) -> None:
+    """Headers of replaced and deleted puts say so, for a repair. Under the mutex, right after the commit."""
+    for segment in segments:
+        try:
+            _mark(root, segment, RETIRED)
+        except OSError as error:  # the commit stands
+            log.info("%s: a header could not be marked retired: %s", root.path, str(error))
+
+
+def _mark(root: Root, segment: int, state: int) -> None:
+    try:
+        file = OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+    except OSError as error:
+        # missing; or another user's, killed before it got the store's group; or planted: not ours to mark
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
+            raise
+        return
+    try:
+        write_state(file.fd, state)
+    finally:
+        file.close()

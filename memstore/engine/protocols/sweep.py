@@ -1,0 +1,259 @@
+"""The sweep: which retired segments are kept to be used again, and which are given back.
+
+What lies idle is bound: by what is live, by twice the largest batch lately put, and by a tenth of the free space; but
+one file of the latest size may always stay. What is *held*, by a lock or a lease, is looked at again by later sweeps,
+and what writers left that died is given back too.
+
+All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.files import LockFile, OwnedFile, remove_file, segment_path
+from memstore.engine.format import FILLING, RETIRED, erase_put_id
+from memstore.engine.protocols import ahead
+from memstore.engine.protocols.leases import is_leased
+from memstore.engine.protocols.reuse import Row, lock_in_state, lock_retired, retire, set_aside
+from memstore.engine.protocols.rollback import check_header
+from memstore.engine.root import Root
+from memstore.engine.sync import boot_clock
+
+log = logging.getLogger("memstore")
+
+_SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
+_HELD_A_SWEEP = 16  # files that a put looks at again; 8 us each
+_LOOK_AT_HELD = 0.02  # seconds between a process's looks at held files
+_LOOK_FOR_DEAD = 1.0  # seconds between a process's looks at filling rows
+_FREE_SHARE = 0.1  # of the file system's free space
+
+
+def limit(root: Root, counters: Counters) -> int:
+    """How many bytes of retired files may stay."""
+    wanted = max(counters.live, 2 * counters.recent)
+    if counters.retired <= min(counters.recent, wanted):
+        return wanted
+    status = os.fstatvfs(root.segments_fd)
+    free = int(status.f_bavail * status.f_frsize * _FREE_SHARE)
+    return min(wanted, max(free, counters.recent))
+
+
+def needs_sweep(root: Root, counters: Counters) -> bool:
+    """Whether a commit should be followed by a sweep."""
+    return (
+        counters.retired > limit(root, counters)
+        or _may_look_at_held(root, counters)
+        or _may_look_for_dead(root, counters)
+    )
+
+
+def _may_look_at_held(root: Root, counters: Counters) -> bool:
+    return counters.held > 0 and time.monotonic() > root.looked_at_held + _LOOK_AT_HELD
+
+
+def _may_look_for_dead(root: Root, counters: Counters) -> bool:
+    ours = root.ahead.size if root.ahead is not None else 0
+    return counters.filling > ours and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
+
+
+def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
+    """Looks at everything once, what is kept ahead and dead readers included. Arguments and result as `sweep`."""
+    root.mutex.run(lambda: _let_go(root), deadline)
+    with root.guard:
+        tables = ("retired", "held", "filling")
+        rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
+    root.looked_for_dead, root.last_filling = 0.0, 0
+    return sweep_some(root, rows + 1, deadline, keep=keep)
+
+
+def _let_go(root: Root) -> None:
+    ahead.give_back(root)
+    with root.guard:
+        root.catalog.forget_dead_readers()
+
+
+def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:
+    """As `sweep`, in several holds: others publish in between, and few files are open at once."""
+    freed = 0
+    for left in range(files, 0, -_SWEPT_A_HOLD):
+        unlinked: list[LockFile] = []
+        action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
+        try:
+            freed += root.mutex.run(action, deadline)
+        finally:  # after an error too: no later sweep would find what is unlinked already
+            close_unlinked(unlinked)
+    return freed
+
+
+def close_unlinked(files: Iterable[OwnedFile]) -> None:
+    """Frees the blocks of files that nobody can open any more: they may still be mapped, see `spares.py`."""
+    for file in files:
+        try:
+            if syscalls.status(file.fd).st_nlink == 0:
+                syscalls.free_blocks(file.fd, syscalls.size_of(file.fd))
+        except OSError as error:  # a file system without holes
+            log.debug("an unlinked file keeps its blocks until it is unmapped: %s", str(error))
+        file.close()
+
+
+class _Sweep(NamedTuple):
+    """What one hold looks at."""
+
+    surplus: list[Row]
+    held: list[Row]
+    dead: list[int]
+
+
+def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None = None) -> int:
+    """Unlinks retired files beyond what may stay (`keep` bytes; None: `limit`), and what dead writers left.
+
+    It looks at up to `files` of each kind, and returns the bytes that it gave back. Files are unlinked before their
+    rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
+    sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
+    """
+    with root.guard:
+        chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
+        if not any(chosen):
+            return 0
+        action = functools.partial(_give_back, root, chosen=chosen, unlinked=unlinked, keep=keep)
+        return root.catalog.update(action, is_delete=True)
+
+
+def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) -> _Sweep:
+    counters = transaction.counters()
+    over = counters.retired - (limit(root, counters) if keep is None else keep)
+    surplus: list[Row] = []
+    if over > 0:
+        for row in transaction.oldest_retired(files):
+            if over <= 0:
+                break
+            surplus.append(Row(*row))
+            over -= row[0]
+    held: list[Row] = []
+    if keep == 0 or _may_look_at_held(root, counters):
+        held = [Row(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
+        root.looked_at_held = time.monotonic()
+    dead: list[int] = []
+    if _may_look_for_dead(root, counters):
+        dead = [segment for segment, _ in transaction.numbers("filling", files, root.last_filling)]
+        root.last_filling = dead[-1] if len(dead) == files else 0
+        root.looked_for_dead = time.monotonic() if root.last_filling == 0 else root.looked_for_dead
+    return _Sweep(surplus, held, dead)
+
+
+def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[LockFile], keep: int | None) -> int:
+    counters, freed, now = transaction.counters(), 0, boot_clock()
+    rows = transaction.count("segments")
+    before = msgspec.structs.astuple(counters)
+    rotate = transaction.count("held") > len(chosen.held)  # else the next look sees them all again
+    for row in chosen.surplus:
+        if not _unlink(root, transaction, counters, row.segment, RETIRED, unlinked, now):
+            set_aside(transaction, counters, row)
+            continue
+        transaction.delete_retired(row.size, row.sequence)
+        counters.retired -= row.size
+        freed += row.size
+    held = counters.held
+    for row in chosen.held:
+        freed += _look_again(root, transaction, counters, row, unlinked, now, keep, rotate=rotate)
+    if counters.held < held:  # somebody let go, maybe of more: the next put looks on
+        root.looked_at_held = 0.0
+    for segment in chosen.dead:
+        found = transaction.segment(segment)
+        if _unlink(root, transaction, counters, segment, FILLING, unlinked, now):
+            transaction.delete_number("filling", segment)
+            size = found.nbytes if found else 0
+            counters.filling -= size
+            freed += size
+    if msgspec.structs.astuple(counters) != before:  # a look that changed nothing writes nothing: on a disk, no sync
+        transaction.put_counters(counters)
+    if transaction.count("segments") < rows:  # also of a file that was missing: who unlinked it may not have synced
+        root.sync_unlinked()
+    return freed
+
+
+def _look_again(
+    root: Root,
+    transaction: Transaction,
+    counters: Counters,
+    row: Row,
+    unlinked: list[LockFile],
+    now: int,
+    keep: int | None,
+    *,
+    rotate: bool,
+) -> int:
+    """A held file that nobody holds any more may be reused, or goes. Returns the bytes that went.
+
+    With `rotate`, one that is held still goes behind the others.
+    """
+    found = transaction.segment(row.segment)
+    size = found.nbytes if found else 0
+    if keep == 0 or not _is_usable(root, row.segment, size):
+        if _unlink(root, transaction, counters, row.segment, RETIRED, unlinked, now):
+            transaction.delete_number("held", row.sequence)
+            counters.held -= size
+            return size
+    elif not is_leased(transaction, row.segment, now) and lock_retired(root, transaction, row.segment):
+        transaction.delete_number("held", row.sequence)
+        counters.held -= size
+        retire(transaction, counters, row.segment, size)
+        return 0
+    if rotate:
+        transaction.delete_number("held", row.sequence)
+        counters.sequence += 1
+        transaction.put_number("held", counters.sequence, row.segment)
+    return 0
+
+
+def _is_usable(root: Root, segment: int, size: int) -> bool:
+    """Not so: unlinked by a sweep that died before its commit, or cut by somebody. No claim would ever take it."""
+    try:
+        name = os.path.basename(segment_path(root.segments, segment))
+        found = os.stat(name, dir_fd=root.segments_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return size > 0 and found.st_size == size
+
+
+def _unlink(
+    root: Root,
+    transaction: Transaction,
+    counters: Counters,
+    segment: int,
+    state: int,
+    unlinked: list[LockFile],
+    now: int,
+) -> bool:
+    """Unlinks a file that nobody locks or leases, and drops its row. A missing file is done; so is a missing row."""
+    row = transaction.segment(segment)
+    if row is not None:
+        if row.state != state:  # a damaged table names it: never touch what is live
+            return True
+        if is_leased(transaction, segment, now):
+            return False
+        try:
+            file = lock_in_state(root, transaction, segment, state)
+        except FileNotFoundError:
+            file = None
+        else:
+            if file is None:
+                return False
+            check_header(root, file.fd, segment, row.put_id, counters)
+            unlinked.append(file)
+            if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
+                erase_put_id(file.fd)
+        remove_file(segment_path(root.segments, segment), root.segments_fd)
+        transaction.delete_segment(segment)
+    transaction.delete_number("leases", segment)
+    return True

@@ -1,0 +1,11 @@
+"""Is a store whole, and what is left of it?"""
+
+from __future__ import annotations
+
+from memstore.engine.repair.repair import repair_store
+from memstore.engine.repair.verify import verify_store
+
+__all__ = [
+    "repair_store",
+    "verify_store",
+]

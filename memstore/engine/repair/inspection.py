@@ -1,0 +1,199 @@
+"""Inspection: a walk through all tables of the catalog, in a process that a damaged LMDB file may end.
+
+It is a child of `survey.py`, which says what it is told: frames of a length and msgpack on standard output.
+
+Each transaction keeps the pages of all that is replaced while it lasts, so that on a store in use the walk takes a new
+one every two milliseconds, and goes on behind the last row. Rows of several tables are compared within a transaction.
+Sums and counts are compared if all of it was one moment, since nobody changed anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import resource
+import sys
+import time
+from typing import Any, BinaryIO
+
+import msgspec
+
+from memstore.engine.catalog import NAMES, Catalog, Transaction, check_row, read_segment
+from memstore.engine.format import FILLING, LIVE, RETIRED, STATE_NAMES, Record, SegmentRow, decode_record
+from memstore.errors import CorruptionError
+from memstore.keys import encode_key
+
+_WORD_EVERY = 2048  # rows
+_LONGEST = 0.002  # seconds that a transaction lasts on a store in use: up to 60 puts, of some 20 KiB each
+_PAUSE = 0.0005  # seconds between two: who has slept is seldom interrupted, which would be in a transaction else
+_ROWS_A_STRETCH = 64  # at least, in one transaction
+_LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has at most 100 MB
+
+
+def report(folder: str, locked: bool, with_rows: bool) -> None:
+    """What the child runs."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    telling = _Telling(sys.stdout.buffer)
+    telling.say("hello")  # what happens from here on happens in LMDB
+    telling.flush()
+    try:
+        catalog = Catalog(folder, durable=False, writable=False, locked=locked)
+        inspect(catalog, telling, with_rows=with_rows, longest=_LONGEST if locked else math.inf)
+    except (OSError, MemoryError) as error:
+        is_damage = getattr(error, "errno", None) == errno.EIO
+        telling.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}")
+    except Exception as error:  # whatever it is: the parent has to know
+        telling.say("broken", f"{type(error).__name__}: {error}")
+    telling.flush()
+
+
+class _Telling:
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+
+    def say(self, *words: Any) -> None:
+        encoded = msgspec.msgpack.encode(words)
+        self._pipe.write(len(encoded).to_bytes(4, "little") + encoded)
+
+    def flush(self) -> None:
+        self._pipe.flush()
+
+
+def inspect(catalog: Catalog, telling: _Telling, *, with_rows: bool, longest: float) -> None:
+    """Tells of all rows, in transactions of `longest` seconds: infinite where nobody else uses the store."""
+    look = _Look(telling, with_rows=with_rows, longest=longest)
+    while not catalog.view(look.go_on):
+        time.sleep(_PAUSE)
+
+
+class _Look:
+    """The child's walk through the tables."""
+
+    _transaction: Transaction  # the present one
+
+    def __init__(self, telling: _Telling, *, with_rows: bool, longest: float) -> None:
+        self._telling, self._with_rows, self._longest = telling, with_rows, longest
+        self._moments = set[int]()
+        self._left = list(NAMES)
+        self._last: bytes | None = None  # key of the first table that is left
+        self._began = 0  # the moment when its first row was looked at
+        self._seen = self._seen_before = 0  # rows; before that table
+        self._keys = self._nbytes = 0
+        self._sums = {FILLING: 0, LIVE: 0, RETIRED: 0}
+        self._largest_version = self._largest_number = 0
+        self._rows = dict.fromkeys(self._sums, 0)
+        self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`
+
+    @property
+    def _is_one_moment(self) -> bool:
+        return len(self._moments) == 1
+
+    def go_on(self, transaction: Transaction) -> bool:
+        """Looks at the next rows. True if these were the last."""
+        self._transaction = transaction
+        self._moments.add(transaction.moment)
+        end = time.monotonic() + self._longest
+        while self._left:
+            if not self._walk(self._left[0], end):
+                return False
+            del self._left[0]
+            self._last, self._seen_before = None, self._seen
+        self._compare_counters()
+        self._telling.say("end", self._keys, self._nbytes)
+        return True
+
+    def _damage(self, detail: str, key: bytes | None = None, segment: int = 0, *, is_record: bool = False) -> None:
+        self._telling.say("damage", detail, key, segment, is_record)
+
+    def _walk(self, table: str, end: float) -> bool:
+        """False if it was time to stop before the table's end."""
+        if self._last is None:
+            self._began = self._transaction.moment
+        for packed, value in self._transaction.rows(table, self._last):
+            key = bytes(packed)
+            if self._last is not None and key <= self._last or len(value) > _LARGEST_ROW:
+                raise CorruptionError(f"table {table!r} is out of order")  # a page that names an earlier one, maybe
+            self._last = key
+            self._seen += 1
+            if self._seen % _WORD_EVERY == 0:
+                self._telling.say("alive")
+                self._telling.flush()
+            self._look_at(table, key, bytes(value))
+            if self._seen % _ROWS_A_STRETCH == 0 and time.monotonic() > end:
+                return False
+        count, said = self._seen - self._seen_before, self._transaction.count(table)
+        if self._began == self._transaction.moment and count != said:
+            raise CorruptionError(f"table {table!r} has {count} rows, and says {said}")
+        return True
+
+    def _look_at(self, table: str, key: bytes, value: bytes) -> None:
+        try:
+            if table == "entries":
+                encode_key(key.decode())
+                self._look_at_entry(key, decode_record(key, value))
+            elif table == "segments":
+                self._look_at_segment(*read_segment(key, value))
+            else:
+                check_row(table, key, value)
+                if table in ("filling", "retired", "held"):
+                    self._look_at_listed(table, int.from_bytes(key if table == "filling" else value, "big"))
+        except (CorruptionError, ValueError) as error:
+            detail = getattr(error, "detail", str(error))
+            self._damage(detail, key if table == "entries" else None, is_record=table == "entries")
+        else:
+            if self._with_rows:
+                self._telling.say("row", table, key, value)
+
+    def _look_at_entry(self, key: bytes, record: Record) -> None:
+        self._keys += 1
+        self._nbytes += record.nbytes
+        self._largest_version = max(self._largest_version, record.version)
+        if not record.segment:
+            return
+        try:
+            row = self._transaction.segment(record.segment)
+        except CorruptionError:
+            return  # said where it stands
+        if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, record.put_id, LIVE, record.size):
+            what = "there is none" if row is None else "is another put's"
+            self._damage(f"the row of its segment disagrees with its record: {what}", key, record.segment)
+
+    def _look_at_segment(self, segment: int, row: SegmentRow) -> None:
+        if row.state not in self._sums:
+            raise ValueError(f"the row of segment {segment:016x} has no state that it could have")
+        self._sums[row.state] += row.nbytes
+        self._rows[row.state] += 1
+        self._largest_number = max(self._largest_number, segment, row.put_id)
+        if row.state == LIVE:
+            try:
+                record = self._transaction.record(row.key)
+            except CorruptionError:
+                return
+            if record is None or record.segment != segment:
+                self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
+
+    def _look_at_listed(self, table: str, segment: int) -> None:
+        state = FILLING if table == "filling" else RETIRED
+        self._listed[state] += 1
+        row = self._transaction.segment(segment)
+        if row is None or row.state != state:
+            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
+
+    def _compare_counters(self) -> None:
+        try:
+            counters = self._transaction.counters()
+        except CorruptionError:
+            return  # said where it stands
+        if counters.version < self._largest_version or counters.number < self._largest_number:
+            self._damage("the counters are behind the rows: numbers would repeat")
+        if not self._is_one_moment:
+            return
+        rows = {"live": self._sums[LIVE], "filling": self._sums[FILLING], "retired": self._sums[RETIRED]}
+        sums = {"live": counters.live, "filling": counters.filling, "retired": counters.retired + counters.held}
+        for state in (FILLING, RETIRED):
+            if self._rows[state] != self._listed[state]:
+                name = STATE_NAMES[state]
+                self._damage(f"{self._rows[state]} rows are {name}, and {self._listed[state]} are listed as such")
+        for state, nbytes in sums.items():
+            if nbytes != rows[state]:
+                self._damage(f"the counters have {nbytes:,} {state} bytes, and the rows {rows[state]:,}")

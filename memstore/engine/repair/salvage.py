@@ -1,0 +1,164 @@
+"""What is there to be repaired: the rows that can still be read, and the headers of all segments. Changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import operator
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import xxhash
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Counters, has_gone_back, read_counters, read_segment
+from memstore.engine.files import OwnedFile
+from memstore.engine.format import (
+    HEAD_SIZE,
+    OBJECTS_IN_RECORD,
+    Found,
+    Record,
+    SegmentRow,
+    decode_record,
+    header_size,
+    read_header,
+)
+from memstore.engine.repair.survey import survey
+from memstore.errors import CorruptionError, ResourceLimitError
+from memstore.info import Progress
+from memstore.keys import KEY_LIMIT
+
+_NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
+_KEY = re.compile(rb'"digest":"[0-9a-f]{16}","key":("(?:[^"\\]|\\.){1,3000}")')  # where it stands in an undamaged one
+
+
+@dataclass(slots=True)
+class OldCatalog:
+    """The rows that fit their checksums.
+
+    Attributes:
+        is_sound: all rows are there and fit one another, so that what isn't there never was.
+        is_older: what is there may be all of an earlier moment: whole, and not the truth.
+        damaged: keys whose records are damaged.
+    """
+
+    is_sound: bool = False
+    is_older: bool = False
+    records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
+    rows: dict[int, SegmentRow] = field(default_factory=dict[int, SegmentRow])
+    damaged: set[bytes] = field(default_factory=set[bytes])
+    counters: Counters = field(default_factory=Counters)
+
+
+def read_catalog(folder: str, store: str) -> OldCatalog:
+    """By a child; raises ResourceLimitError if none could look. The catalog of another store counts for nothing."""
+    old = OldCatalog()
+    owners: list[bytes] = []
+
+    def keep(table: str, key: bytes, value: bytes) -> None:
+        if table == "entries":
+            old.records[key] = decode_record(key, value)
+        elif table == "segments":
+            segment, row = read_segment(key, value)
+            old.rows[segment] = row
+        elif (table, key) == ("counters", b"counters"):
+            old.counters = read_counters(value)
+        elif (table, key) == ("counters", b"store"):
+            owners.append(value)
+
+    found = survey(folder, locked=False, on_row=keep)
+    if found.refused:  # to go on would throw away what nobody has looked at
+        raise ResourceLimitError(f"{folder}: nothing was changed: {found.refused}", code=errno.EAGAIN)
+    old.damaged = {one.key for one in found.damage if one.is_record and one.key is not None}
+    old.is_older = has_gone_back(folder)
+    old.is_sound = found.is_sound and owners == [store.encode()] and not old.is_older
+    return OldCatalog() if owners and not _is_nearly(owners[0], store.encode()) else old
+
+
+def _is_nearly(found: bytes, expected: bytes) -> bool:
+    """Damage by a flipped bit, and not another store's id: these differ in nearly all places."""
+    return len(found) == len(expected) and sum(map(operator.ne, found, expected)) <= 2
+
+
+@dataclass(slots=True)
+class SegmentFile:
+    """A file by a segment's name. `found` is None where its header can't be read; `key` then is a guess, or None.
+
+    Attributes:
+        found: without what `record` has, and its objects: all files of a store are in memory at once.
+        record: what the catalog would say of it.
+    """
+
+    path: str
+    segment: int
+    size: int
+    found: Found | None = None
+    record: Record | None = None
+    key: bytes | None = None
+
+
+def _record(found: Found, segment: int, size: int, changed: float) -> Record:
+    large = len(found.objects) > OBJECTS_IN_RECORD
+    return Record(
+        version=found.version,
+        put_id=found.put_id,
+        segment=segment,
+        size=size,
+        start=found.start,
+        nbytes=found.nbytes,
+        created=changed,
+        description=found.description,
+        objects=b"" if large else found.objects,
+        checksums=found.checksums,
+        objects_checksum=xxhash.xxh3_64_digest(found.objects) if large else None,
+    )
+
+
+def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFile]:
+    """Every regular file that is named as a segment. Others' are left alone."""
+    names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+    total = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
+    seen = 0
+    for name in names:
+        try:
+            file = _read_segment(f"{folder}/{name}", int(name[:16], 16))
+        except OSError:  # a link, a folder, another user's
+            continue
+        if file is not None:
+            yield file
+            seen += file.size
+        if progress is not None:
+            progress(min(seen, total), total)
+
+
+def _read_segment(path: str, segment: int) -> SegmentFile | None:
+    opened = OwnedFile(path, os.O_RDONLY)
+    try:
+        status = syscalls.status(opened.fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        file = SegmentFile(path, segment, status.st_size)
+        head = syscalls.read_at(opened.fd, HEAD_SIZE, 0)
+        try:
+            header = syscalls.read_at(opened.fd, header_size(head, status.st_size), 0)
+            found = read_header(header, status.st_size)
+            file.key = found.key.encode()
+            file.record = _record(found, segment, status.st_size, status.st_mtime)
+            file.found = dataclasses.replace(found, description=b"", objects=b"", checksums=None)
+        except CorruptionError:
+            file.key = _guess_key(syscalls.read_at(opened.fd, HEAD_SIZE + 6 * KEY_LIMIT, 0))
+        return file
+    finally:
+        opened.close()
+
+
+def _guess_key(head: bytes) -> bytes | None:
+    match = _KEY.search(head)
+    try:
+        return msgspec.json.decode(match[1], type=str).encode() if match else None
+    except (msgspec.MsgspecError, UnicodeError):
+        return None

@@ -1,0 +1,234 @@
+"""Triage: which entries a repaired store is to hold, and what becomes of each of its files.
+
+A sound catalog is the truth. Of a damaged one, each row that fits its checksum counts, and files that say live stand
+for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of the host, left half
+published doesn't count, unless a row confirms it.
+
+A catalog that is whole, and older than its files (see `rollback.py`), counts as a damaged one; and what a file says was
+replaced or deleted, that was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memstore.engine.catalog import Counters
+from memstore.engine.files import OwnedFile, map_file
+from memstore.engine.format import FILLING, LIVE, RETIRED, Found, Record
+from memstore.engine.repair.salvage import OldCatalog, SegmentFile
+
+Mend = Callable[[str, bytes, Record, memoryview], "bytes | None"]
+"""Called with store, key, record and the bytes of a file whose header is damaged. Returns a header made of the record;
+None if the bytes aren't those that the record calls for, or nothing tells.
+"""
+
+_FAR = 1 << 32  # beyond any version or number that somebody may have seen
+
+
+@dataclass(slots=True)
+class Choice:
+    """What the store is to hold.
+
+    Attributes:
+        noted: the batch that was being published when the store was last used, or 0.
+        rung: how many publications the lock page has counted.
+        entries: what the new catalog is made of.
+        mended: by segment, headers made of records.
+        cut_off: batches that were being published and got no further.
+        from_headers: keys whose entries are made of a header alone.
+    """
+
+    old: OldCatalog
+    files: dict[int, SegmentFile]
+    store: str
+    noted: int
+    rung: int
+    mend: Mend
+    entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
+    mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    cut_off: set[int] = field(default_factory=set[int])
+    from_headers: set[bytes] = field(default_factory=set[bytes])
+
+    def __post_init__(self) -> None:
+        if self.noted:
+            self.cut_off.add(self.noted)
+        known = self.old.counters.publications
+        if not known or self.rung <= known:  # else what the catalog calls unfinished may be finished since
+            self.cut_off |= self._unfinished()
+        if self._is_older():
+            self.old.is_older, self.old.is_sound = True, False
+        by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
+        for key, record in self.old.records.items():
+            kept = self._keep(key, record, by_put) if record.segment else record
+            if kept is not None:
+                self.entries[key] = kept
+        for file in self._ours():
+            self._consider(file)
+
+    def _is_older(self) -> bool:
+        """Whether something is newer than all that the catalog knows; of one that is gone nobody can say."""
+        old = self.old
+        if not old.is_sound and not old.counters.publications:
+            return False
+        if self.rung > old.counters.publications:
+            return True
+        versions = [file.found.version for file in self._ours() if file.found is not None and self._is_published(file)]
+        return max(versions, default=0) > old.counters.version
+
+    def _is_published(self, file: SegmentFile) -> bool:
+        """By its header, and unless it was just being published."""
+        found = file.found
+        if found is None or found.state != LIVE or not found.put_id:
+            return False
+        state = self._state(file.segment, found.put_id)
+        return state != RETIRED and (state == LIVE or found.batch not in self.cut_off)
+
+    def _unfinished(self) -> set[int]:
+        """Batches of files that say live, whose rows say that they are being filled.
+
+        Nobody syncs the lock page, so after a crash of the host no note tells of them. Or they were published, by the
+        very transaction that the catalog has lost: then all of a batch is there, and may be taken.
+        """
+        batches: dict[int, list[Found]] = {}
+        filling: set[int] = set()
+        for file in self._ours():
+            found = file.found
+            if found is not None and found.state == LIVE and found.put_id and found.batch:
+                batches.setdefault(found.batch, []).append(found)
+                if self._state(file.segment, found.put_id) == FILLING:
+                    filling.add(found.batch)
+        counters = self.old.counters
+        last = counters.version if self.old.is_sound or counters.version else None
+        return {batch for batch in filling if not _is_whole(batches[batch], last)}
+
+    def _state(self, segment: int, put_id: int) -> int:
+        """By the row of this put; 0 if there is none."""
+        row = self.old.rows.get(segment)
+        return row.state if row is not None and row.put_id == put_id else 0
+
+    def _ours(self) -> list[SegmentFile]:
+        """Those with a header of this store."""
+        return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
+
+    def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
+        """The record, if its segment is there, under whatever name."""
+        named = self.files.get(record.segment)
+        for file in (named, by_put.get(record.put_id)):
+            if file is not None and _fits(file, key, record, self.store) and not self._is_past(file):
+                return _at(record, file.segment)
+        if named is None or named.size != record.size or (named.found is not None and named.found.put_id):
+            return None
+        header = _mended(named, self.store, key, record, self.mend)
+        if header is None:
+            return None
+        self.mended[named.segment] = header
+        return record
+
+    def _is_past(self, file: SegmentFile) -> bool:
+        return self.old.is_older and file.found is not None and file.found.state == RETIRED
+
+    def _consider(self, file: SegmentFile) -> None:
+        """An entry by what a file says of itself."""
+        found, record, key = file.found, file.record, file.key
+        if found is None or record is None or key is None or not self._is_published(file):
+            return
+        known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
+        if found.version > max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
+            self.entries[key] = record
+            self.from_headers.add(key)
+
+    def lost(self) -> set[bytes]:
+        """Keys that are known of, and have no entry."""
+        known = {*self.old.records, *self.old.damaged}
+        if not self.old.is_sound:
+            known |= {file.key for file in self.files.values() if file.found is None and file.key is not None}
+        return known - set(self.entries)
+
+    def used(self) -> set[int]:
+        return {record.segment for record in self.entries.values() if record.segment}
+
+    def aside(self) -> list[SegmentFile]:
+        """Files that nobody may delete: they have the bytes of a record, or did have a header, and no entry."""
+        used, named = self.used(), {record.segment for record in self.old.records.values()}
+        return [
+            file
+            for file in self.files.values()
+            if file.segment not in used
+            and ((file.segment in named and not self._is_outdone(file)) or self._is_doubtful(file))
+        ]
+
+    def _is_outdone(self, file: SegmentFile) -> bool:
+        """A newer version of its key was found."""
+        found = file.found
+        known = self.entries.get(found.key.encode()) if found else None
+        return found is not None and known is not None and found.store == self.store and known.version > found.version
+
+    def _is_doubtful(self, file: SegmentFile) -> bool:
+        if self.old.is_sound:
+            return False
+        return file.found is None or (file.found.state == LIVE and file.found.put_id == 0)
+
+    def rest(self) -> list[SegmentFile]:
+        """Files to be unlinked: all others, but for those of another store."""
+        keep = self.used() | {file.segment for file in self.aside()}
+        return [
+            file
+            for file in self.files.values()
+            if file.segment not in keep and (file.found is None or file.found.store == self.store)
+        ]
+
+    def counters(self) -> Counters:
+        old, found = self.old, [file.found for file in self._ours() if file.found]
+        records = [*old.records.values(), *self.entries.values()]
+        numbers = (
+            *(number for record in records for number in (record.put_id, record.segment)),
+            *(number for segment, row in old.rows.items() for number in (row.put_id, segment)),
+            *(one.put_id for one in found),
+            *self.files,
+        )
+        versions = (*(record.version for record in records), *(one.version for one in found))
+        return Counters(
+            version=max(old.counters.version, *versions, 0) + _FAR,
+            number=max(old.counters.number, *numbers, 0) + _FAR,
+            sequence=old.counters.sequence + _FAR,
+            publications=max(old.counters.publications, self.rung if old.is_older else 0) + _FAR,
+            live=sum(record.size for record in self.entries.values()),
+            capacity=old.counters.capacity,
+        )
+
+
+def _is_whole(batch: Sequence[Found], last: int | None) -> bool:
+    """Whether these files are all that the batch changed, right after version `last`, where that is known.
+
+    A batch with values that have no file leaves out a version before its first, see `commit.py`.
+    """
+    versions = {found.version for found in batch}
+    first = min(versions) if last is None else last + 1
+    span = (first, first + len(versions) - 1)
+    return (min(versions), max(versions)) == span and {found.count for found in batch} == {len(versions)}
+
+
+def _fits(file: SegmentFile, key: bytes, record: Record, store: str) -> bool:
+    found = file.found
+    return found is not None and (found.store, file.key, found.put_id, found.start, file.size, found.nbytes) == (
+        *(store, key, record.put_id, record.start, record.size, record.nbytes),
+    )
+
+
+def _at(record: Record, segment: int) -> Record:
+    """Two files may have been exchanged: each put is found under its new name."""
+    return msgspec.structs.replace(record, segment=segment)
+
+
+def _mended(file: SegmentFile, store: str, key: bytes, record: Record, mend: Mend) -> bytes | None:
+    opened = OwnedFile(file.path, os.O_RDONLY)
+    try:
+        mapping = map_file(opened.fd, file.size)
+    finally:
+        opened.close()
+    with mapping.view() as content:
+        return mend(store, key, record, content)

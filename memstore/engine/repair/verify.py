@@ -1,0 +1,207 @@
+"""Verify: is all that the catalog names there, and as it was put?
+
+1. The catalog, all of it, by a child process (`survey.py`). If that can't read it to its end, nothing here touches it.
+2. The files that every process of the store maps or reads when it opens.
+3. Each key: its record (read again, so that what is replaced meanwhile is looked at anew), its segment's whole header,
+   and by `check`, which knows what values are, the bytes.
+
+Nothing is copied: bytes are checked where they are mapped, and no mapping outlives its key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Transaction
+from memstore.engine.files import segment_path
+from memstore.engine.format import LIVE, Found, Record, read_header
+from memstore.engine.protocols import Held, check_publications, hold
+from memstore.engine.repair.survey import Damage, survey
+from memstore.engine.root import Root, folder
+from memstore.engine.sync import deadline_after
+from memstore.errors import CorruptionError, MemstoreError
+from memstore.info import Progress, VerifyReport
+
+Check = Callable[[Root, str, Held, Callable[[int], None]], bool]  # whether there were checksums; called with bytes done
+
+_KEYS_A_PAGE = 1024
+_TRIES = 8  # for a key that is replaced while it is looked at
+
+
+def verify_store(
+    root: Root, keys: Iterable[bytes] | None, check: Check, progress: Progress | None, timeout: float, *, may_lock: bool
+) -> VerifyReport:
+    """Looks at `keys`, or at all. Damage is reported; nothing is raised for it. `timeout` is for each wait."""
+    chosen = None if keys is None else list(dict.fromkeys(keys))
+    found = survey(f"{root.path}/{folder.CATALOG}", locked=True)
+    damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
+    if found.broken or found.refused:
+        root.check_in_place()
+        path = f"{root.path}/{folder.CATALOG}/data.mdb"
+        detail = f"{found.broken}: close the store everywhere, and run memstore.repair"
+        if found.refused:
+            detail = f"it can't be looked at: {found.refused}"
+        broken = CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+        return VerifyReport(0, 0, (broken, *damaged), ok=False)
+    try:
+        with root.guard:
+            check_publications(root)
+    except CorruptionError as error:
+        damaged.append(_told(error))
+    step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, chosen))
+    checked = unchecked = 0
+    for key in _all_keys(root) if chosen is None else chosen:
+        try:
+            outcome = look_at(root, key, check, step, timeout, may_lock=may_lock)
+        except CorruptionError as error:
+            damaged.append(_told(error))
+        except (MemstoreError, OSError) as error:  # a stopped writer, or no file descriptor left: nobody knows
+            damaged.append(_unreadable(root, key, error))
+        else:
+            checked += outcome is True
+            unchecked += outcome is False
+            if outcome is None and chosen is not None:
+                detail = "there is no such key"
+                damaged.append(CorruptionError(f"{_name(key)!r}: {detail}", key=_name(key), detail=detail))
+    step.finish()
+    root.check_in_place()  # else what was looked at is another store by now, in part
+    return VerifyReport(checked, unchecked, tuple(damaged), ok=not damaged)
+
+
+class _Steps:
+    """Tells of progress. Keys come and go meanwhile, so the sum is held to what was announced."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, nbytes: int) -> None:
+        self._done = min(self._done + nbytes, self._total)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def finish(self) -> None:
+        self(self._total - self._done)
+
+
+def _all_keys(root: Root) -> Iterator[bytes]:
+    after: bytes | None = None
+    while True:
+        with root.guard:
+            page = root.catalog.view(Transaction.keys, b"", after, _KEYS_A_PAGE)
+        yield from page
+        if len(page) < _KEYS_A_PAGE:
+            return
+        after = page[-1]
+
+
+def _bytes_of(root: Root, keys: Iterable[bytes]) -> int:
+    total = 0
+    for key in keys:
+        try:
+            record = _record(root, key)
+        except CorruptionError:
+            continue
+        total += record.nbytes if record else 0
+    return total
+
+
+def _record(root: Root, key: bytes) -> Record | None:
+    with root.guard:
+        return root.catalog.read(key)
+
+
+def look_at(
+    root: Root, key: bytes, check: Check, done: Callable[[int], None], timeout: float, *, may_lock: bool
+) -> bool | None:
+    """Whether its bytes were compared with checksums; None if there is no such key. Raises CorruptionError."""
+    name = _name(key)
+    for _ in range(_TRIES):
+        (held,) = hold(root, (key,), deadline_after(timeout), may_lock=may_lock)
+        if held is None:
+            return None
+        try:
+            _check_header(root, name, held)
+            return check(root, name, held, done)
+        except CorruptionError:
+            # The header of what was replaced meanwhile says so, for one.
+            record = _record(root, key)
+            if record is not None and record.put_id == held[0].put_id:
+                raise
+    return False
+
+
+def _check_header(root: Root, name: str, held: Held) -> None:
+    record, mapping, start = held
+    if mapping is None or record.adopted is not None:
+        return
+    with mapping.view() as view, view[:start] as header:
+        try:
+            _compare(read_header(header, record.size), record, name, root.settings.store)
+        except CorruptionError as error:
+            path = segment_path(root.segments, record.segment)
+            raise CorruptionError(f"{name!r}: {path}: {error}", key=name, path=path, detail=error.detail) from None
+
+
+def _compare(found: Found, record: Record, name: str, store: str) -> None:
+    pairs = (
+        ("state", found.state, LIVE),
+        ("put id", found.put_id, record.put_id),
+        ("version", found.version, record.version),
+        ("store", found.store, store),
+        ("key", found.key, name),
+        ("size of data", found.nbytes, record.nbytes),
+        ("description", found.description, record.description),
+        ("checksums", found.checksums, record.checksums or None),
+    )
+    for what, there, expected in pairs:
+        if there != expected:
+            values = f": {there!r}, not {expected!r}" if isinstance(there, (int, str)) else ""
+            raise CorruptionError(detail := f"header and record differ in {what}{values}", detail=detail)
+
+
+def _of_the_catalog(root: Root, damage: Iterable[Damage], chosen: list[bytes] | None) -> Iterator[CorruptionError]:
+    for one in damage:
+        if one.is_record or (chosen is not None and one.key not in chosen):
+            continue  # each record is read again, with its key; or it isn't asked for
+        path = f"{root.path}/{folder.CATALOG}/data.mdb"
+        if one.segment:
+            path = segment_path(root.segments, one.segment)
+        name = None if one.key is None else _name(one.key)
+        text = f"{path}: {one.detail}" if name is None else f"{name!r}: {path}: {one.detail}"
+        yield CorruptionError(text, key=name, path=path, detail=one.detail)
+
+
+def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
+    try:
+        settings = folder.read_settings(root.path)
+        if settings != root.settings:
+            raise MemstoreError("it is missing, or was changed since the store was opened")
+    except (MemstoreError, OSError) as error:
+        path = f"{root.path}/{folder.SETTINGS}"
+        yield CorruptionError(f"{path}: {error}", path=path, detail=str(error))
+    for name in (folder.LOCK, folder.DOORBELL):
+        path = f"{root.path}/{name}"
+        try:
+            detail = "" if (size := os.lstat(path).st_size) == syscalls.PAGE else f"{size:,} bytes, not {syscalls.PAGE}"
+        except OSError as error:
+            detail = error.strerror or str(error)
+        if detail:
+            yield CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+
+
+def _unreadable(root: Root, key: bytes, error: Exception) -> CorruptionError:
+    name = _name(key)
+    detail = f"it can't be looked at: {error}"
+    return CorruptionError(f"{name!r}: {root.path}: {detail}", key=name, path=root.path, detail=detail)
+
+
+def _told(error: CorruptionError) -> CorruptionError:
+    """Without its traceback, which would keep the store open as long as the report."""
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error
+
+
+def _name(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")

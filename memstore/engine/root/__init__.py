@@ -1,0 +1,34 @@
+"""A store's folder, opened: its settings, its files, who uses it, and what a fork does to it."""
+
+from __future__ import annotations
+
+from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, filesystem_name, mappings_keep_locks
+from memstore.engine.root.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings, absolute_path, adopt
+from memstore.engine.root.holders import holders_of, lock_holders
+from memstore.engine.root.registry import abandon_root, close_abandoned, close_root, reopen_root, retain_root
+from memstore.engine.root.root import KeptFile, Root
+
+__all__ = [
+    "CATALOG",
+    "DOORBELL",
+    "Durability",
+    "LOCK",
+    "KeptFile",
+    "Root",
+    "SEGMENTS",
+    "SETTINGS",
+    "Settings",
+    "TMPFS",
+    "abandon_root",
+    "absolute_path",
+    "adopt",
+    "check_filesystem",
+    "close_abandoned",
+    "close_root",
+    "filesystem_name",
+    "holders_of",
+    "lock_holders",
+    "mappings_keep_locks",
+    "reopen_root",
+    "retain_root",
+]

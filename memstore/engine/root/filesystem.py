@@ -1,0 +1,93 @@
+"""File systems: which can hold a store, by the numbers that statfs(2) has for them, and what their locks depend on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Literal
+
+from memstore.engine import syscalls
+from memstore.engine.files import OwnedFile, map_file
+from memstore.errors import UnsupportedFilesystemError
+
+log = logging.getLogger("memstore")
+
+Durability = Literal["process", "disk"]
+
+TMPFS = 0x01021994
+_LOCAL = {
+    TMPFS: "tmpfs",
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0xF2F52010: "f2fs",
+    0x2FC12FC1: "zfs",
+    0x794C7630: "overlay",
+}
+_NETWORK = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x0BD00BD0: "Lustre",
+    0x00C36400: "CephFS",
+    0x47504653: "GPFS",
+    0x01021997: "9p",
+    0x65735546: "FUSE",
+    0x5346414F: "AFS",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x19830326: "BeeGFS",
+}
+
+
+def check_filesystem(root: str, durability: Durability | None) -> int:
+    """Refuses network file systems, "disk" on tmpfs, and what is no Linux. Returns the type, as statfs has it."""
+    if not os.path.exists(syscalls.BOOT_ID):
+        raise UnsupportedFilesystemError(
+            f"{root}: this machine has no {syscalls.BOOT_ID}: a memstore store needs Linux, with /proc mounted"
+        )
+    kind = syscalls.filesystem_type(root)
+    if kind in _NETWORK:
+        raise UnsupportedFilesystemError(
+            f"{root} is on {_NETWORK[kind]}, which has neither shared mappings nor locks that memstore could rely on: "
+            "put the root on /dev/shm or a local disk; hosts share a store through a cluster"
+        )
+    if kind == TMPFS and durability == "disk":
+        raise UnsupportedFilesystemError(
+            f'{root} is on tmpfs, which no disk holds: durability="disk" needs a local disk'
+        )
+    if kind not in _LOCAL:
+        log.warning("%s is on an unknown file system (type %#x); it must have flock, mmap and fallocate", root, kind)
+    return kind
+
+
+def mappings_keep_locks(path: str) -> bool:
+    """Whether a mapping of a file keeps its lock when the file is closed, found out on `path`, which nobody locks.
+
+    Not so on overlay: a lock is that of overlay's file, and a mapping refers to the file in the layer below. Other
+    file systems that are stacked on one may do likewise, so all are asked. A process that is being started, by
+    whatever thread, has the file open until its exec, which looks like a lock that is kept: hence twice. Call it
+    while the store's folder is locked, and where no fork can come between.
+    """
+    return _keeps_lock(path) and _keeps_lock(path)
+
+
+def _keeps_lock(path: str) -> bool:
+    first, other = OwnedFile(path, os.O_RDONLY), OwnedFile(path, os.O_RDONLY)
+    try:
+        if not syscalls.lock_exclusive(first.fd):  # somebody's who has no business there: nothing can be told
+            return False
+        mapping = map_file(first.fd, syscalls.PAGE)
+        first.close()
+        if syscalls.lock_exclusive(other.fd):
+            return False
+        del mapping
+        return syscalls.lock_exclusive(other.fd)
+    finally:
+        first.close()
+        other.close()
+
+
+def filesystem_name(kind: int) -> str:
+    return {**_LOCAL, **_NETWORK}.get(kind, f"type {kind:#x}")

@@ -1,0 +1,272 @@
+"""The root folder: what may be a store, who may own it, and the settings that were fixed when it was created.
+
+`memstore.json` is written last, by a rename, while the folder is locked: a folder with it is a whole store, one
+without it is none yet, and whoever finds one half made goes on making it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import stat
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from memstore.engine import syscalls
+from memstore.engine.files import LockFile
+from memstore.engine.root.filesystem import Durability, check_filesystem
+from memstore.engine.root.holders import lock_holders
+from memstore.errors import (
+    FormatVersionError,
+    NotAStoreError,
+    PermissionDeniedError,
+    StoreTimeoutError,
+)
+
+FORMAT = 1
+SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
+# One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
+
+
+class _AnyFormat(msgspec.Struct):
+    """What every version of `memstore.json` has."""
+
+    format: int
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What `memstore.json` holds."""
+
+    format: Annotated[int, Meta(ge=1, le=FORMAT)]
+    store: str
+    durability: Durability
+    checksum: bool
+    inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
+    file_mode: Annotated[int, Meta(ge=0, le=0o777)]
+    unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
+
+    @property
+    def durable(self) -> bool:
+        return self.durability == "disk"
+
+    @property
+    def folder_mode(self) -> int:
+        """The file mode, with the x bits that match its r bits."""
+        return self.file_mode | (self.file_mode & 0o444) >> 2
+
+
+def new_settings(
+    *, durability: Durability | None, checksum: bool | None, inline_limit: int | None, file_mode: int, group: int | None
+) -> Settings:
+    chosen = durability or "process"
+    settings = Settings(
+        format=FORMAT,
+        store=uuid.uuid4().hex,
+        durability=chosen,
+        checksum=chosen == "disk" if checksum is None else checksum,
+        inline_limit=1536 if inline_limit is None else inline_limit,
+        file_mode=file_mode,
+        unix_group=group,
+    )
+    try:  # what was written could else not be read again
+        return msgspec.convert(msgspec.to_builtins(settings), Settings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no store can be created so: {error}") from None
+
+
+def read_settings(root: str) -> Settings | None:
+    """None if the folder has no `memstore.json`."""
+    path = f"{root}/{SETTINGS}"
+    if _kind_checked(path, folder=False) is None:
+        return None
+    fd = syscalls.open_file(path, os.O_RDONLY)
+    try:
+        text = syscalls.read_at(fd, 1 << 16, 0)
+    finally:
+        syscalls.close(fd)
+    try:
+        version = msgspec.json.decode(text, type=_AnyFormat).format
+        if version > FORMAT:
+            raise FormatVersionError(
+                f"{root} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
+            )
+        settings = msgspec.json.decode(text, type=Settings)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
+    return settings
+
+
+def write_settings(root: str, settings: Settings) -> None:
+    create_file(root, SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n", settings)
+
+
+def create_file(root: str, name: str, content: bytes, settings: Settings) -> None:
+    """Writes a file whole or not at all."""
+    temporary = f"{root}/.{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.unlink(temporary)
+    fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        syscalls.write_at(fd, content, 0)
+        adopt(fd, settings)
+        if settings.durable:
+            syscalls.sync(fd)
+    finally:
+        syscalls.close(fd)
+    syscalls.rename(temporary, f"{root}/{name}")
+    if settings.durable:
+        syscalls.sync_folder(root)
+
+
+def sync_file(path: str) -> None:
+    fd = syscalls.open_file(path, os.O_RDONLY)
+    try:
+        syscalls.sync(fd)
+    finally:
+        syscalls.close(fd)
+
+
+def create_folder(path: str, settings: Settings) -> None:
+    with contextlib.suppress(FileExistsError):
+        syscalls.make_folder(path, 0o700)
+    if settings.unix_group is not None:
+        os.chown(path, -1, settings.unix_group)
+    os.chmod(path, settings.folder_mode)
+
+
+def adopt(fd: int, settings: Settings) -> None:
+    """Gives a new file the store's group and mode, whatever the umask; the default needs no call."""
+    if settings.unix_group is not None:
+        os.fchown(fd, -1, settings.unix_group)
+    if settings.file_mode != 0o600:
+        os.fchmod(fd, settings.file_mode)
+
+
+def absolute_path(path: object) -> str:
+    if not isinstance(path, str) or not path:  # "" would be the working directory
+        raise TypeError(f"root is the path of a folder, and not {path!r}")
+    return os.path.abspath(path)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_folder(root: str, fd: int, settings: Settings | None) -> None:
+    """Refuses a folder that others can change. `settings` is None while the store is being created."""
+    found = syscalls.status(fd)
+    mode = stat.S_IMODE(found.st_mode)
+    group = settings.unix_group if settings else None
+    ours = {os.getegid(), *os.getgroups()}  # what another user says of a group doesn't count for who is not in it
+    below = f"open a folder below it, such as {root.rstrip('/')}/store, which is then yours alone"
+    if found.st_uid != os.geteuid() and not (group in ours and found.st_gid == group):
+        what = f"{root} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+        raise PermissionDeniedError(f"{what}: {below}" if settings is None and os.access(root, os.W_OK) else what)
+    allowed = 0o755 if settings is None else settings.folder_mode
+    if mode & 0o777 & ~allowed:
+        # no store yet, or sticky: a folder that people share, such as /tmp, and the host breaks with another mode
+        advice = below if settings is None or mode & stat.S_ISVTX else f"chmod {allowed:o} it"
+        raise PermissionDeniedError(f"{root} has mode {mode:04o}, open to others: {advice}")
+
+
+def check_files(root: str, settings: Settings) -> None:
+    """Refuses links and other people's files where the store's own should be."""
+    for name in (SETTINGS, LOCK, DOORBELL, "catalog", CATALOG, f"{CATALOG}/data.mdb", f"{CATALOG}/lock.mdb", SEGMENTS):
+        path = f"{root}/{name}"
+        found = _kind_checked(path, folder=name in ("catalog", CATALOG, SEGMENTS))
+        if found is None:
+            continue
+        if found.st_uid != os.geteuid() and found.st_gid != settings.unix_group:
+            raise PermissionDeniedError(
+                f"{path} belongs to user {found.st_uid}, and this process runs as {os.geteuid()}"
+            )
+
+
+def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
+    """The status of what should be a file, or a folder, itself; None if there is nothing."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if not (stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)):
+        expected = "a folder" if folder else "a file"
+        raise PermissionDeniedError(
+            f"{path} should be {expected} and is {stat.filemode(found.st_mode)}: not memstore's. Put back what was "
+            "there, or choose another folder"
+        )
+    return found
+
+
+def check_empty(root: str) -> None:
+    """A folder that is no store yet may hold what a killed creator left, and nothing else."""
+    ours = {LOCK, DOORBELL, "catalog", SEGMENTS}
+    foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
+    if foreign:
+        raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
+
+
+def group_id(group: int | str | None) -> int | None:
+    if not isinstance(group, str):
+        return group
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise PermissionDeniedError(f"this machine has no group {group!r}") from None
+
+
+# --- the lock on the folder -------------------------------------------------------------------------------------------
+
+
+def ensure_folder(root: str, durability: Durability | None, *, create: bool) -> None:
+    parent = os.path.dirname(root)
+    if not os.path.lexists(root):
+        if not os.path.isdir(parent):
+            what = "is not a folder" if os.path.lexists(parent) else "doesn't exist: create it first"
+            raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
+        if not create:
+            raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
+        check_filesystem(parent, durability)  # refused, it leaves nothing behind
+        try:
+            syscalls.make_folder(root, 0o700)
+        except FileExistsError:
+            pass  # somebody else made it first
+        except PermissionError as error:
+            raise PermissionDeniedError(f"{root} can't be created: {error.strerror}") from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise NotAStoreError(f"{root} can't be created: {error.strerror}") from None
+    found = os.lstat(root)
+    if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
+        raise PermissionDeniedError(f"{root} is a link that user {found.st_uid} made")
+    if not os.path.isdir(root):
+        raise NotAStoreError(f"{root} is not a folder")
+
+
+@contextlib.contextmanager
+def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> Generator[int]:
+    """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd."""
+    with opening:
+        file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while not syscalls.lock_exclusive(file.fd):
+            if time.monotonic() > deadline:
+                status = syscalls.status(file.fd)
+                pids = lock_holders().get((status.st_dev, status.st_ino))
+                who = f"pid {', '.join(map(str, sorted(pids)))}" if pids else "a process that can't be seen from here"
+                raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
+            time.sleep(0.001)
+        try:
+            yield file.fd
+        finally:
+            if file.fd >= 0:  # in a forked child it is closed
+                syscalls.unlock(file.fd)
+    finally:
+        file.close()

@@ -1,0 +1,125 @@
+"""Root: one opened store folder in this process. All Store objects of a process on one folder share one Root.
+
+`opening.py` makes them, and `registry.py` counts their users.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import NamedTuple
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Catalog
+from memstore.engine.files import LockFile, OwnedFile, Spares
+from memstore.engine.root.folder import SEGMENTS, Settings
+from memstore.engine.sync import Doorbell, LockPage
+from memstore.errors import NotAStoreError, PermissionDeniedError, StoreClosedError
+
+_IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
+_ADVICE = "open the store again, where it is now"
+
+
+class KeptFile(NamedTuple):
+    """A file that this process has locked for its next put: see `protocols/ahead.py`."""
+
+    segment: int
+    put_id: int
+    size: int
+    file: LockFile
+
+
+@dataclass(eq=False)
+class Root:
+    """The parts of an opened store that the protocols work on."""
+
+    path: str
+    settings: Settings
+    lock: LockPage | None  # None where this process may only read
+    doorbell: Doorbell
+    catalog: Catalog
+    on_tmpfs: bool
+    locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
+    segments_folder: OwnedFile  # whatever its path names by now
+    guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
+    users: int = 0
+    spares: Spares = field(default_factory=Spares)
+    ahead: KeptFile | None = None  # what the next put may fill
+    before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
+    filled_before: int = 0  # bytes of the last segment that was published by itself
+    unbooked: int = 0  # puts for which nothing is to be kept ahead
+    looked_at_held: float = 0.0  # when this process last did, monotonic
+    looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
+    last_filling: int = 0  # the row where it stopped
+    look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
+    segments: str = field(init=False)  # the path of its folder
+    identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
+
+    def __post_init__(self) -> None:
+        self.segments = f"{self.path}/{SEGMENTS}"
+        self.identity = _identity(os.fstat(self.segments_folder.fd))
+
+    @property
+    def segments_fd(self) -> int:
+        fd = self.segments_folder.fd
+        if fd < 0:  # by another thread
+            raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
+        return fd
+
+    def sync_unlinked(self) -> None:
+        """Before their rows go: a file that a crash of the host brings back, and no row names, nobody gives back."""
+        if self.settings.durable:
+            syscalls.sync(self.segments_fd)
+
+    # --- what the path names ------------------------------------------------------------------------------------------
+    # A store that is removed or moved lives on for who has it open: mapped, unlinked, and seen by nobody else. So each
+    # call asks whether it is still the one that others find there. Its folder of segments is asked for, and not the
+    # store's: that may have been emptied, and filled with another store.
+
+    def check_in_place(self) -> None:
+        """Raises NotAStoreError if the path doesn't name the opened folder any more."""
+        now = monotonic()
+        try:
+            found = _identity(os.stat(self.segments))
+        except OSError as error:
+            raise self._unseen(error) from None
+        if found != self.identity:
+            raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
+        self.look_again = now + _IN_PLACE_FOR
+
+    def is_in_place(self) -> bool:
+        try:
+            self.check_in_place()
+        except NotAStoreError:
+            return False
+        return True
+
+    def glance(self) -> None:
+        """As `check_in_place`, unless somebody has just looked. For who reads, and for who looks again later."""
+        if monotonic() > self.look_again:
+            self.check_in_place()
+
+    def _unseen(self, error: OSError) -> Exception:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            what = self.segments if os.path.lexists(self.path) else self.path
+            return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return PermissionDeniedError(
+                f"{self.path}: this process may not look any more whether its store is still there "
+                f"({error.strerror}): give it back the x bits of the folders above"
+            )
+        return error
+
+    @property
+    def mutex(self) -> LockPage:
+        if self.lock is None:
+            raise PermissionDeniedError(f"{self.path}: this process may only read the store")
+        return self.lock
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

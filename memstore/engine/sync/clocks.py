@@ -1,0 +1,20 @@
+"""Deadlines, which are this process's own, and the clock that all processes of a boot share."""
+
+from __future__ import annotations
+
+import time
+
+
+def deadline_after(seconds: float) -> float:
+    """The monotonic time in `seconds` (may be infinite: a year serves)."""
+    if seconds != seconds:
+        raise ValueError("a timeout is a number of seconds, and not nan")
+    try:
+        return time.monotonic() + min(seconds, 365 * 86400.0)
+    except TypeError:
+        raise TypeError(f"a timeout is a number of seconds, and not {seconds!r}") from None
+
+
+def boot_clock() -> int:
+    """Nanoseconds since boot, suspend included: leases are compared across processes."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -1,0 +1,132 @@
+"""Files of others as entries: which format a path has, and what adopting has in common for all formats.
+
+Nothing of the files is believed before it was checked: that is each format's part. Here it is checked again that every
+leaf lies in a file. Only headers are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Generator
+from typing import Any, Literal
+
+import numpy as np
+
+from memstore import structure
+from memstore.engine import HEADER_LIMIT, Content, Sources, check_header, map_sources, opened, read_sources, syscalls
+from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.formats import npy, safetensors_files, torch_files
+from memstore.formats.torch_archives import is_pickle
+from memstore.late_imports import between_forks
+from memstore.structure import modes
+
+Format = Literal["safetensors", "memmap", "torch", "npy"]
+FORMATS = ("safetensors", "memmap", "torch", "npy")
+_MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
+
+
+@modes.put_aside()
+def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
+    """What a record says of a value that lies in the file or folder at `path`."""
+    name = _checked(path, format)
+    with _naming(key, name):
+        sources = Sources()
+        adopted = _adopt(name, format, sources, allow_pickle)
+        _check_places(adopted.plan, sources)
+        check_header(key, len(adopted.plan.description) + len(adopted.objects))
+    return Content(adopted.plan.description, adopted.objects, adopted.plan.nbytes, adopted=sources.encode())
+
+
+@modes.put_aside()
+def load(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
+    """The value itself: over the mapped files, but for what can't be served from there."""
+    name = _checked(path, format)
+    with _naming(key, name):
+        if not os.path.isdir(name) and (format or _format_of(name)) == "torch":
+            return torch_files.load_file(name, allow_pickle)
+    content = adopt(key, path, format, allow_pickle=allow_pickle)
+    assert content.adopted is not None
+    mapping = map_sources(read_sources(content.adopted))
+    memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
+    plan = structure.plan_of(content.description)
+    with _naming(key, name):
+        return structure.rebuild(plan, content.objects, memory, mapping, allow_pickle=allow_pickle)
+
+
+def _checked(path: Any, format: Any) -> str:
+    if format is not None and format not in FORMATS:
+        raise ValueError(f"format is {', '.join(map(repr, FORMATS))} or None, and not {format!r}")
+    name: Any = os.fspath(path)
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"path is that of a file or folder, as text, and not {path!r}")
+    return os.path.abspath(name)
+
+
+@contextlib.contextmanager
+def _naming(key: str, name: str) -> Generator[None]:
+    """Errors name the key, and damage the file."""
+    try:
+        yield
+    except CorruptionError as error:
+        where = error.path or name
+        text = error.message if where in error.message else f"{where}: {error.message}"
+        raise CorruptionError(f"{key!r}: {text}", key=key, path=where, detail=error.detail) from error
+    except MemstoreError as error:
+        error.key = key
+        raise
+
+
+def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: bool) -> structure.Adopted:
+    found = format or _format_of(path)
+    if found == "safetensors":
+        target = safetensors_files.find_in_folder(path) if os.path.isdir(path) else path
+        if target is None:
+            raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
+        read = safetensors_files.adopt_index if target.endswith(".json") else safetensors_files.adopt_file
+        return read(target, sources)
+    if found == "memmap":
+        with between_forks():
+            from memstore.formats import memmap
+        return memmap.adopt_folder(path, sources, allow_pickle)
+    if found == "torch":
+        return torch_files.adopt_file(path, sources, allow_pickle)
+    return npy.adopt_file(path, sources)
+
+
+def _format_of(path: str) -> Format:
+    if os.path.isdir(path):
+        if safetensors_files.find_in_folder(path) is not None:
+            return "safetensors"
+        if os.path.lexists(os.path.join(path, "meta.json")):
+            return "memmap"
+        raise UnsupportedValueError(
+            f"{path}: it has no *.safetensors, no *.safetensors.index.json and no meta.json of TensorDict.memmap"
+        )
+    if path.endswith((".safetensors", ".safetensors.index.json")):
+        return "safetensors"
+    with opened(os.path.realpath(path)) as (fd, _):
+        start = syscalls.read_at(fd, 64, 0)
+    for magic, format in _MAGIC.items():
+        if start.startswith(magic):
+            return format
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= HEADER_LIMIT:
+        return "safetensors"
+    if path.endswith(".npy"):
+        return "npy"
+    if path.endswith((".pt", ".pth", ".bin", ".ckpt")) or is_pickle(start):
+        return "torch"
+    raise UnsupportedValueError(
+        f"{path} looks like no format that can be attached, or is truncated: say format= ({', '.join(FORMATS)})"
+    )
+
+
+def _check_places(plan: structure.Plan, sources: Sources) -> None:
+    """Every leaf lies in one file, whatever the reader of the format believed."""
+    bases = [file.base for file in sources.files]
+    for leaf in plan.leaves:
+        if leaf.nbytes:
+            i = bisect_right(bases, leaf.offset) - 1
+            if i < 0 or leaf.offset + leaf.nbytes > bases[i] + sources.files[i].size:
+                raise CorruptionError(detail := f"the leaf {leaf.name} lies beyond the end of its file", detail=detail)

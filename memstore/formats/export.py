@@ -1,0 +1,144 @@
+"""Values as files of other formats: safetensors (one, or the shards of a checkpoint), TensorDict's memmaps, torch.save.
+
+What a format can't express is refused, naming the leaf, before its target is touched. Tensors are written by `write`
+from the mapped entry, so a full disk is an error and the memory stays small.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from memstore import structure
+from memstore.engine import Path
+from memstore.errors import UnsupportedValueError
+from memstore.formats import safetensors_files
+from memstore.formats.output import Meter, NewFile, Progress, new_file, what_special
+from memstore.late_imports import between_forks
+from memstore.structure import modes
+from memstore.wording import parse_size
+
+Format = Literal["safetensors", "memmap", "torch"]
+FORMATS = ("safetensors", "memmap", "torch")
+
+
+def check_options(
+    path: str | os.PathLike[str], format: str, max_shard_size: int | str | None
+) -> tuple[str, int | None]:
+    """The path as text, and the limit in bytes."""
+    if format not in FORMATS:
+        raise ValueError(f"format is {', '.join(map(repr, FORMATS))}, and not {format!r}")
+    if max_shard_size is not None and format != "safetensors":
+        raise ValueError(f"max_shard_size is for format='safetensors', and not for {format!r}")
+    name: Any = os.fspath(path)
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"path is that of a file or folder, as text, and not {path!r}")
+    return name, None if max_shard_size is None else parse_size(max_shard_size)
+
+
+def has_devices(description: bytes) -> bool:
+    """Whether a stored value has tensors of other devices than the CPU, which an export reads without."""
+    return any(found.device is not None for found in structure.plan_of(description).traits)
+
+
+@modes.put_aside()
+def export(
+    key: str,
+    description: bytes,
+    value: Any,
+    path: str,
+    format: Format,
+    *,
+    limit: int | None,
+    progress: Progress | None,
+    durable: bool,
+    allow_pickle: bool,
+) -> None:
+    """Writes `value`, which was got of an entry with this description, to `path`."""
+    plan = structure.plan_of(description)
+    meter = Meter(structure.stored_bytes(plan), progress)
+    try:
+        if format == "safetensors":
+            tensors = _named_tensors(plan, value, safetensors_files.why_not)
+            meter.total = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+            if limit is None and not os.path.isdir(path) and not path.endswith("/"):
+                safetensors_files.write_file(os.path.abspath(path), tensors, meter, durable=durable)
+            else:
+                safetensors_files.write_checkpoint(os.path.abspath(path), tensors, limit, meter, durable=durable)
+        elif format == "memmap":
+            with between_forks():
+                from memstore.formats.memmap_export import write_folder
+            write_folder(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
+        else:
+            with new_file(os.path.abspath(path), meter, durable=durable) as file:
+                _save(value, file)
+    except UnsupportedValueError as error:
+        error.key = key
+        raise
+    meter.finish()
+
+
+class _Sink:
+    """What torch.save writes to. An error waits until torch is done: raised within its C++, it and what it refers to
+    would never be freed, and torch would raise another one instead.
+    """
+
+    def __init__(self, file: NewFile) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self.error is None:
+            try:
+                self._file.write(view)
+            except BaseException as error:
+                self.error = error
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def _save(value: Any, file: NewFile) -> None:
+    sink = _Sink(file)
+    try:
+        torch.save(value, sink)  # pyright: ignore[reportArgumentType]
+    except RuntimeError as error:  # one memory with two dtypes, for instance
+        raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
+    error, sink.error = sink.error, None
+    if error is not None:
+        raise error
+
+
+def _named_tensors(
+    plan: structure.Plan, value: Any, why_not: Callable[[str, torch.Tensor], str | None]
+) -> dict[str, torch.Tensor]:
+    """The tensors by their names joined with dots, where the format has nothing but tensors. Tied ones come twice."""
+    for name in plan.object_names:
+        if "__dict__" not in name:  # what a Module keeps beside its state_dict
+            _refuse(name, "it is no tensor")
+    found: dict[str, torch.Tensor] = {}
+    paths: set[Path] = set()
+    for path, tensor in structure.iter_tensors(value):
+        name = ".".join(map(str, path)) or "tensor"
+        if name in found:
+            _refuse(path, f"another tensor is called {name!r} as well when names are joined by dots")
+        special = what_special(tensor)
+        reason = f"it is {special}" if special else why_not(name, tensor)
+        if reason:
+            _refuse(path, reason)
+        found[name] = tensor
+        paths.add(path)
+    for leaf in plan.leaves:
+        if leaf.name not in paths:
+            _refuse(leaf.name, "it is a numpy array, or a part of no plain tensor")
+    return found
+
+
+def _refuse(path: Path, why: str) -> None:
+    name = "value" + "".join(f"[{part!r}]" for part in path)
+    raise UnsupportedValueError(f"{name}: {why}, and safetensors has nothing for it; export as 'torch'")

@@ -1,0 +1,192 @@
+"""Keyspace: an opened store as keys and versions, all that needs neither torch nor a value. `Store` adds the values.
+
+The command line looks at stores through it, and starts in a fifth of a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
+
+from memstore.engine import (
+    Change,
+    Creation,
+    Root,
+    abandon_root,
+    absolute_path,
+    close_root,
+    commit,
+    deadline_after,
+    huge_page_bytes,
+    index,
+    measure,
+    missing,
+    open_root,
+    reopen_root,
+    resource_errors,
+    retry_after_sweep,
+    sweep_all,
+)
+from memstore.errors import ReadOnlyError, StoreClosedError
+from memstore.info import StoreStats
+from memstore.keys import encode_key, encode_prefix, several
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Mode = Literal["r", "r+", "a", "x"]
+
+log = logging.getLogger("memstore")
+
+
+class Keyspace:
+    """For Store, which says what its methods have in common.
+
+    Attributes:
+        root: the folder, as an absolute path.
+    """
+
+    def __init__(self, root: Root, mode: Mode, *, timeout: float) -> None:
+        self.root = root.path
+        self._root: Root | None = root
+        self._mode: Mode = mode
+        self._timeout = timeout
+        self._puts = self._gets = 0
+
+    # --- delete -------------------------------------------------------------------------------------------------------
+
+    def delete(
+        self, key: str, *, missing_ok: bool = False, expect_version: int | None = None, timeout: float | None = None
+    ) -> bool:
+        """Deletes a key. Values that were got stay valid. Returns whether it was there.
+
+        Raises:
+            KeyNotFoundError: no such key, unless `missing_ok`.
+            VersionConflictError: it is at another version than `expect_version`.
+        """
+        change = Change(encode_key(key), None, expect_version, missing_ok)
+        return bool(self._delete([change], timeout)[0])
+
+    def delete_many(self, keys: Iterable[str], *, missing_ok: bool = False, timeout: float | None = None) -> int:
+        """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`."""
+        names = dict.fromkeys(encode_key(key) for key in several(keys))
+        return sum(map(bool, self._delete([Change(name, None, None, missing_ok) for name in names], timeout)))
+
+    def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
+        root = self._writable()
+        with resource_errors(self.root, changes[0].key.decode() if len(changes) == 1 else None, root):
+            return retry_after_sweep(commit, root, changes, self._deadline(timeout)) if changes else []
+
+    # --- look ---------------------------------------------------------------------------------------------------------
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Iterates over the keys that start with `prefix`, sorted by their UTF-8 bytes.
+
+        They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed.
+        """
+        encoded = encode_prefix(prefix)
+        self._opened()
+        return index.keys_from(self._opened, encoded)
+
+    def version(self, key: str) -> int:
+        """Returns the version of `key`. Raises KeyNotFoundError."""
+        name = encode_key(key)
+        found = index.version_of(self._opened(), name)
+        if not found:
+            raise missing(name)
+        return found
+
+    def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
+        """Waits for a version of `key` that is newer than `newer_than`, and returns it.
+
+        A put wakes it within tens of microseconds; a delete doesn't.
+
+        Args:
+            key: the key; it need not exist yet.
+            newer_than: a version, as `put` and `wait` return it.
+            timeout: seconds; None: the store's; `float("inf")`: for ever.
+
+        Raises:
+            StoreTimeoutError (a TimeoutError too): there was none in time.
+        """
+        self._opened()
+        return index.wait_for(self._opened, encode_key(key), newer_than, self._deadline(timeout))
+
+    def stats(self) -> StoreStats:
+        """Measures the store; takes milliseconds, and more where hundreds of processes run."""
+        root = self._opened()
+        with resource_errors(self.root, None, root):
+            usage = asdict(measure(root))
+        return StoreStats(**usage, huge_page_bytes=huge_page_bytes(root), puts=self._puts, gets=self._gets)
+
+    def gc(self, *, timeout: float | None = None) -> int:
+        """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
+        root = self._writable()
+        deadline = self._deadline(timeout)
+        with resource_errors(self.root, None, root):
+            return sweep_all(root, deadline)
+
+    # --- the store ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the store for this object. Values and refs that were got stay valid. May be called again."""
+        root, self._root = self._root, None
+        if root is not None:
+            close_root(root)
+
+    def _opened(self) -> Root:
+        root = self._root
+        if root is None:
+            raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
+        root.glance()
+        if root.catalog.is_released:  # in a forked child
+            root.check_in_place()  # it is opened by its path
+            reopen_root(root, self._deadline(None))
+        return root
+
+    def _writable(self) -> Root:
+        if self._mode == "r":
+            raise ReadOnlyError(f"{self.root} was opened with mode 'r': open it with 'r+' or 'a' to write")
+        return self._opened()
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(self._timeout if timeout is None else timeout)
+
+    def __enter__(self) -> Self:
+        self._opened()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        root = getattr(self, "_root", None)
+        if root is not None:
+            abandon_root(root)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._root is None else f"mode {self._mode!r}"
+        return f"<memstore.{type(self).__name__} {self.root} ({state})>"
+
+    def __len__(self) -> int:
+        root = self._opened()
+        with root.guard:
+            return root.catalog.view(lambda transaction: transaction.count("entries"))
+
+    def __contains__(self, key: object) -> bool:
+        return bool(index.version_of(self._opened(), encode_key(key)))
+
+
+def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 30.0) -> Keyspace:
+    """A store that is there, opened without its values. Arguments and errors as `memstore.open`."""
+    path = absolute_path(os.fspath(root))
+    with resource_errors(path):
+        return Keyspace(open_root(path, mode, Creation(), timeout), mode, timeout=timeout)
+
+
+def opened(store: Keyspace) -> Root:
+    """The root of an opened store, for who looks at it without its methods."""
+    return store._opened()  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,86 @@
+"""Opening a store: what may be asked for, checked before anything is touched."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from memstore.engine import Creation, absolute_path, open_root, resource_errors
+from memstore.errors import ReadOnlyError
+from memstore.store.store import Mode, Store
+from memstore.wording import parse_size
+
+_INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
+
+
+def open(
+    root: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    durability: Literal["process", "disk"] | None = None,
+    checksum: bool | None = None,
+    inline_limit: int | None = None,
+    capacity: int | str | None = None,
+    verify: bool = False,
+    allow_pickle: bool = False,
+    unix_group: int | str | None = None,
+    file_mode: int = 0o600,
+    timeout: float = 30.0,
+) -> Store:
+    """Opens the store in the folder `root`, and creates it if need be.
+
+    Args:
+        root: a folder on `/dev/shm` or a local disk. Its parent must exist.
+        mode: "r" reads only; "r+" reads and writes what exists; "a" creates the store if there is none; "x" must
+            create it.
+        durability: "process": a put survives the death of any process. "disk": also that of the host; refused on
+            tmpfs. Fixed at creation; None takes the store as it is ("process" if new).
+        checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
+        inline_limit: values of up to this many bytes live in the catalog, without a file. Fixed at creation; None: as
+            created (new: 1536). 0 puts every value in a file.
+        capacity: bytes that the files of all values may take in all, or as text ("8GiB", "500MB"); what the catalog
+            grows beyond its first 8 MiB counts too. None: as created (new: no limit); another one changes it for all.
+        verify: check the checksums of what is read, where it has any.
+        allow_pickle: store and load leaves that nothing else can store by pickle. Loading a pickle runs code of
+            whoever wrote it: allow it only for stores whose writers you trust.
+        unix_group, file_mode: who else may open the store; at creation.
+        timeout: seconds that any call waits for a lock, unless it is told otherwise.
+
+    Returns:
+        A Store; close it, or use it in a `with`.
+
+    Raises:
+        NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
+        AlreadyExistsError: mode "x", and there is a store.
+        PermissionDeniedError: the folder or a file in it is somebody else's, open to others, or a link.
+        ValueError: an option makes no sense, or the store was created with another.
+        FormatVersionError, UnsupportedFilesystemError, StoreTimeoutError, StoreFullError.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> with memstore.open(tempfile.mkdtemp()) as store:
+        ...     version = store.put("policy", {"w": torch.ones(2, 2)})
+        ...     store.get("policy")["w"].sum()
+        tensor(4.)
+    """
+    if mode not in ("r", "r+", "a", "x"):
+        raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
+    if durability not in (None, "process", "disk"):
+        raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+    if inline_limit is not None and not 0 <= inline_limit <= _INLINE_LIMIT_MOST:
+        raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
+    if type(file_mode) is not int or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
+        found = oct(file_mode) if type(file_mode) is int else repr(file_mode)
+        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
+    if capacity is not None and mode == "r":
+        raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
+    path = absolute_path(os.fspath(root))
+    limit = None if capacity is None else parse_size(capacity)
+    creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
+    with resource_errors(path):
+        opened = open_root(path, mode, creation, timeout)
+    return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
+
+
+def reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:
+    return open(path, mode, **options)

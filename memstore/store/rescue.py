@@ -1,0 +1,59 @@
+"""Repair, for who calls it: what the engine has to ask of those who know what values are."""
+
+from __future__ import annotations
+
+import os
+
+from memstore.engine import Record, absolute_path, repair_store, resource_errors
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.info import Progress, RepairReport
+from memstore.late_imports import between_forks
+
+
+def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Progress | None = None) -> RepairReport:
+    """Makes the catalog of a damaged store anew, from what is left of it and from the headers of its segments.
+
+    It needs the store for itself: every process has to close it first. Tensors are not read; `Store.verify` does that
+    afterwards. Of a store that is whole it gives back the files kept for reuse, and changes nothing else that shows:
+    versions go on from a higher number.
+
+    Args:
+        root: the folder.
+        timeout: seconds to wait until all have closed the store.
+        progress: called with the bytes of the files that were looked at, and of all.
+
+    Returns:
+        Which keys the store has, which are lost, and how many bytes of files were given back. Files that may be what a
+        lost key had are not deleted: they are renamed to `ID.safetensors.damaged`.
+
+    Raises:
+        NotAStoreError: `memstore.json` is missing or damaged: nothing else knows what it says.
+        StoreTimeoutError: a process still has the store open; the message names it.
+        ResourceLimitError: no process could be started to look at the catalog. Nothing was changed.
+        PermissionDeniedError, FormatVersionError, UnsupportedFilesystemError, StoreFullError: as `open`.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> root = tempfile.mkdtemp()
+        >>> with memstore.open(root) as store:
+        ...     version = store.put("policy", torch.ones(1000))
+        >>> memstore.repair(root)
+        RepairReport(recovered=('policy',), lost=(), swept_bytes=0)
+    """
+    path = absolute_path(os.fspath(root))
+    with resource_errors(path):
+        return repair_store(path, mend, timeout, progress)
+
+
+def mend(store: str, key: bytes, record: Record, content: memoryview) -> bytes | None:
+    """A header made anew of a record, for a file with that content; None if that can't be told to be the record's.
+
+    It can if the bytes fit the record's checksums. Without these, if what is left of the header names the put.
+    """
+    with between_forks():  # torch, which most repairs need not
+        from memstore import contents
+
+    try:
+        return contents.header_of(store, key.decode(), record, content)
+    except (CorruptionError, UnsupportedValueError):
+        return None

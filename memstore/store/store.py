@@ -1,0 +1,395 @@
+"""Store: what a user calls. Glue between values (contents, structure) and the engine; the protocols live there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from memstore import contents, listing
+from memstore.engine import (
+    MISFIT,
+    Change,
+    Held,
+    Root,
+    check_version,
+    commit,
+    hold,
+    hold_at_once,
+    index,
+    is_full,
+    missing,
+    resource_errors,
+    retry_after_sweep,
+    verify_store,
+)
+from memstore.info import EntryInfo, Progress, VerifyReport
+from memstore.keys import encode_key, several
+from memstore.late_imports import between_forks
+from memstore.listing import Keyspace, Mode
+from memstore.store.as_mapping import AsMapping
+from memstore.store.describe import describe
+from memstore.store.ref import Ref
+from memstore.view import view
+from memstore.wording import shown, table_html
+
+if TYPE_CHECKING:
+    import torch
+
+_REQUIRED: Any = ...  # a get's default that means: raise
+
+log = logging.getLogger("memstore")
+
+
+class Store(Keyspace, AsMapping):
+    """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
+
+    Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
+    Every method raises StoreClosedError after `close`, InvalidKeyError for what can't be a key, and StoreTimeoutError
+    when a lock was not to be had within `timeout` seconds (None: as given to `open`).
+
+    Attributes:
+        root: the folder, as an absolute path.
+    """
+
+    def __init__(self, root: Root, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
+        super().__init__(root, mode, timeout=timeout)
+        self._verify, self._allow_pickle = verify, allow_pickle
+
+    # --- put ----------------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, value: Any, *, expect_version: int | None = None, timeout: float | None = None) -> int:
+        """Stores a value as the new version of `key`; readers see all of it, or none.
+
+        Args:
+            key: 1 to 500 bytes of UTF-8.
+            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects.
+            expect_version: the version that the key must have; 0: it must not exist.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            The version. Versions of a key grow; they are not consecutive.
+
+        Raises:
+            UnsupportedValueError: a leaf can't be stored; the message names it. Nothing was written.
+            VersionConflictError: the key is at another version than `expect_version`.
+            StoreFullError: no room. Nothing changed.
+            ReadOnlyError: the store was opened with mode "r".
+        """
+        root, name = self._writable(), encode_key(key)
+        deadline = self._deadline(timeout)
+        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle)
+        if expect_version is not None:
+            self._check_early(root, {key: expect_version})
+        put = name, flat, expect_version
+        try:
+            version = contents.publish_one(root, put, deadline)
+        except (OSError, MemoryError) as error:
+            with resource_errors(self.root, key, root):
+                if isinstance(error, MemoryError) or not is_full(error):
+                    raise
+                version = retry_after_sweep(contents.publish_one, root, put, deadline)
+        self._puts += 1
+        return version
+
+    def put_many(
+        self,
+        items: Mapping[str, Any],
+        *,
+        expect_versions: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`."""
+        root, expected = self._writable(), expect_versions or {}
+        deadline = self._deadline(timeout)
+        names = [encode_key(key) for key in items]
+        if not names:
+            return {}
+        for key in expected:
+            if key not in items:
+                raise ValueError(f"expect_versions names {key!r}, which is not among the items")
+        flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
+        if expected:
+            self._check_early(root, expected)
+        batch = list(zip(names, flats, [expected.get(key) for key in items], strict=True))
+        with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None, root):
+            versions = retry_after_sweep(contents.publish_batch, root, batch, deadline)
+        self._puts += len(names)
+        return dict(zip(items, versions, strict=True))
+
+    def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
+        """Before anything is copied; the commit checks again."""
+        for key, version in expected.items():
+            check_version(encode_key(key), version, index.version_of(root, encode_key(key)))
+
+    # --- get ----------------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        key: str,
+        default: Any = _REQUIRED,
+        *,
+        out: Any = None,
+        like: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        strict: bool = True,
+        timeout: float | None = None,
+    ) -> Any:
+        """Returns the value of `key` as it was put: no copy, and copy-on-write.
+
+        What you hold never changes, whatever others put or delete; what you write to it nobody else sees.
+
+        Args:
+            key: the key.
+            default: what to return if there is no such key, as it is; without one, that is an error.
+            out: a value of the same structure, filled in place and returned. What can't be written is told before.
+            like: a value of the same structure, whose devices, dtypes and strides the result has, in new memory.
+            device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
+            non_blocking: as in `torch.Tensor.to`.
+            strict: False fills only the leaves that `out` or `like` has in common with what is stored.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            KeyNotFoundError: no such key, and no default.
+            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
+            CorruptionError: the stored bytes are damaged.
+            ResourceLimitError: too many open files or mappings.
+        """
+        root = self._opened()
+        name = encode_key(key)
+        deadline = None if timeout is None else self._deadline(timeout)
+        options = contents.PLAIN
+        if out is not None or like is not None or device is not None or dtype is not None:
+            options = contents.Options(out, like, device, dtype, non_blocking, strict)
+        held = self._hold(root, key, name, deadline)
+        if held is None:
+            if default is _REQUIRED:
+                raise missing(name)
+            return default
+        if options is contents.PLAIN and not self._verify:
+            tensor = contents.read_bare(held)
+            if tensor is not None:
+                self._gets += 1
+                return tensor
+        return self._load(root, key, held, options)
+
+    def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
+        """Returns the values of several keys as they were at one moment, in the order of `keys`.
+
+        Raises:
+            KeyNotFoundError: one of them doesn't exist.
+        """
+        root = self._opened()
+        names = {key: encode_key(key) for key in several(keys)}
+        with resource_errors(self.root):
+            held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
+        values: dict[str, Any] = {}
+        for (key, name), found in zip(names.items(), held, strict=True):
+            if found is None:
+                raise missing(name)
+            values[key] = self._load(root, key, found)
+        return values
+
+    def _load(self, root: Root, key: str, held: Held, options: Any = None) -> Any:
+        self._gets += 1
+        options = contents.PLAIN if options is None else options
+        return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+
+    def ref(self, key: str, *, lease: float = 60.0) -> Ref:
+        """Returns a picklable reference to the present version of `key`, which pins it.
+
+        Args:
+            key: the key.
+            lease: seconds that the version stays readable after the ref was pickled, for its receiver to arrive.
+        """
+        root = self._opened()
+        if not float(lease) >= 0:
+            encode_key(key)
+            raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
+        record, pin, _ = self._held(root, key)
+        return Ref(root, key, record, pin, float(lease), {"mode": self._mode, **self._options()})
+
+    def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
+        """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
+
+        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md.
+
+        Args:
+            device: what is read from the view moves there; None: to where it was put from.
+
+        Returns:
+            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor; those that a
+            container looks into (jagged, nested, quantized, unbatched, numpy arrays) come loaded.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("policy", {"w": torch.ones(512, 4)})
+            ...     rows = store.view("policy")["w"][3:5]
+            ...     rows.sum()
+            tensor(8.)
+        """
+        root = self._opened()
+        held = self._held(root, key)
+        self._gets += 1
+        return view(root, key, held, {"lease": 60.0, "mode": self._mode, **self._options()}, device)
+
+    def _held(self, root: Root, key: str) -> Held:
+        name = encode_key(key)
+        held = self._hold(root, key, name, None)
+        if held is None:
+            raise missing(name)
+        return held
+
+    def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> Held | None:
+        try:
+            held = hold_at_once(root, name)
+            if held is not MISFIT:
+                return held
+            deadline = self._deadline(None) if deadline is None else deadline
+            return hold(root, (name,), deadline, may_lock=self._mode != "r")[0]
+        except (OSError, MemoryError):
+            with resource_errors(self.root, key):
+                raise
+
+    # --- files of others ----------------------------------------------------------------------------------------------
+
+    def attach(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch", "npy"] | None = None,
+        copy: bool = False,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Makes files that are there already the new version of `key`, without a copy: gets map them in place.
+
+        The files stay where and whose they are. One that changes or goes is found out by the next get; but what is
+        done to it in place shows in values that were got before, which no value that was put ever does.
+
+        Args:
+            key: the key.
+            path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
+                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`.
+            format: what it must be; None: what it looks like.
+            copy: put the value that is there instead; the entry then has nothing to do with the files. It also takes
+                what can't be served in place.
+            expect_version, timeout: as in `put`.
+
+        Returns:
+            The version.
+
+        Raises:
+            CorruptionError: a file is truncated, or is not what its format says.
+            UnsupportedValueError: it holds what can't be served in place, or what only pickle can read.
+            PermissionDeniedError: the folder has a link that leads out of it.
+            FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
+        """
+        with between_forks():
+            from memstore.formats import attach
+
+        root, name = self._writable(), encode_key(key)
+        deadline = self._deadline(timeout)
+        if expect_version is not None:
+            self._check_early(root, {key: expect_version})
+        with resource_errors(self.root, key, root):
+            if not copy:
+                content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
+                version = retry_after_sweep(commit, root, [Change(name, content, expect_version)], deadline)[0]
+                self._puts += 1
+                return version
+            value = attach.load(key, path, format, allow_pickle=self._allow_pickle)
+        return self.put(key, value, expect_version=expect_version, timeout=timeout)
+
+    def export(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch"] = "safetensors",
+        max_shard_size: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes the value of `key` for others to read. What is at `path` appears whole, or not at all.
+
+        Args:
+            key: the key.
+            path: a file, which is replaced if it is there; or a folder, which must be missing or empty: for memmap,
+                and for safetensors with `max_shard_size`, or where it is a folder already or ends with "/".
+            format: "safetensors": the tensors by their names joined with ".", in C order, tied ones each by itself.
+                "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`.
+            max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
+                files with an index if need be.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            UnsupportedValueError: the format can't express a leaf, which is named. Nothing was written.
+            AlreadyExistsError: the folder has something in it.
+        """
+        with between_forks():
+            from memstore.formats import export
+
+        target, limit = export.check_options(path, format, max_shard_size)
+        root = self._opened()
+        held = self._held(root, key)
+        description = held[0].description
+        options = contents.Options(device="cpu" if export.has_devices(description) else None)
+        export.export(
+            key,
+            description,
+            self._load(root, key, held, options),
+            target,
+            format,
+            limit=limit,
+            progress=progress,
+            durable=root.settings.durable,
+            allow_pickle=self._allow_pickle,
+        )
+
+    def info(self, key: str) -> EntryInfo:
+        """Describes the present version of `key`, without reading its tensors. Raises KeyNotFoundError."""
+        return describe(self._opened(), key)
+
+    def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
+        """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
+
+        Others may go on reading and writing; a key that they replace meanwhile is looked at anew.
+
+        Args:
+            keys: which; one that doesn't exist is reported among the damaged ones. None: all.
+            progress: called with the bytes done, and the bytes in all.
+
+        Returns:
+            A report. Damage is told by it, and raises nothing.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
+            ...     version = store.put("policy", torch.ones(1000))
+            ...     store.verify()
+            VerifyReport(checked=1, unchecked=0, damaged=(), ok=True)
+        """
+        root = self._opened()
+        names = None if keys is None else [encode_key(key) for key in several(keys)]
+        return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
+
+    def _options(self) -> dict[str, Any]:
+        return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from memstore.store.opening import reopen
+
+        self._opened()
+        return reopen, (self.root, self._mode, self._options())
+
+    def _repr_html_(self) -> str:
+        if self._root is None:
+            return repr(self)
+        rows = map(listing.cells, listing.entries(self))
+        return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'keys')}")
