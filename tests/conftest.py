@@ -16,8 +16,8 @@ import torch  # noqa: F401
 
 import memstore
 from memstore.engine import syscalls
+from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
-from memstore.engine.root.root import folder
 from tests.leaks import find_leaks
 
 SHM = Path("/dev/shm")

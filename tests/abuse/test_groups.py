@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.root.root import folder
+from memstore.engine.root import folder
 from memstore.testing import faults
 from tests.abuse.test_roots import make, open_and_close
 from tests.users import GROUP, OTHER, USER, as_user, needs_root

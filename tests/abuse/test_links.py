@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.root.root import folder
+from memstore.engine.root import folder
 from tests.children import in_child
 
 PARTS = [

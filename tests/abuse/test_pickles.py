@@ -22,7 +22,7 @@ import memstore
 from memstore.engine.catalog.environment import STEP
 from memstore.engine.format.record import decode_record, encode_record
 from memstore.engine.index import find
-from memstore.engine.root.root import folder
+from memstore.engine.root import folder
 from tests.children import in_child
 
 

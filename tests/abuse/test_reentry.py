@@ -11,13 +11,13 @@ import gc
 import os
 import signal
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 
 import memstore
 from memstore.engine.catalog.environment import Catalog
-from memstore.engine.protocols import commit as publish
 from tests.children import in_child
 
 
@@ -77,7 +77,7 @@ def _handler_in_a_commit(root: str) -> bool:
             kept.append(lock.owner() != 0)
 
         signal.signal(signal.SIGTERM, lambda *_: handler())
-        once(publish, "_commit_locked", interrupt)
+        once(import_module("memstore.engine.protocols.commit"), "_commit_locked", interrupt)
         store.put("key", torch.ones(1000))
         assert store.get("key").sum() == 1000
         return kept == [True]

@@ -18,7 +18,7 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.root.root import filesystem, folder
+from memstore.engine.root import filesystem, folder
 from tests.children import in_child
 from tests.namespaces import MOUNTS, in_namespaces, mount_tmpfs, unmount
 from tests.users import OTHER, USER, as_user, needs_root

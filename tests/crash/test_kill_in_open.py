@@ -9,7 +9,7 @@ import pytest
 
 import memstore
 from memstore.engine.protocols.claim import claim
-from memstore.engine.root.root import folder
+from memstore.engine.root import folder
 from memstore.engine.sync.clocks import deadline_after
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers

@@ -14,8 +14,8 @@ import torch
 import memstore
 from memstore.engine.catalog.environment import STEP
 from memstore.engine.format.record import RETIRED
+from memstore.engine.repair import inspection
 from memstore.engine.repair.inspection import inspect
-from memstore.engine.repair.repair import inspection
 from memstore.engine.root.root import Root
 from tests.children import Child, Wire, children
 from tests.damage.stores import engine_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.repair.repair import survey as surveys
+from memstore.engine.repair import survey as surveys
 from memstore.engine.repair.survey import survey
 from tests.children import in_child
 from tests.damage.stores import (

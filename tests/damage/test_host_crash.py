@@ -14,7 +14,7 @@ import torch
 
 import memstore
 from memstore.engine.catalog.environment import Catalog
-from memstore.engine.root.root import folder
+from memstore.engine.root import folder
 from memstore.testing import faults
 from tests.children import in_child
 from tests.damage.stores import CATALOG, content_of, overwrite

@@ -11,8 +11,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from memstore.engine.catalog import environment as catalogs
 from memstore.engine.catalog.environment import STEP, Catalog
-from memstore.engine.catalog.environment import environment as catalogs
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.record import LIVE, SegmentRow
 from memstore.engine.protocols.commit import Change, Content, commit

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.engine import syscalls
+from memstore.engine.root import folder
 from memstore.engine.root.filesystem import Durability
-from memstore.engine.root.root import folder
 from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put

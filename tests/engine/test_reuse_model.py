@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +16,15 @@ import pytest
 
 from memstore.engine.files import mapping, segment
 from memstore.engine.format import header
-from memstore.engine.protocols import ahead, claim, leases, recovery, reuse, sweep
-from memstore.engine.protocols import commit as publish
+from memstore.engine.protocols import ahead, leases, recovery, reuse, sweep
 from memstore.engine.protocols import get as lookup
 from memstore.engine.syscalls import files, mappings
 from memstore.testing.explore import Explored, Fault, explore
 from tests.engine import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
 from tests.engine.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.reuse_state import check, is_bad_luck, is_end, start
+
+claim, publish = (import_module(f"memstore.engine.protocols.{name}") for name in ("claim", "commit"))
 
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]

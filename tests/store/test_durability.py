@@ -18,7 +18,7 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.root.root import folder
+from memstore.engine.root import folder
 from memstore.testing import faults
 from tests.children import in_child
 

@@ -84,7 +84,7 @@ def test_it_survives_a_lease_and_then_pins(store: memstore.Store, monkeypatch: p
     early, late = pickle.dumps(store.view("key")), pickle.dumps(store.view("key")["a"])
     view = pickle.loads(early)
     for module in ("reuse", "sweep"):
-        monkeypatch.setattr(f"memstore.engine.{module}.boot_clock", lambda: boot_clock() + int(120e9))
+        monkeypatch.setattr(f"memstore.engine.protocols.{module}.boot_clock", lambda: boot_clock() + int(120e9))
     spoil(store)
     assert_same(expected, view.detach().clone())
     del view
