@@ -28,7 +28,7 @@ class Wire:
     def send(self, message: Any = None) -> None:
         self._connection.send_bytes(pickle.dumps(message))
 
-    def receive(self, timeout: float = 60.0) -> Any:
+    def receive(self, timeout: float = 240.0) -> Any:
         if not self._connection.poll(timeout):
             raise TimeoutError(f"no message in {timeout} s")
         return pickle.loads(self._connection.recv_bytes())
@@ -59,18 +59,18 @@ class Child:
     def send(self, message: Any = None) -> None:
         self._wire.send(message)
 
-    def receive(self, timeout: float = 60.0) -> Any:
+    def receive(self, timeout: float = 240.0) -> Any:
         """The next message; as the last one the function's result, or its exception, which is raised."""
         try:
             message = self._wire.receive(timeout)
         except EOFError:
-            self.process.join(10)
+            self.process.join(100)
             raise RuntimeError(f"the child ended with exit code {self.process.exitcode}") from None
         if isinstance(message, _Raised):
             raise pickle.loads(message.error) from RuntimeError(message.text)
         return message.value if isinstance(message, _Returned) else message
 
-    def wait_until_it_sleeps_on_a_futex(self, timeout: float = 30.0) -> None:
+    def wait_until_it_sleeps_on_a_futex(self, timeout: float = 100.0) -> None:
         """So that what wakes it is a wake, and not a look before it went to sleep."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

@@ -134,7 +134,7 @@ def test_a_fifo_in_place_of_a_segment_hangs_nobody(scratch: str) -> None:
     os.unlink(path)
     os.mkfifo(path)
     with pytest.raises(memstore.CorruptionError):
-        in_child(_get, scratch, timeout=20)
+        in_child(_get, scratch, timeout=100)
 
 
 def _get(root: str) -> None:

@@ -40,7 +40,7 @@ def signal_in(patched: Any, name: str, handler: Callable[[], None]) -> None:
 
 def test_a_signal_handler_puts_in_the_middle_of_a_get(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_handler_in_a_get, root, timeout=20) in (["key"], ["key", "last words"])
+    assert in_child(_handler_in_a_get, root, timeout=100) in (["key"], ["key", "last words"])
 
 
 def _handler_in_a_get(root: str) -> list[str]:
@@ -58,7 +58,7 @@ def _handler_in_a_get(root: str) -> list[str]:
 
 def test_a_signal_handler_puts_in_the_middle_of_a_commit(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_handler_in_a_commit, root, timeout=20)
+    assert in_child(_handler_in_a_commit, root, timeout=100)
 
 
 def _handler_in_a_commit(root: str) -> bool:
@@ -85,7 +85,7 @@ def _handler_in_a_commit(root: str) -> bool:
 
 def test_a_finalizer_deletes_in_the_middle_of_a_get(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_finalizer_in_a_get, root, timeout=20) in (["key"], ["key", "temporary"])
+    assert in_child(_finalizer_in_a_get, root, timeout=100) in (["key"], ["key", "temporary"])
 
 
 class Temporary:
@@ -111,7 +111,7 @@ def _finalizer_in_a_get(root: str) -> list[str]:
 
 def test_a_finalizer_of_memstores_own_takes_no_lock(root: str) -> None:
     memstore.open(root).close()
-    assert in_child(_drop_in_a_get, root, timeout=20) == ["key"]
+    assert in_child(_drop_in_a_get, root, timeout=100) == ["key"]
 
 
 def _drop_in_a_get(root: str) -> list[str]:

@@ -177,7 +177,7 @@ def test_waits_end(scratch: str) -> None:
             thread.start()
         in_child(make_anew, scratch)
         for thread in threads:
-            thread.join(10)
+            thread.join(100)
     assert [type(error) for error in ended] == [memstore.NotAStoreError] * 2
 
 

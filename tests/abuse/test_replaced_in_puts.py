@@ -113,7 +113,7 @@ def test_a_put_that_waits_for_the_mutex_meanwhile(scratch: str) -> None:
 
         opened(store).mutex.run(hold, time.monotonic() + 20)
         for thread in threads:
-            thread.join(20)
+            thread.join(100)
     assert ended == [memstore.NotAStoreError] * 2
     with memstore.open(scratch) as new, memstore.open(f"{scratch}.aside") as moved:
         assert torch.equal(new.get("key"), INLINE) and torch.equal(moved.get("key"), INLINE)

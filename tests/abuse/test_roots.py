@@ -64,7 +64,7 @@ def test_a_file_in_its_place(tmp_path: Path, mode: str) -> None:
 def test_something_odd_in_its_place(tmp_path: Path, make_it: Callable[[str], None]) -> None:
     make_it(str(tmp_path / "store"))
     with pytest.raises(memstore.MemstoreError):
-        in_child(open_and_close, str(tmp_path / "store"), timeout=20)
+        in_child(open_and_close, str(tmp_path / "store"), timeout=100)
 
 
 def test_a_folder_of_other_things(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_fifo_in_place_of_a_file_hangs_nobody(scratch: str, name: str) -> None
     os.unlink(f"{scratch}/{name}")
     os.mkfifo(f"{scratch}/{name}", 0o600)
     with pytest.raises(memstore.MemstoreError):
-        in_child(open_and_close, scratch, timeout=20)
+        in_child(open_and_close, scratch, timeout=100)
 
 
 # --- file systems -----------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def in_terminal(*arguments: str, interrupt: str | None = None) -> tuple[str, int
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
         os.execv(COMMAND[0], [*COMMAND, *arguments])
-    written, deadline, again = b"", time.monotonic() + 60, 0.0
+    written, deadline, again = b"", time.monotonic() + 240, 0.0
     while time.monotonic() < deadline:
         if select.select([fd], [], [], 0.1)[0]:
             try:

@@ -113,5 +113,5 @@ def test_end_of_a_script(root: str) -> None:
         value, reader, ref = store.get("k"), Reader(store.get("k")), store.ref("k")
         row = value[5:7]
     """
-    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")

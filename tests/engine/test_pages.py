@@ -165,7 +165,7 @@ def test_other_threads_run_while_one_waits(folder: Path) -> None:
         waiting = threading.Thread(target=lambda: page.run(lambda: None, soon()))
         waiting.start()
         child.send()  # could not be said if the waiter kept the interpreter
-        waiting.join(30)
+        waiting.join(100)
         assert not waiting.is_alive()
 
 

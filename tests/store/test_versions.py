@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -102,8 +103,11 @@ def _add(_: Wire, number: int, root: str) -> int:
     with memstore.open(root, "r+") as store:
         while added < 60:
             version = store.version("counter")
+            value = store.get("counter") + 1
+            if added % 10 == 0:  # on a busy machine, else, each may be done before the next one's turn
+                time.sleep(0.005)
             try:
-                store.put("counter", store.get("counter") + 1, expect_version=version)
+                store.put("counter", value, expect_version=version)
                 added += 1
             except memstore.VersionConflictError:
                 conflicts += 1

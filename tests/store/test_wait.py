@@ -118,5 +118,5 @@ def test_a_follower_ends_at_the_last_version(store: memstore.Store) -> None:
     for number in range(300):
         store.put("key", number)
     version = store.put_many({"key": 300, "end": 1})["key"]
-    thread.join(30)
+    thread.join(100)
     assert seen == sorted(set(seen)) and seen[-1] == version
