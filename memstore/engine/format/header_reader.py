@@ -95,7 +95,7 @@ def header_size(head: bytes, size: int) -> int:
     nbytes = 8 + int.from_bytes(head[:8], "little")
     if not STORE_AT < nbytes <= min(size, _LARGEST_HEADER):
         detail = f"a file of {size:,} bytes can't have a header of {nbytes:,}"
-        raise CorruptionError(detail, detail=detail)
+        raise CorruptionError(detail)
     return nbytes
 
 
@@ -107,13 +107,13 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
     view = memoryview(header)
     if header_size(bytes(view[:8]), size) != len(view):
         detail = f"the header has {len(view):,} bytes, and says otherwise"
-        raise CorruptionError(detail, detail=detail)
+        raise CorruptionError(detail)
     try:
         return _read_checked(view, size)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(view, size)):
             raise
-        raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+        raise CorruptionError(f"the header can't be read: {error}") from None
 
 
 def _read_checked(header: memoryview, size: int) -> Found:
@@ -219,7 +219,7 @@ def read_objects(header: bytes) -> bytes:
     try:
         return base64.b64decode(_read_objects(header).metadata.objects, validate=True)
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
-        raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+        raise CorruptionError(f"the header can't be read: {error}") from None
 
 
 def leading_base64(text: bytes) -> bytes:
