@@ -16,8 +16,9 @@ from typing import Any
 from memstore.engine import syscalls
 from memstore.engine.files.lockfile import LockFile, OwnedFile
 from memstore.engine.files.mapping import Mapping, map_file
+from memstore.engine.files.slots import vacate, write_slots
 from memstore.engine.files.spares import Spare
-from memstore.engine.format import HEAD_SIZE, LIVE, Header, Record, Slots, belongs, vacate, write_slots
+from memstore.engine.format import HEAD_SIZE, LIVE, Header, Record, Slots, belongs
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 
 from memstore.depth import nests_too_deeply
-from memstore.engine import syscalls
 from memstore.engine.format.header import (
     DIGEST_SIZE,
     HEADER_LIMIT,
+    HEADER_MULTIPLE,
     SLOTS_OFFSET,
     START,
     STATE_AT,
@@ -35,7 +35,7 @@ _STATES = {state_word(state): state for state in STATE_NAMES}
 _ITEM_SIZES = {  # the names tell: F64, BF16, F8_E4M3, and BOOL
     code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in SAFETENSORS_DTYPES.values()
 }
-_LARGEST_HEADER = HEADER_LIMIT + 2 * syscalls.PAGE  # with the slack's entry and the spaces
+_LARGEST_HEADER = HEADER_LIMIT + 2 * HEADER_MULTIPLE  # with the slack's entry and the spaces
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _LARGEST_NUMBER = 1 << 62  # of versions and put ids: a repair counts on from them
 
