@@ -160,9 +160,14 @@ class ContentionError(MemstoreError):
 
 
 class CorruptionError(MemstoreError):
-    """Stored bytes are damaged. `path` is the file, `detail` what is wrong with it."""
+    """Stored bytes are damaged. `path` is the file, `detail` what is wrong with it.
 
-    def __init__(self, message: str, *, key: str | None = None, path: str | None = None, detail: str = "") -> None:
+    Without a message of its own the error says what it knows of the three: "'key': path: detail".
+    """
+
+    def __init__(self, message: str = "", *, key: str | None = None, path: str | None = None, detail: str = "") -> None:
+        if not message:
+            message = ": ".join(part for part in (None if key is None else repr(key), path, detail) if part)
         super().__init__(message, key=key)
         self.path = path
         self.detail = detail or message

@@ -29,13 +29,13 @@ def compare(
         return
     if len(stored) != CHECKSUM_SIZE * len(plan.leaves):
         detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
-        raise CorruptionError(detail, detail=detail)
+        raise CorruptionError(detail)
     data, reached = memory.data, 0
     for i, leaf in enumerate(plan.leaves):
         end = leaf.offset + leaf.nbytes
         if xxhash.xxh3_64_digest(data[leaf.offset : end]) != stored[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]:
             detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
-            raise CorruptionError(detail, detail=detail)
+            raise CorruptionError(detail)
         if done is not None:
             done(max(end - reached, 0))
         reached = max(end, reached)
@@ -55,5 +55,5 @@ def placed_objects(record: Record, key: str, store: str, content: memoryview) ->
 def _checked(record: Record, objects: bytes) -> bytes:
     if xxhash.xxh3_64_digest(objects) != record.objects_checksum:
         detail = "the objects in the header don't fit their checksum"
-        raise CorruptionError(detail, detail=detail)
+        raise CorruptionError(detail)
     return objects

@@ -138,7 +138,7 @@ def locate(root: Root, key: str, held: Held) -> tuple[structure.Plan, bytes, np.
 
 def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
     path = next(iter(files_of(root, record)), f"{root.path} (inline)")
-    return CorruptionError(f"{key!r}: {path}: {detail}", key=key, path=path, detail=detail)
+    return CorruptionError(key=key, path=path, detail=detail)
 
 
 def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> bool:

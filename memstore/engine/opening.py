@@ -190,7 +190,7 @@ def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, m
         if found != settings.store:
             where = f"{path}/{CATALOG}"
             detail = f"the catalog belongs to store {found}, memstore.json to {settings.store}: restore one copy"
-            raise CorruptionError(f"{where}: {detail}", path=where, detail=detail)
+            raise CorruptionError(path=where, detail=detail)
         with root.guard:
             check_publications(root)
     return root

@@ -129,4 +129,4 @@ def _check_places(plan: structure.Plan, sources: Sources) -> None:
         if leaf.nbytes:
             i = bisect_right(bases, leaf.offset) - 1
             if i < 0 or leaf.offset + leaf.nbytes > bases[i] + sources.files[i].size:
-                raise CorruptionError(detail := f"the leaf {leaf.name} lies beyond the end of its file", detail=detail)
+                raise CorruptionError(f"the leaf {leaf.name} lies beyond the end of its file")

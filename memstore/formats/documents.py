@@ -26,7 +26,7 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 def damaged(path: str, detail: str) -> NoReturn:
-    raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+    raise CorruptionError(path=path, detail=detail)
 
 
 def short(value: object) -> str:

@@ -132,7 +132,7 @@ class Source:
     def damaged(self, detail: str) -> CorruptionError:
         root, record = self.root, self._record
         path = next(iter(files_of(root, record)), f"{root.path} (inline)")
-        return CorruptionError(f"{self.key!r}: {path}: {detail}", key=self.key, path=path, detail=detail)
+        return CorruptionError(key=self.key, path=path, detail=detail)
 
     def __reduce__(self) -> tuple[Any, ...]:
         root = self.root

@@ -15,7 +15,8 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.format.header import Slots, write_slots, write_state
+from memstore.engine.files.slots import write_slots, write_state
+from memstore.engine.format.header import Slots
 from memstore.engine.format.record import LIVE, RETIRED
 from memstore.engine.sync.pages import publications_rung
 from memstore.testing import faults

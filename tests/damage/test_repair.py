@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import memstore
+from memstore.engine.files.slots import write_slots
 from memstore.engine.format import header
-from memstore.engine.format.header import Slots, write_slots
+from memstore.engine.format.header import Slots
 from memstore.engine.format.record import LIVE, Record
 from memstore.testing import faults
 from tests.children import Child, Wire, in_child

@@ -20,8 +20,9 @@ from memstore.engine import syscalls
 from memstore.engine.files.lockfile import LockFile
 from memstore.engine.files.mapping import Mapping
 from memstore.engine.files.segment import Filling, map_segment
+from memstore.engine.files.slots import write_state
 from memstore.engine.format import header as headers
-from memstore.engine.format.header import Header, Slots, write_state
+from memstore.engine.format.header import Header, Slots
 from memstore.engine.format.layout import Span, lay_out
 from memstore.engine.format.record import FILLING, LIVE, RETIRED, Record
 from memstore.engine.protocols.reuse import size_class

@@ -117,6 +117,15 @@ def test_damage_says_where_and_what() -> None:
     error = memstore.CorruptionError("in all words", key="k", path="/a/file", detail="what is wrong with it")
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert (one.key, one.path, one.detail, str(one)) == ("k", "/a/file", "what is wrong with it", "in all words")
+    for names, text in (
+        ({"key": "k", "path": "/a/file"}, "'k': /a/file: torn"),
+        ({"path": "/a/file"}, "/a/file: torn"),
+        ({"key": "k"}, "'k': torn"),
+    ):
+        told = memstore.CorruptionError(**names, detail="torn")
+        for one in (told, pickle.loads(pickle.dumps(told))):
+            assert (one.key, one.path, one.detail) == (names.get("key"), names.get("path"), "torn")
+            assert (str(one), one.args) == (text, (text,))
     plain = memstore.CorruptionError("what is wrong")
     assert (plain.key, plain.path, plain.detail) == (None, None, "what is wrong")
 

@@ -390,4 +390,4 @@ def _follow(states: tuple[int, ...]) -> bool:
 
 
 def _damaged(path: str, detail: str) -> CorruptionError:
-    return CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+    return CorruptionError(path=path, detail=detail)

@@ -61,7 +61,7 @@ def count_free(path: str, page_size: int, moment: int, enough: int) -> int:
             found += count
     except (struct.error, IndexError, OverflowError) as error:
         detail = f"its list of free pages can't be read: {error}"
-        raise CorruptionError(f"{path}: {detail}", path=path, detail=detail) from error
+        raise CorruptionError(path=path, detail=detail) from error
     finally:
         syscalls.close(fd)
     return found

@@ -230,11 +230,11 @@ def read_counters(value: bytes) -> Counters:
 
 def _pair(packed: bytes | memoryview) -> tuple[int, int]:
     if len(packed) != _PAIR.size:
-        raise CorruptionError(detail := f"a row of the catalog has a key of {len(packed)} bytes", detail=detail)
+        raise CorruptionError(f"a row of the catalog has a key of {len(packed)} bytes")
     return _PAIR.unpack(packed)
 
 
 def _number(packed: bytes | memoryview) -> int:
     if len(packed) != _U64.size:
-        raise CorruptionError(detail := f"a row of the catalog has a number of {len(packed)} bytes", detail=detail)
+        raise CorruptionError(f"a row of the catalog has a number of {len(packed)} bytes")
     return int(_U64.unpack(packed)[0])

@@ -7,6 +7,7 @@ from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
 from memstore.engine.files.segment import Filling, map_segment, remove_file, segment_path
+from memstore.engine.files.slots import erase_put_id, vacate, write_slots, write_state
 from memstore.engine.files.spares import Spares
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Sources",
     "Spares",
     "close_all",
+    "erase_put_id",
     "file_offsets",
     "lies_in_mapping",
     "map_file",
@@ -26,5 +28,8 @@ __all__ = [
     "read_sources",
     "remove_file",
     "segment_path",
+    "vacate",
     "watch",
+    "write_slots",
+    "write_state",
 ]

@@ -74,11 +74,11 @@ def read_sources(stored: bytes) -> list[SourceFile]:
     try:
         files = _decode(stored)
     except msgspec.MsgspecError as error:
-        raise CorruptionError(detail := f"the names of its files can't be read: {error}", detail=detail) from None
+        raise CorruptionError(f"the names of its files can't be read: {error}") from None
     end = 0
     for file in files:
         if file.base < end or file.base % syscalls.PAGE or file.size <= 0 or file.base + file.size > _MOST_BYTES:
-            raise CorruptionError(detail := f"{file.path} would lie where no file can", path=file.path, detail=detail)
+            raise CorruptionError(f"{file.path} would lie where no file can", path=file.path)
         end = file.base + file.size
     return files
 

@@ -16,8 +16,9 @@ from typing import Any
 from memstore.engine import syscalls
 from memstore.engine.files.lockfile import LockFile, OwnedFile
 from memstore.engine.files.mapping import Mapping, map_file
+from memstore.engine.files.slots import vacate, write_slots
 from memstore.engine.files.spares import Spare
-from memstore.engine.format import HEAD_SIZE, LIVE, Header, Record, Slots, belongs, vacate, write_slots
+from memstore.engine.format import HEAD_SIZE, LIVE, Header, Record, Slots, belongs
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError
 
@@ -220,7 +221,7 @@ def map_segment(
         if (start, size) != (record.start, record.size):
             expected = f"{record.size:,} and {record.start:,}"
             detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
-            raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+            raise CorruptionError(path=path, detail=detail)
         return map_file(fd, size, closing if keep_open else None), start
     except FileNotFoundError:
         return None
@@ -236,7 +237,7 @@ def _no_file(path: str, error: OSError) -> Exception:
     if error.errno not in what:
         return error
     detail = f"it is {what[error.errno]}, and no file of memstore's"
-    return CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+    return CorruptionError(path=path, detail=detail)
 
 
 def remove_file(path: str, dir_fd: int | None = None) -> None:

@@ -7,7 +7,7 @@ The **slots** stand at a fixed offset and have a fixed width: put id, state, ver
 place while the file lives. All else is immutable once the segment is live, and has a digest, right behind the store's
 id. A repair makes the catalog anew from headers, so they carry all that a record does.
 
-Here they are made and written; `header_reader.py` reads them.
+Headers are made here, and read by `header_reader.py`; `files/slots.py` rewrites the slots.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import xxhash
 
-from memstore.engine import syscalls
 from memstore.engine.format.layout import SLACK
-from memstore.engine.format.record import FILLING, LIVE, RETIRED, STATE_NAMES
+from memstore.engine.format.record import FILLING, LIVE, STATE_NAMES
 from memstore.errors import UnsupportedValueError
 
 HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
 HEAD_SIZE = 256  # bytes: what readers look at
+HEADER_MULTIPLE = 4096  # bytes: data starts on pages, so that it can be mapped
 _CACHED_TAIL = 1 << 20  # bytes
 START = b'{"__metadata__":{"memstore":"'
 SLOTS_OFFSET = 8 + len(START)
@@ -62,27 +62,9 @@ def state_word(state: int) -> bytes:
 
 
 SLOTS_SIZE = len(Slots(0).encode())
-_PUT_ID_AT = SLOTS_OFFSET + len("put=")
-STATE_AT = _PUT_ID_AT + 16 + len(" state=")
+PUT_ID_AT = SLOTS_OFFSET + len("put=")
+STATE_AT = PUT_ID_AT + 16 + len(" state=")
 STORE_AT = SLOTS_OFFSET + SLOTS_SIZE
-
-
-def write_state(fd: int, state: int) -> None:
-    syscalls.write_at(fd, state_word(state), STATE_AT)
-
-
-def erase_put_id(fd: int) -> None:
-    """From here on the file holds no put's contents: readers that come with an older record see it."""
-    syscalls.write_at(fd, b"0" * 16, _PUT_ID_AT)
-
-
-def vacate(fd: int) -> None:
-    """`erase_put_id`, and what it held was retired: both at once."""
-    syscalls.write_at(fd, b"%016x state=%s" % (0, state_word(RETIRED)), _PUT_ID_AT)
-
-
-def write_slots(fd: int, slots: Slots) -> None:
-    syscalls.write_at(fd, slots.encode(), SLOTS_OFFSET)
 
 
 def store_mark(store: str) -> str:
@@ -133,7 +115,7 @@ class Header:
         self._digest_at = STORE_AT + len(mark)
         self._checksums_at = self._digest_at + DIGEST_SIZE + len(named)
         self._end = 8 + len(text)
-        self.nbytes = -(-(self._end + _SLACK_ROOM) // syscalls.PAGE) * syscalls.PAGE
+        self.nbytes = -(-(self._end + _SLACK_ROOM) // HEADER_MULTIPLE) * HEADER_MULTIPLE
         check_header(key, self.nbytes)
         self._content = bytearray(struct.pack("<Q", self.nbytes - 8) + text.ljust(self.nbytes - 8))
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 
 from memstore.depth import nests_too_deeply
-from memstore.engine import syscalls
 from memstore.engine.format.header import (
     DIGEST_SIZE,
     HEADER_LIMIT,
+    HEADER_MULTIPLE,
     SLOTS_OFFSET,
     START,
     STATE_AT,
@@ -35,7 +35,7 @@ _STATES = {state_word(state): state for state in STATE_NAMES}
 _ITEM_SIZES = {  # the names tell: F64, BF16, F8_E4M3, and BOOL
     code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in SAFETENSORS_DTYPES.values()
 }
-_LARGEST_HEADER = HEADER_LIMIT + 2 * syscalls.PAGE  # with the slack's entry and the spaces
+_LARGEST_HEADER = HEADER_LIMIT + 2 * HEADER_MULTIPLE  # with the slack's entry and the spaces
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _LARGEST_NUMBER = 1 << 62  # of versions and put ids: a repair counts on from them
 
@@ -95,7 +95,7 @@ def header_size(head: bytes, size: int) -> int:
     nbytes = 8 + int.from_bytes(head[:8], "little")
     if not STORE_AT < nbytes <= min(size, _LARGEST_HEADER):
         detail = f"a file of {size:,} bytes can't have a header of {nbytes:,}"
-        raise CorruptionError(detail, detail=detail)
+        raise CorruptionError(detail)
     return nbytes
 
 
@@ -107,13 +107,13 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
     view = memoryview(header)
     if header_size(bytes(view[:8]), size) != len(view):
         detail = f"the header has {len(view):,} bytes, and says otherwise"
-        raise CorruptionError(detail, detail=detail)
+        raise CorruptionError(detail)
     try:
         return _read_checked(view, size)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(view, size)):
             raise
-        raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+        raise CorruptionError(f"the header can't be read: {error}") from None
 
 
 def _read_checked(header: memoryview, size: int) -> Found:
@@ -219,7 +219,7 @@ def read_objects(header: bytes) -> bytes:
     try:
         return base64.b64decode(_read_objects(header).metadata.objects, validate=True)
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
-        raise CorruptionError(detail := f"the header can't be read: {error}", detail=detail) from None
+        raise CorruptionError(f"the header can't be read: {error}") from None
 
 
 def leading_base64(text: bytes) -> bytes:

@@ -86,7 +86,7 @@ def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> 
     """The body that was stored under this key, `size` bytes long. Raises CorruptionError."""
     body = bytes(stored[_CHECKSUM:])
     if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body) or size not in (None, len(body)):
-        raise CorruptionError(detail := f"the checksum of row {key!r} in the catalog doesn't fit", detail=detail)
+        raise CorruptionError(f"the checksum of row {key!r} in the catalog doesn't fit")
     return body
 
 

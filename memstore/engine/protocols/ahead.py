@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import Filling, LockFile, segment_path
-from memstore.engine.format import FILLING, RETIRED, SegmentRow, vacate, write_state
+from memstore.engine.files import Filling, LockFile, segment_path, vacate, write_state
+from memstore.engine.format import FILLING, RETIRED, SegmentRow
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import suits, unclaim
 from memstore.engine.root import KeptFile, Root

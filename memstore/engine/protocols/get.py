@@ -127,7 +127,7 @@ def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
         f"the file is missing, is locked by somebody else, is not that of put {record.put_id:#x} of this store, or "
         "says that it was replaced: unless it is locked, run memstore.repair"
     )
-    return CorruptionError(f"{name!r}: {path}: {detail}", key=name, path=path, detail=detail)
+    return CorruptionError(key=name, path=path, detail=detail)
 
 
 def files_of(root: Root, record: Record) -> tuple[str, ...]:

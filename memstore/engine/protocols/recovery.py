@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import OwnedFile, segment_path
-from memstore.engine.format import FILLING, HEAD_SIZE, LIVE, RETIRED, SegmentRow, Slots, read_slots, write_state
+from memstore.engine.files import OwnedFile, segment_path, write_state
+from memstore.engine.format import FILLING, HEAD_SIZE, LIVE, RETIRED, SegmentRow, Slots, read_slots
 from memstore.engine.protocols.reuse import unclaim
 from memstore.engine.protocols.rollback import ALL, check_headers, compare_publications
 from memstore.engine.root import Root

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import LockFile, segment_path
-from memstore.engine.format import RETIRED, SegmentRow, erase_put_id
+from memstore.engine.files import LockFile, erase_put_id, segment_path
+from memstore.engine.format import RETIRED, SegmentRow
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.root import Root
 from memstore.engine.sync import boot_clock

@@ -106,4 +106,4 @@ def gone_back(root: Root, what: str) -> CorruptionError:
     detail = (
         f"the catalog is older than what lies beside it: {what}: close the store everywhere, and run memstore.repair"
     )
-    return CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+    return CorruptionError(path=path, detail=detail)

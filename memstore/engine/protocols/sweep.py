@@ -20,8 +20,8 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import LockFile, OwnedFile, remove_file, segment_path
-from memstore.engine.format import FILLING, RETIRED, erase_put_id
+from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file, segment_path
+from memstore.engine.format import FILLING, RETIRED
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import Row, lock_in_state, lock_retired, retire, set_aside

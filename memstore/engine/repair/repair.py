@@ -25,8 +25,8 @@ from collections.abc import Collection, Generator, Iterable
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.files import LockFile, OwnedFile
-from memstore.engine.format import LIVE, Record, SegmentRow, Slots, write_slots
+from memstore.engine.files import LockFile, OwnedFile, write_slots
+from memstore.engine.format import LIVE, Record, SegmentRow, Slots
 from memstore.engine.repair.salvage import read_catalog, read_segments
 from memstore.engine.repair.triage import Choice, Mend
 from memstore.engine.root import (

@@ -43,7 +43,7 @@ def verify_store(
         detail = f"{found.broken}: close the store everywhere, and run memstore.repair"
         if found.refused:
             detail = f"it can't be looked at: {found.refused}"
-        broken = CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+        broken = CorruptionError(path=path, detail=detail)
         return VerifyReport(0, 0, (broken, *damaged), ok=False)
     try:
         with root.guard:
@@ -64,7 +64,7 @@ def verify_store(
             unchecked += outcome is False
             if outcome is None and chosen is not None:
                 detail = "there is no such key"
-                damaged.append(CorruptionError(f"{_name(key)!r}: {detail}", key=_name(key), detail=detail))
+                damaged.append(CorruptionError(key=_name(key), detail=detail))
     step.finish()
     root.check_in_place()  # else what was looked at is another store by now, in part
     return VerifyReport(checked, unchecked, tuple(damaged), ok=not damaged)
@@ -141,7 +141,7 @@ def _check_header(root: Root, name: str, held: Held) -> None:
             _compare(read_header(header, record.size), record, name, root.settings.store)
         except CorruptionError as error:
             path = segment_path(root.segments, record.segment)
-            raise CorruptionError(f"{name!r}: {path}: {error}", key=name, path=path, detail=error.detail) from None
+            raise CorruptionError(key=name, path=path, detail=error.detail) from None
 
 
 def _compare(found: Found, record: Record, name: str, store: str) -> None:
@@ -158,7 +158,7 @@ def _compare(found: Found, record: Record, name: str, store: str) -> None:
     for what, there, expected in pairs:
         if there != expected:
             values = f": {there!r}, not {expected!r}" if isinstance(there, (int, str)) else ""
-            raise CorruptionError(detail := f"header and record differ in {what}{values}", detail=detail)
+            raise CorruptionError(f"header and record differ in {what}{values}")
 
 
 def _of_the_catalog(root: Root, damage: Iterable[Damage], chosen: list[bytes] | None) -> Iterator[CorruptionError]:
@@ -169,8 +169,7 @@ def _of_the_catalog(root: Root, damage: Iterable[Damage], chosen: list[bytes] | 
         if one.segment:
             path = segment_path(root.segments, one.segment)
         name = None if one.key is None else _name(one.key)
-        text = f"{path}: {one.detail}" if name is None else f"{name!r}: {path}: {one.detail}"
-        yield CorruptionError(text, key=name, path=path, detail=one.detail)
+        yield CorruptionError(key=name, path=path, detail=one.detail)
 
 
 def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
@@ -180,7 +179,7 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
         path = f"{root.path}/{folder.SETTINGS}"
-        yield CorruptionError(f"{path}: {error}", path=path, detail=str(error))
+        yield CorruptionError(path=path, detail=str(error))
     for name in (folder.LOCK, folder.DOORBELL):
         path = f"{root.path}/{name}"
         try:
@@ -188,13 +187,11 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
         except OSError as error:
             detail = error.strerror or str(error)
         if detail:
-            yield CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+            yield CorruptionError(path=path, detail=detail)
 
 
 def _unreadable(root: Root, key: bytes, error: Exception) -> CorruptionError:
-    name = _name(key)
-    detail = f"it can't be looked at: {error}"
-    return CorruptionError(f"{name!r}: {root.path}: {detail}", key=name, path=root.path, detail=detail)
+    return CorruptionError(key=_name(key), path=root.path, detail=f"it can't be looked at: {error}")
 
 
 def _told(error: CorruptionError) -> CorruptionError:

@@ -57,7 +57,7 @@ class _Page:
         status = syscalls.status(fd)
         if status.st_size != syscalls.PAGE:
             detail = f"{status.st_size} bytes instead of {syscalls.PAGE}"
-            raise CorruptionError(f"{path}: {detail}", path=path, detail=detail)
+            raise CorruptionError(path=path, detail=detail)
         self._mapping, self.address, _ = syscalls.reserve(syscalls.PAGE)
         syscalls.map_shared(self.address, fd, syscalls.PAGE, writable=writable)
         self._opened(fd, status)
@@ -105,7 +105,7 @@ class LockPage(_Page):
                 code=errno.EAGAIN,
             )
         detail = "it was overwritten while processes use the store: end them all, and open it again"
-        return CorruptionError(f"{self._path}: {detail}", path=self._path, detail=detail)
+        return CorruptionError(path=self._path, detail=detail)
 
     def run(self, action: Callable[[], Result], deadline: float) -> Result:
         """Calls `action` under the mutex. If it raises, the next owner recovers first.
