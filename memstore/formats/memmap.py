@@ -22,7 +22,6 @@ import tensordict
 from tensordict.base import _ACCEPTED_CLASSES
 from tensordict.utils import _encode_key_for_filesystem
 
-import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore import structure
 from memstore.engine import Leaf, Sources, opened
 from memstore.errors import UnsupportedValueError

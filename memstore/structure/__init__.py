@@ -15,10 +15,7 @@ transport            leaves through multiprocessing queues
 
 from __future__ import annotations
 
-import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
-import memstore.structure.containers.builtin  # pyright: ignore[reportUnusedImport]
-import memstore.structure.containers.instances  # pyright: ignore[reportUnusedImport]
-import memstore.structure.containers.sequences  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import memstore.structure.containers  # noqa: F401  # pyright: ignore[reportUnusedImport] - it registers what it knows
 from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
 from memstore.structure.description import plan_of
 from memstore.structure.flatten import Flat, contents, fill, flatten

@@ -24,6 +24,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.clusters import cluster_leaves
+from memstore.structure.compile import decode, encode
 from memstore.structure.devices import read_device
 from memstore.structure.node import ObjectNode, Reader, TensorNode, leaf_names
 from memstore.structure.plan import Plan
@@ -36,21 +37,6 @@ _CACHED_BYTES = 16 << 20  # of descriptions
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
-    """For what trees carry that msgpack has not."""
-    if isinstance(value, torch.device):
-        return str(value)
-    raise NotImplementedError(f"{type(value)} in a tree")
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-_decode = msgspec.msgpack.Decoder().decode
-
-
-def encode_tree(tree: Any) -> bytes:
-    return _encode(tree)
-
-
 def describe(
     tree: Any, leaves: Sequence[Leaf], leaf_traits: Sequence[Traits], same: dict[int, int], inline: bool
 ) -> bytes:
@@ -58,7 +44,7 @@ def describe(
         same[i] if i in same else _write_leaf(leaf, leaf_trait)
         for i, (leaf, leaf_trait) in enumerate(zip(leaves, leaf_traits, strict=True))
     ]
-    return _encode([tree, written, inline])
+    return encode([tree, written, inline])
 
 
 def _write_leaf(leaf: Leaf, leaf_traits: Traits) -> list[Any]:
@@ -111,7 +97,7 @@ def _read(description: bytes) -> Plan:
 
 
 def _read_checked(description: bytes) -> Plan:
-    tree, written, inline = unpack(as_list(_decode(description)), (int, list), list, bool)
+    tree, written, inline = unpack(as_list(decode(description)), (int, list), list, bool)
     reader = Reader()
     root = reader.node(tree)
     require(reader.tensors == len(written), f"{reader.tensors} tensors in the tree, {len(written)} leaves")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from memstore.structure import modes
-from memstore.structure.storage import Memory
+from memstore.structure.plan import Memory
 
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile

@@ -21,9 +21,8 @@ from memstore.structure.extents import Extents, Places, places_of
 from memstore.structure.facts import Facts, take_apart
 from memstore.structure.fill import Copies, run
 from memstore.structure.fill import contents as contents_of
-from memstore.structure.plan import Plan
+from memstore.structure.plan import Memory, Plan
 from memstore.structure.planning import make_plan, unsupported
-from memstore.structure.storage import Memory
 from memstore.structure.ties import NO_TIES, Ties
 from memstore.structure.walk import RefusedError, Walk
 

@@ -16,11 +16,11 @@ import torch
 from memstore.engine import Path
 from memstore.errors import StructureMismatchError
 from memstore.structure import places, traits
+from memstore.structure.compile import compile_tree
 from memstore.structure.extents import Extents, places_of
 from memstore.structure.facts import Facts, take_apart
 from memstore.structure.node import ObjectNode, TensorNode, Tree, walk_names
 from memstore.structure.plan import Plan
-from memstore.structure.planning import compile_tree
 from memstore.structure.walk import RefusedError, Walk, render_path
 
 _LISTED = 20  # differences in one message

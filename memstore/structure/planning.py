@@ -11,10 +11,11 @@ from memstore.errors import UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.checks import MalformedError
 from memstore.structure.clusters import spans_of, storage_range
-from memstore.structure.description import check_extent, describe, encode_tree, plan_of
+from memstore.structure.compile import compile_tree
+from memstore.structure.description import check_extent, describe, plan_of
 from memstore.structure.facts import Facts
 from memstore.structure.fill import Copies, Gather, Raw
-from memstore.structure.node import Node, Reader, TensorNode, Tree, leaf_names, walk_names
+from memstore.structure.node import TensorNode, Tree, leaf_names, walk_names
 from memstore.structure.plan import Plan
 from memstore.structure.ties import Group, Ties
 from memstore.structure.traits import DTYPE_NAMES, PLAIN
@@ -56,17 +57,6 @@ def _check_extents(tree: Tree, leaves: Sequence[Leaf]) -> None:
 def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
     names = [name for name, node in walk_names(compile_tree(tree)[0]) if isinstance(node, TensorNode)]
     return UnsupportedValueError(f"{render_path(names[leaf])}: {reason}")
-
-
-def compile_tree(tree: Tree) -> tuple[Node, Reader]:
-    """The node that a walk's tree describes, and what its reader found."""
-    reader = Reader()
-    try:
-        return reader.node(msgspec.msgpack.decode(encode_tree(tree))), reader
-    except UnicodeEncodeError as error:
-        raise UnsupportedValueError(
-            f"value: a key with a lone surrogate, {error.object!r}: it is no Unicode text"
-        ) from None
 
 
 def _loose_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[list[Leaf], set[int]]:

@@ -11,8 +11,8 @@ from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueErro
 from memstore.structure import objects
 from memstore.structure.checks import MalformedError
 from memstore.structure.node import Parts
-from memstore.structure.plan import Plan
-from memstore.structure.storage import Memory, finish, finish_one, tensors_of
+from memstore.structure.plan import Memory, Plan
+from memstore.structure.storage import finish, finish_one, tensors_of
 
 _in_inference_mode = torch.is_inference_mode_enabled
 

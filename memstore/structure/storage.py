@@ -20,10 +20,8 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.clusters import cluster_leaves, storage_range
 from memstore.structure.node import TensorNode
-from memstore.structure.plan import Plan
+from memstore.structure.plan import Memory, Plan
 from memstore.structure.traits import DTYPES, PARAMETER, PLAIN, with_traits
-
-Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 # dtypes that numpy has and that torch takes from it. Through numpy a leaf costs a third of torch.frombuffer.
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {

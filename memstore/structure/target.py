@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from memstore.structure import modes, objects, places, ties, traits
 from memstore.structure.meeting import Met, meet, raise_differences
 from memstore.structure.node import Parts
-from memstore.structure.plan import Plan
-from memstore.structure.storage import Memory, tensors_of
+from memstore.structure.plan import Memory, Plan
+from memstore.structure.storage import tensors_of
 from memstore.structure.walk import render_path
 
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from memstore.late_imports import between_forks
 from memstore.structure import objects
 from memstore.structure.advice import alternative
 from memstore.structure.dict_keys import write_key
+from memstore.structure.late_containers import load_late_containers
 from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree
 from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError, render_path
 
@@ -186,8 +186,7 @@ def rule(function: Callable[[type], Flattener | None]) -> Callable[[type], Flatt
 @functools.lru_cache(maxsize=512)
 def flattener(kind: type) -> Flattener:
     if "tensordict" in sys.modules:
-        with between_forks():
-            import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        load_late_containers()
     found = _FLATTENERS.get(kind)
     if found is not None:
         return found

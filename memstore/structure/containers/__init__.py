@@ -11,3 +11,19 @@ tensordicts  TensorDict, tensorclasses, TensorDictParams; imported only once a v
 stacks       lazy stacks and non-tensor data; imported with them, and so is
 typed        TypedTensorDict, MetaData[type]
 """
+
+from __future__ import annotations
+
+# Each of these registers what it knows.
+import memstore.structure.containers.arrays
+import memstore.structure.containers.builtin
+import memstore.structure.containers.instances
+import memstore.structure.containers.sequences  # noqa: F401
+from memstore.late_imports import between_forks
+from memstore.structure.late_containers import loads_containers
+
+
+@loads_containers
+def _load_tensordicts() -> None:  # pyright: ignore[reportUnusedFunction]
+    with between_forks():
+        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
