@@ -25,7 +25,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from memstore.engine import lies_in_mapping
-from memstore.structure import modes, traits
+from memstore.structure.tensors import modes, traits
 
 
 def register() -> None:

@@ -14,16 +14,16 @@ typed        TypedTensorDict, MetaData[type]
 
 from __future__ import annotations
 
-# Each of these registers what it knows.
-import memstore.structure.containers.arrays
-import memstore.structure.containers.builtin
-import memstore.structure.containers.instances
-import memstore.structure.containers.sequences  # noqa: F401
 from memstore.late_imports import between_forks
-from memstore.structure.late_containers import loads_containers
+from memstore.structure.containers import arrays, builtin, instances, sequences  # each registers its containers
+from memstore.structure.containers.wrappers import is_wrapper
+from memstore.structure.tree import loads_containers
 
 
 @loads_containers
-def _load_tensordicts() -> None:  # pyright: ignore[reportUnusedFunction]
+def load_tensordicts() -> None:
     with between_forks():
         import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
+__all__ = ["arrays", "builtin", "instances", "is_wrapper", "load_tensordicts", "sequences"]

@@ -22,8 +22,9 @@ from memstore.structure.checks import unpack
 from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
 from memstore.structure.containers.sparse import flatten_sparse, is_sparse
 from memstore.structure.containers.wrappers import flatten_wrapper, is_wrapper
-from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse, refuse_unless_pickled, rule
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import TENSOR, Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Flattener, Walk, flattens, refuse, refuse_unless_pickled, rule
 
 _NONE = type(None)
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from memstore.engine import Path
-from memstore.structure import objects
 from memstore.structure.checks import require, unpack
-from memstore.structure.dict_keys import read_keys
-from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import RefusedError, Walk, flattens
+from memstore.structure.objects import join_dict, join_list, join_tuple
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import OBJECT, Kids, Node, Parts, Reader, Tree, named, read_keys, register
+from memstore.structure.walk import Walk, flattens
 
 # The factories of defaultdicts that can be named without running anything.
 _FACTORIES: dict[str, Any] = {
@@ -41,7 +41,7 @@ def _only_objects(trees: tuple[Tree, ...], walk: Walk) -> bool:
 def _flatten_list(value: list[Any], walk: Walk) -> Tree:
     trees = walk.entries(value, range(len(value)), value)
     if _only_objects(trees, walk):
-        walk.objects.append(objects.join_list(walk.take_objects(len(trees))))
+        walk.objects.append(join_list(walk.take_objects(len(trees))))
         return OBJECT
     return ("list", trees)
 
@@ -50,7 +50,7 @@ def _flatten_list(value: list[Any], walk: Walk) -> Tree:
 def _flatten_tuple(value: tuple[Any, ...], walk: Walk) -> Tree:
     trees = walk.entries(value, range(len(value)), value)
     if _only_objects(trees, walk):
-        walk.objects.append(objects.join_tuple(walk.take_objects(len(trees))))
+        walk.objects.append(join_tuple(walk.take_objects(len(trees))))
         return OBJECT
     return ("tuple", trees)
 
@@ -91,7 +91,7 @@ def _flatten_dict(value: dict[Any, Any], walk: Walk) -> Tree:
     trees = walk.entries(value, value, value.values())
     keys = walk.keys(value)
     if _only_objects(trees, walk):
-        walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=False))
+        walk.objects.append(join_dict(keys, walk.take_objects(len(trees)), ordered=False))
         return OBJECT
     return ("dict", keys, trees)
 
@@ -104,7 +104,7 @@ def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
     if attributes:
         return ("ordered", keys, trees, walk.entry("__dict__", attributes))
     if _only_objects(trees, walk):
-        walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=True))
+        walk.objects.append(join_dict(keys, walk.take_objects(len(trees)), ordered=True))
         return OBJECT
     return ("ordered", keys, trees, None)
 

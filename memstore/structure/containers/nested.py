@@ -21,10 +21,11 @@ import torch
 
 from memstore.engine import Path
 from memstore.late_imports import between_forks
-from memstore.structure import traits
 from memstore.structure.checks import require, unpack
-from memstore.structure.node import TENSOR, Kids, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+from memstore.structure.tree import TENSOR, Kids, Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Walk
 
 _NONE = type(None)
 

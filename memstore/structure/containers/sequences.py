@@ -15,11 +15,11 @@ from typing import Any
 
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.structure.attributes import defines
 from memstore.structure.checks import require, unpack
-from memstore.structure.classes import class_name, find_class
-from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, rule
+from memstore.structure.objects import class_name, defines, find_class
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import Flattener, Walk, flattens, rule
 
 # -- namedtuples -----------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from memstore.engine import Path
-from memstore.structure import traits
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+from memstore.structure.tree import TENSOR, Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Walk
 
 _ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
 _LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in (torch.sparse_coo, *_ROWS, *_COLUMNS)}

@@ -24,11 +24,12 @@ from tensordict import (
 )
 
 from memstore.engine import Path
-from memstore.structure import objects
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.devices import need_device, read_device
-from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import RefusedError, Walk, flattens
+from memstore.structure.objects import join_list
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import need_device, read_device
+from memstore.structure.tree import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import Walk, flattens
 
 _NONE = type(None)
 
@@ -152,7 +153,7 @@ def _flatten_values(value: NonTensorStack, walk: Walk) -> Tree:
         tensors, written = len(walk.tensors), len(walk.objects)
         trees = walk.entries(value, range(len(members)), [member._non_tensordict["data"] for member in members])
         if trees.count(OBJECT) == len(trees):
-            walk.objects.append(objects.join_list(walk.take_objects(len(trees))))
+            walk.objects.append(join_list(walk.take_objects(len(trees))))
             return ("values", bool(value._is_locked), OBJECT)
         del walk.tensors[tensors:]
         del walk.objects[written:]

@@ -27,10 +27,10 @@ from tensordict import (
 import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[reportUnusedImport] - its rule comes first
 from memstore.engine import Path
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.classes import class_name, find_class, make_bare
 from memstore.structure.containers.stacks import read_batch
-from memstore.structure.devices import need_device
-from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.objects import class_name, find_class, make_bare
+from memstore.structure.tensors import need_device
+from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, rule
 
 _NONE = type(None)

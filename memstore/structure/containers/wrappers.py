@@ -18,12 +18,12 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
-from memstore.structure import traits
-from memstore.structure.attributes import defines
 from memstore.structure.checks import MalformedError, require, sizes, unpack
-from memstore.structure.classes import class_name, find_class
-from memstore.structure.node import Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import RefusedError, Walk, flattener
+from memstore.structure.objects import class_name, defines, find_class
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+from memstore.structure.tree import Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import Walk, flattener
 
 
 def is_wrapper(kind: type) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from memstore.errors import UnsupportedValueError
-from memstore.structure.node import Node, Reader, Tree
+from memstore.structure.tree.node import Node, Reader, Tree
 
 
 def _to_msgpack(value: Any) -> Any:

@@ -22,14 +22,12 @@ from msgspec.msgpack import Ext
 
 from memstore.depth import nests_too_deeply
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import stdlib
-from memstore.structure.advice import why_refused
 from memstore.structure.checks import MalformedError, as_list, require, unpack
-from memstore.structure.devices import need_device, read_device
-from memstore.structure.dict_keys import read_keys
-from memstore.structure.node import NODES, ObjectNode, Parts, Reader, Tree
+from memstore.structure.objects import stdlib
+from memstore.structure.objects.advice import why_refused
 from memstore.structure.refusals import RefusedError
-from memstore.structure.traits import may_be_dtype
+from memstore.structure.tensors import may_be_dtype, need_device, read_device
+from memstore.structure.tree import NODES, ObjectNode, Parts, Reader, Tree, read_keys
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NUMPY_KINDS = frozenset("biufcSUmMV")
@@ -50,7 +48,7 @@ _NESTED_BYTES = 1 << 22  # of a tuple in a set or slice: what such tuples share 
 
 
 def write_object(value: Any, allow_pickle: bool) -> Any:
-    """A leaf in the form that `encode` takes; raises RefusedError."""
+    """A leaf in the form that `encode_objects` takes; raises RefusedError."""
     try:
         writer = _WRITERS.get(type(value))
         if writer is not None:
@@ -167,7 +165,7 @@ def join_tree(tree: Tree, items: list[Any]) -> Any:
     return Ext(_TREE, _pack([tree, items]))
 
 
-def encode(objects: list[Any]) -> bytes:
+def encode_objects(objects: list[Any]) -> bytes:
     return _pack(objects) if objects else b""
 
 
@@ -178,8 +176,8 @@ class _PickleRefused(Exception):
     pass
 
 
-def decode(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
-    """The objects back. CorruptionError for anything that `encode` didn't write."""
+def decode_objects(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
+    """The objects back. CorruptionError for anything that `encode_objects` didn't write."""
     if not data and not count:
         return []
     decoder = _UNPICKLING if allow_pickle else _SAFE

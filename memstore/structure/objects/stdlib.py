@@ -21,7 +21,7 @@ import msgspec
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import MalformedError, as_list, require, unpack
-from memstore.structure.classes import class_name, find_class
+from memstore.structure.objects.classes import class_name, find_class
 from memstore.structure.refusals import RefusedError
 
 _pack = msgspec.msgpack.Encoder().encode

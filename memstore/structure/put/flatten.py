@@ -16,15 +16,14 @@ from typing import Any
 import torch
 
 from memstore.errors import UnsupportedValueError
-from memstore.structure import objects, ties
-from memstore.structure.extents import Extents, Places, places_of
-from memstore.structure.facts import Facts, take_apart
-from memstore.structure.fill import Copies, run
-from memstore.structure.fill import contents as contents_of
-from memstore.structure.plan import Memory, Plan
-from memstore.structure.planning import make_plan, unsupported
-from memstore.structure.ties import NO_TIES, Ties
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.objects import encode_objects
+from memstore.structure.plans import Memory, Plan
+from memstore.structure.put.copies import Copies, run
+from memstore.structure.put.copies import contents as contents_of
+from memstore.structure.put.planning import make_plan, unsupported
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import NO_TIES, Extents, Places, Ties, places_of, ties
+from memstore.structure.walk import Facts, Walk, take_apart
 
 _CACHED_PLANS = 256
 _CACHED_LEAVES = 1 << 18  # of all these plans
@@ -96,7 +95,7 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
         planned = make_plan(tree, facts, found, inline_limit)
         _remember(key, structure, found, planned)
     plan, copies = planned
-    flat = Flat(plan, tensors, objects.encode(walk.objects), copies)
+    flat = Flat(plan, tensors, encode_objects(walk.objects), copies)
     if type(value) is torch.Tensor and len(tensors) == 1 and tensors[0] is value:
         _remember_bare(flat, facts, extents, inline_limit)
     return flat

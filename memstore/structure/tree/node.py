@@ -17,8 +17,8 @@ import torch
 
 from memstore.engine import Path
 from memstore.structure.checks import MalformedError, as_list, require
-from memstore.structure.dict_keys import name_of
-from memstore.structure.late_containers import load_late_containers
+from memstore.structure.tree.dict_keys import name_of
+from memstore.structure.tree.late_containers import load_late_containers
 
 Tree = Any  # see the grammar above
 TENSOR, OBJECT = 0, 1

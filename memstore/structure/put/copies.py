@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from memstore.structure import modes
-from memstore.structure.plan import Memory
+from memstore.structure.plans import Memory
+from memstore.structure.tensors import modes
 
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile

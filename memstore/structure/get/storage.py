@@ -17,11 +17,9 @@ import torch
 
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import traits
-from memstore.structure.clusters import cluster_leaves, storage_range
-from memstore.structure.node import TensorNode
-from memstore.structure.plan import Memory, Plan
-from memstore.structure.traits import DTYPES, PARAMETER, PLAIN, with_traits
+from memstore.structure.plans import Memory, Plan, cluster_leaves, storage_range
+from memstore.structure.tensors import DTYPES, PARAMETER, PLAIN, traits, with_traits
+from memstore.structure.tree import TensorNode
 
 # dtypes that numpy has and that torch takes from it. Through numpy a leaf costs a third of torch.frombuffer.
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {

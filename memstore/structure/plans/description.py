@@ -21,14 +21,11 @@ import xxhash
 from memstore.depth import nests_too_deeply
 from memstore.engine import Leaf, Path
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import traits
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack
-from memstore.structure.clusters import cluster_leaves
-from memstore.structure.compile import decode, encode
-from memstore.structure.devices import read_device
-from memstore.structure.node import ObjectNode, Reader, TensorNode, leaf_names
-from memstore.structure.plan import Plan
-from memstore.structure.traits import DTYPES, PLAIN, Traits
+from memstore.structure.plans.clusters import cluster_leaves
+from memstore.structure.plans.plan import Plan
+from memstore.structure.tensors import DTYPES, PLAIN, Traits, read_device, traits
+from memstore.structure.tree import ObjectNode, Reader, TensorNode, decode, encode, leaf_names
 
 _MAX_BYTES = 1 << 60
 _CACHED_PLANS = 256

@@ -8,18 +8,13 @@ import msgspec
 
 from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
-from memstore.structure import traits
 from memstore.structure.checks import MalformedError
-from memstore.structure.clusters import spans_of, storage_range
-from memstore.structure.compile import compile_tree
-from memstore.structure.description import check_extent, describe, plan_of
-from memstore.structure.facts import Facts
-from memstore.structure.fill import Copies, Gather, Raw
-from memstore.structure.node import TensorNode, Tree, leaf_names, walk_names
-from memstore.structure.plan import Plan
-from memstore.structure.ties import Group, Ties
-from memstore.structure.traits import DTYPE_NAMES, PLAIN
-from memstore.structure.walk import render_path
+from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
+from memstore.structure.put.copies import Copies, Gather, Raw
+from memstore.structure.refusals import render_path
+from memstore.structure.tensors import DTYPE_NAMES, PLAIN, Group, Ties, traits
+from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names, walk_names
+from memstore.structure.walk import Facts
 
 
 def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple[Plan, Copies]:
