@@ -38,7 +38,7 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 
 # Modules that one file, or package, alone may import: what is dangerous or unportable is looked for in one place.
 SOLE_IMPORTERS = {
-    "pickle": {"memstore/structure/objects/codec.py"},
+    "pickle": {"memstore/structure/objects/pickled.py"},
     "lmdb": {"memstore/engine/catalog/"},
     "zipfile": {"memstore/formats/torch_archives.py"},
     "ctypes": {"memstore/engine/syscalls/", "memstore/structure/put/copies.py"},  # copies: memmove only

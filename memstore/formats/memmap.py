@@ -45,7 +45,7 @@ from memstore.structure import (
     Walk,
     class_name,
     count,
-    unpickle,
+    read_pickle,
 )
 
 _VERSION = 1  # of the layout
@@ -239,7 +239,7 @@ class _Reader:
                 "wrote it"
             )
         try:
-            return unpickle(read_whole(path))
+            return read_pickle(read_whole(path))
         except MalformedError as error:
             damaged(path, str(error))
 

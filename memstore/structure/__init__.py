@@ -24,7 +24,7 @@ from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
 from memstore.structure.get import bare_array, get_into, get_like, over, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.objects import class_name, shown_attributes, unpickle
+from memstore.structure.objects import class_name, read_pickle, shown_attributes
 from memstore.structure.plans import Plan, plan_of
 from memstore.structure.put import Flat, contents, fill, flatten
 from memstore.structure.refusals import RefusedError
@@ -76,6 +76,7 @@ __all__ = [
     "need_device",
     "over",
     "plan_of",
+    "read_pickle",
     "rebuild",
     "rebuild_lazily",
     "repeats",
@@ -83,5 +84,4 @@ __all__ = [
     "stored_bytes",
     "structure_text",
     "traits",
-    "unpickle",
 ]

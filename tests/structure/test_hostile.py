@@ -18,7 +18,7 @@ from tensordict import MetaData, NonTensorStack, TensorDict, TensorDictParams, U
 
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import flatten, leaf_table, plan_of, rebuild, structure_text
-from memstore.structure.objects.codec import decode_objects
+from memstore.structure.objects import decode_objects
 from memstore.structure.plans import description as plans
 from memstore.structure.tree import node
 from tests.structure import classes

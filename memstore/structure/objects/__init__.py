@@ -1,10 +1,14 @@
 """The leaves that are no tensors, as bytes; and the classes of objects, by name.
 
-codec        objects as msgpack, and back
-stdlib       dates, paths, exact numbers, members of enumerations
-advice       what to put instead of an object that can't be stored
-classes      classes found by their names, without running code
-attributes   attributes of objects, read and written past the code of their classes
+writing           objects as msgpack
+reading           msgpack as objects
+codes             msgpack's extensions that both use
+stdlib            dates, paths, exact numbers, members of enumerations
+numpy_and_torch   scalars and arrays of numpy; sizes, dtypes and devices of torch
+pickled           what only pickle can store
+advice            what to put instead of an object that can't be stored
+classes           classes found by their names, without running code
+attributes        attributes of objects, read and written past the code of their classes
 """
 
 from __future__ import annotations
@@ -22,15 +26,15 @@ from memstore.structure.objects.attributes import (
     write_attributes,
 )
 from memstore.structure.objects.classes import class_name, find_class, make_bare
-from memstore.structure.objects.codec import (
+from memstore.structure.objects.pickled import read_pickle
+from memstore.structure.objects.reading import decode_objects
+from memstore.structure.objects.writing import (
     NATIVE,
-    decode_objects,
     encode_objects,
     join_dict,
     join_list,
     join_tree,
     join_tuple,
-    unpickle,
     write_object,
 )
 
@@ -52,9 +56,9 @@ __all__ = [
     "join_tuple",
     "make_bare",
     "read_attributes",
+    "read_pickle",
     "shown_attributes",
     "slots_of",
-    "unpickle",
     "write_attributes",
     "write_object",
 ]

@@ -25,7 +25,7 @@ from memstore.structure.checks import MalformedError, as_list, require, sizes, u
 from memstore.structure.plans.clusters import cluster_leaves
 from memstore.structure.plans.plan import Plan
 from memstore.structure.tensors import DTYPES, PLAIN, Traits, read_device, traits
-from memstore.structure.tree import ObjectNode, Reader, TensorNode, decode, encode, leaf_names
+from memstore.structure.tree import ObjectNode, Reader, TensorNode, from_msgpack, leaf_names, to_msgpack
 
 _MAX_BYTES = 1 << 60
 _CACHED_PLANS = 256
@@ -41,7 +41,7 @@ def describe(
         same[i] if i in same else _write_leaf(leaf, leaf_trait)
         for i, (leaf, leaf_trait) in enumerate(zip(leaves, leaf_traits, strict=True))
     ]
-    return encode([tree, written, inline])
+    return to_msgpack([tree, written, inline])
 
 
 def _write_leaf(leaf: Leaf, leaf_traits: Traits) -> list[Any]:
@@ -94,7 +94,7 @@ def _read(description: bytes) -> Plan:
 
 
 def _read_checked(description: bytes) -> Plan:
-    tree, written, inline = unpack(as_list(decode(description)), (int, list), list, bool)
+    tree, written, inline = unpack(as_list(from_msgpack(description)), (int, list), list, bool)
     reader = Reader()
     root = reader.node(tree)
     require(reader.tensors == len(written), f"{reader.tensors} tensors in the tree, {len(written)} leaves")

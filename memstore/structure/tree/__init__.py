@@ -8,7 +8,7 @@ late_containers   containers that are known only once their library is imported
 
 from __future__ import annotations
 
-from memstore.structure.tree.compile import compile_tree, decode, encode
+from memstore.structure.tree.compile import compile_tree, from_msgpack, to_msgpack
 from memstore.structure.tree.dict_keys import name_of, read_keys, write_key
 from memstore.structure.tree.late_containers import load_late_containers, loads_containers
 from memstore.structure.tree.node import (
@@ -42,8 +42,7 @@ __all__ = [
     "TensorNode",
     "Tree",
     "compile_tree",
-    "decode",
-    "encode",
+    "from_msgpack",
     "leaf_names",
     "load_late_containers",
     "loads_containers",
@@ -51,6 +50,7 @@ __all__ = [
     "named",
     "read_keys",
     "register",
+    "to_msgpack",
     "walk_names",
     "write_key",
 ]

@@ -11,22 +11,22 @@ from memstore.errors import UnsupportedValueError
 from memstore.structure.tree.node import Node, Reader, Tree
 
 
-def _to_msgpack(value: Any) -> Any:
+def _in_msgpack(value: Any) -> Any:
     """What stands in trees and msgpack doesn't have."""
     if isinstance(value, torch.device):
         return str(value)
     raise NotImplementedError(f"{type(value)} in a tree")
 
 
-encode = msgspec.msgpack.Encoder(enc_hook=_to_msgpack).encode
-decode = msgspec.msgpack.Decoder().decode
+to_msgpack = msgspec.msgpack.Encoder(enc_hook=_in_msgpack).encode
+from_msgpack = msgspec.msgpack.Decoder().decode
 
 
 def compile_tree(tree: Tree) -> tuple[Node, Reader]:
     """The node that a walk's tree describes, and the reader that read it, with what it found out about the leaves."""
     reader = Reader()
     try:
-        return reader.node(decode(encode(tree))), reader
+        return reader.node(from_msgpack(to_msgpack(tree))), reader
     except UnicodeEncodeError as error:
         raise UnsupportedValueError(
             f"value: a key with a lone surrogate, {error.object!r}: it is no Unicode text"
