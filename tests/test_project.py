@@ -41,7 +41,7 @@ SOLE_IMPORTERS = {
     "pickle": {"memstore/structure/objects/pickled.py"},
     "lmdb": {"memstore/engine/catalog/"},
     "zipfile": {"memstore/formats/torch_archives.py"},
-    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/put/copies.py"},  # copies: memmove only
+    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/put/fill.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
 from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
-from memstore.structure.get import bare_array, get_into, get_like, over, rebuild, rebuild_lazily
+from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes
 from memstore.structure.plans import Plan, plan_of
@@ -35,6 +35,7 @@ from memstore.structure.tensors import (
     count,
     modes,
     need_device,
+    over,
     repeats,
     traits,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 from memstore.engine import Path
@@ -120,7 +121,7 @@ class DequeNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        maxlen, trees = unpack(payload, (type(None), int), list)
+        maxlen, trees = unpack(payload, (NoneType, int), list)
         require(maxlen is None or len(trees) <= maxlen < 1 << 63, "no length of a deque")
         node = cls()
         node.maxlen = maxlen

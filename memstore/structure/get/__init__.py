@@ -10,14 +10,13 @@ storage          bytes as tensors, without a copy
 from __future__ import annotations
 
 from memstore.structure.get.rebuild import rebuild, rebuild_lazily
-from memstore.structure.get.storage import bare_array, over
+from memstore.structure.get.storage import bare_array
 from memstore.structure.get.target import get_into, get_like
 
 __all__ = [
     "bare_array",
     "get_into",
     "get_like",
-    "over",
     "rebuild",
     "rebuild_lazily",
 ]

@@ -21,7 +21,7 @@ from memstore.structure.get.storage import tensors_of
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.refusals import render_path
-from memstore.structure.tensors import modes, ties, traits
+from memstore.structure.tensors import modes, over, ties, traits
 from memstore.structure.tree import Parts
 
 
@@ -107,9 +107,8 @@ def _overwritten(found: Met, wants: Sequence[int], sources: dict[int, torch.Tens
         place, rest = divmod(found.addresses[want] - start, target.dtype.itemsize)
         if rest or want in found.meeting.resolved:
             return list(wants)  # nobody looks
-        double = torch.empty(0, dtype=target.dtype, device="cpu")
-        doubles[want] = double.set_(storage, place, target.shape, target.stride())
-        traits.copyable(double).copy_(traits.copyable(sources[want]))
+        doubles[want] = over(storage, target.dtype, place, target.shape, target.stride())
+        traits.copyable(doubles[want]).copy_(traits.copyable(sources[want]))
     return [want for want in wants if not torch.equal(_bits(doubles[want]), _bits(sources[want]))]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
+from types import NoneType
 from typing import Any
 
 from memstore.errors import UnsupportedValueError
@@ -23,8 +24,6 @@ from memstore.structure.objects import codes
 from memstore.structure.objects.classes import class_name, find_class
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tree import from_msgpack, to_msgpack
-
-_NONE = type(None)
 
 # -- dates -----------------------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ def _read_fraction(data: bytes) -> Fraction:
 
 
 def _read_uuid(data: bytes) -> uuid.UUID:
-    content, safe = unpack(as_list(from_msgpack(data)), bytes, (_NONE, int))
+    content, safe = unpack(as_list(from_msgpack(data)), bytes, (NoneType, int))
     return uuid.UUID(bytes=content, is_safe=uuid.SafeUUID(safe))
 
 

@@ -24,7 +24,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.plans.clusters import cluster_leaves
 from memstore.structure.plans.plan import Plan
-from memstore.structure.tensors import DTYPES, PLAIN, Traits, read_device, traits
+from memstore.structure.tensors import DTYPES, PLAIN, Traits, read_device, read_flags, to_flags, traits
 from memstore.structure.tree import ObjectNode, Reader, TensorNode, from_msgpack, leaf_names, to_msgpack
 
 _MAX_BYTES = 1 << 60
@@ -45,7 +45,7 @@ def describe(
 
 
 def _write_leaf(leaf: Leaf, leaf_traits: Traits) -> list[Any]:
-    flags = leaf_traits.kind * 2 + leaf_traits.requires_grad
+    flags = to_flags(leaf_traits.kind, leaf_traits.requires_grad)
     written: list[Any] = [leaf.dtype, leaf.shape, leaf.offset, leaf.stride, flags, leaf_traits.device]
     while not written[-1] and len(written) > 3 and written[-1] != ():
         written.pop()
@@ -169,11 +169,10 @@ def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torc
 
 
 def _read_traits(flags: Any, device: Any, dtype: torch.dtype) -> Traits:
-    require(type(flags) is int and 0 <= flags < 8, "no flags of a leaf")
+    kind, requires_grad = read_flags(flags)
     require(device is None or (type(device) is str and _is_device(device)), "no device")
-    kind, requires_grad = divmod(flags, 2)
     require(not requires_grad or dtype.is_floating_point or dtype.is_complex, "a gradient of integers")
-    return Traits(kind, bool(requires_grad), device) if flags or device else PLAIN
+    return Traits(kind, requires_grad, device) if flags or device else PLAIN
 
 
 def _is_device(name: str) -> bool:

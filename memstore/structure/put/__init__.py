@@ -2,16 +2,12 @@
 
 flatten    a value as a plan, tensors and objects; the cache of plans that were made
 planning   the plan of a structure that was not seen before
-copies     tensors into memory
+fill       tensors into memory
 """
 
 from __future__ import annotations
 
-from memstore.structure.put.flatten import Flat, contents, fill, flatten
+from memstore.structure.put.fill import Flat, contents, fill
+from memstore.structure.put.flatten import flatten
 
-__all__ = [
-    "Flat",
-    "contents",
-    "fill",
-    "flatten",
-]
+__all__ = ["Flat", "contents", "fill", "flatten"]

@@ -17,9 +17,8 @@ import torch
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure.objects import encode_objects
-from memstore.structure.plans import Memory, Plan
-from memstore.structure.put.copies import Copies, run
-from memstore.structure.put.copies import contents as contents_of
+from memstore.structure.plans import Plan
+from memstore.structure.put.fill import Copies, Flat
 from memstore.structure.put.planning import make_plan, unsupported
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import NO_TIES, Extents, Places, Ties, places_of, ties
@@ -27,18 +26,6 @@ from memstore.structure.walk import Facts, Walk, take_apart
 
 _CACHED_PLANS = 256
 _CACHED_LEAVES = 1 << 18  # of all these plans
-
-
-class Flat:
-    """A value taken apart: the plan, its tensors (no copies), and the other leaves as msgpack."""
-
-    __slots__ = ("copies", "objects", "plan", "tensors")
-
-    def __init__(self, plan: Plan, tensors: list[torch.Tensor], encoded: bytes, copies: Copies) -> None:
-        self.plan = plan
-        self.tensors = tensors
-        self.objects = encoded
-        self.copies = copies
 
 
 class _Structure:
@@ -130,18 +117,6 @@ def _remember_bare(flat: Flat, facts: Facts, extents: Extents, inline_limit: int
         if len(_bare) >= _CACHED_PLANS:
             _bare.clear()
         _bare[facts.dtypes[0], facts.shapes[0], facts.strides[0], inline_limit] = (flat.plan, flat.copies, nbytes)
-
-
-def fill(flat: Flat, memory: Memory) -> None:
-    """Copies every leaf to its place in `memory`, a writable array of `flat.plan.nbytes` bytes. Pads are left alone."""
-    if memory.nbytes < flat.plan.nbytes:
-        raise ValueError(f"{flat.plan.nbytes} bytes don't fit into {memory.nbytes}")
-    run(flat.copies, flat.tensors, memory)
-
-
-def contents(flat: Flat) -> bytes:
-    """As `fill`, for values of a few bytes: what the memory would hold."""
-    return contents_of(flat.copies, flat.tensors, flat.plan.nbytes)
 
 
 def _remember(key: Any, structure: _Structure, found: Ties, planned: tuple[Plan, Copies]) -> None:

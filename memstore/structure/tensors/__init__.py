@@ -15,13 +15,17 @@ from memstore.structure.tensors.ties import NO_TIES, Group, Ties
 from memstore.structure.tensors.traits import (
     DTYPE_NAMES,
     DTYPES,
+    NUMPY_DTYPES,
     PARAMETER,
     PLAIN,
     Traits,
     contiguous_stride,
     count,
     may_be_dtype,
+    over,
+    read_flags,
     repeats,
+    to_flags,
     with_traits,
 )
 
@@ -29,6 +33,7 @@ __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
     "NO_TIES",
+    "NUMPY_DTYPES",
     "PARAMETER",
     "PLAIN",
     "Extents",
@@ -40,8 +45,11 @@ __all__ = [
     "count",
     "may_be_dtype",
     "need_device",
+    "over",
     "places_of",
     "read_device",
+    "read_flags",
     "repeats",
+    "to_flags",
     "with_traits",
 ]

@@ -117,14 +117,18 @@ class Walk:
         del self.objects[start:]
         return taken
 
-    def joined(self, tree: Tree, trees: tuple[Tree, ...]) -> Tree:
+    def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
         """The tree of a container with these entries, or, if they are all objects, the one object that they become.
 
-        Not the value itself: its structure stays visible in the description.
+        The value itself is never joined: its structure stays visible in the description.
+
+        Args:
+            join: from the written entries to the written container; None: by its tree.
         """
         if self.depth == 1 or trees.count(OBJECT) != len(trees):
             return tree
-        self.objects.append(join_tree(tree, self.take_objects(len(trees))))
+        items = self.take_objects(len(trees))
+        self.objects.append(join_tree(tree, items) if join is None else join(items))
         return OBJECT
 
     def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
