@@ -22,7 +22,6 @@ import tensordict
 from tensordict.base import _ACCEPTED_CLASSES
 from tensordict.utils import _encode_key_for_filesystem
 
-import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore import structure
 from memstore.engine import Leaf, Sources, opened
 from memstore.errors import UnsupportedValueError
@@ -36,12 +35,18 @@ from memstore.formats.documents import (
     read_whole,
     short,
 )
-from memstore.structure import objects
-from memstore.structure.checks import MalformedError
-from memstore.structure.classes import class_name
-from memstore.structure.node import MAX_DEPTH, TENSOR, Tree
-from memstore.structure.traits import DTYPES, count
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure import (
+    DTYPES,
+    MAX_DEPTH,
+    TENSOR,
+    MalformedError,
+    RefusedError,
+    Tree,
+    Walk,
+    class_name,
+    count,
+    read_pickle,
+)
 
 _VERSION = 1  # of the layout
 _META = "meta.json"
@@ -234,7 +239,7 @@ class _Reader:
                 "wrote it"
             )
         try:
-            return objects.unpickle(read_whole(path))
+            return read_pickle(read_whole(path))
         except MalformedError as error:
             damaged(path, str(error))
 

@@ -17,7 +17,7 @@ from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.formats.memmap import PICKLES
 from memstore.formats.output import Meter, new_file, new_folder, what_special
-from memstore.structure.dict_keys import name_of
+from memstore.structure import name_of
 
 _TAKEN = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
 

@@ -11,8 +11,7 @@ from memstore import structure
 from memstore.engine import Leaf, Sources, opened, syscalls
 from memstore.errors import UnsupportedValueError
 from memstore.formats.documents import are_sizes, damaged, short
-from memstore.structure.node import TENSOR
-from memstore.structure.traits import DTYPES, contiguous_stride, count
+from memstore.structure import DTYPES, TENSOR, contiguous_stride, count
 
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself reads no more than 10,000
 

@@ -23,7 +23,7 @@ from memstore.engine import HEADER_LIMIT, SAFETENSORS_DTYPES, Leaf, Sources, ope
 from memstore.errors import PermissionDeniedError, UnsupportedValueError
 from memstore.formats.documents import damaged, parse_object, parse_texts, read_whole, short
 from memstore.formats.output import Meter, new_file, new_folder
-from memstore.structure.traits import DTYPE_NAMES, DTYPES
+from memstore.structure import DTYPE_NAMES, DTYPES
 
 _INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # of a file

@@ -1,6 +1,6 @@
 """What a store holds, told from records alone: no tensor is touched, and torch is not imported.
 
-For the command line and for `repr`s. A description's tree (see `structure/description.py` and `node.py`) is walked here
+For the command line and for `repr`s. A description's tree (see `structure/plans` and `structure/tree`) is walked here
 without the classes that build it; kinds that are no plain containers are left to `structure`, which needs torch.
 """
 

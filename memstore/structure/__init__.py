@@ -1,53 +1,88 @@
 """Nested values and flat lists of tensors: a value is taken apart for a put, and built again for a get.
 
-walk, containers/    the value's tree, its tensors, its other leaves; refusals, advice: why not, and what to do
-flatten, ties        the plan of a value, from a cache; extents: how far tensors reach; facts: what plans depend on
-planning             the plan of a structure that is new; clusters: leaves by their storages
-plan, description    how a value is laid out and built; the same as bytes
-node, dict_keys      trees of containers, compiled; checks of what was read from bytes
-fill, storage        tensors into bytes, bytes as tensors
-objects, stdlib      leaves that are no tensors; the only place that knows pickle
-classes, attributes  classes by their names; what their objects hold, past their code
-adopt                values that lie in files of others
-rebuild, target      get; get with out= and like=
-transport            leaves through multiprocessing queues
+The rooms, from the top floor down; a room imports only from those below it:
+
+    transport     tensors of memstore's memory through multiprocessing queues
+    info          what a stored value looks like; the tensors of a value, by name
+    adopt         values that lie in files of others
+    get/          a stored value, built again; get with out= and like=
+    put/          a value, taken apart: its plan, its tensors and its objects; tensors copied into memory
+    containers/   each kind of container: how it is flattened, and the node that builds it again
+    walk/         one walk over a value: its tree, its tensors, its other leaves
+    plans/        how the values of one structure are laid out in memory; the same as bytes
+    objects/      leaves that are no tensors, as bytes; the only place that knows pickle
+    tree/         which containers a value has: trees, and nodes that are made of them
+    tensors/      torch's tensors: dtypes, traits, strides, shared bytes
+    refusals      why a value can't be stored
+    checks        what no flatten wrote is refused: checks of bytes that were read
 """
 
 from __future__ import annotations
 
-import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImport] - it registers what it knows
-import memstore.structure.containers.builtin  # pyright: ignore[reportUnusedImport]
-import memstore.structure.containers.instances  # pyright: ignore[reportUnusedImport]
-import memstore.structure.containers.sequences  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
-from memstore.structure.description import plan_of
-from memstore.structure.flatten import Flat, contents, fill, flatten
+from memstore.structure.checks import MalformedError
+from memstore.structure.containers import is_wrapper
+from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.plan import Plan
-from memstore.structure.rebuild import rebuild, rebuild_lazily
-from memstore.structure.storage import bare_array
-from memstore.structure.target import get_into, get_like
+from memstore.structure.objects import class_name, read_pickle, shown_attributes
+from memstore.structure.plans import Plan, plan_of
+from memstore.structure.put import Flat, contents, fill, flatten
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import (
+    DTYPE_NAMES,
+    DTYPES,
+    contiguous_stride,
+    count,
+    modes,
+    need_device,
+    over,
+    repeats,
+    traits,
+)
 from memstore.structure.transport import register as _register_transport
+from memstore.structure.tree import MAX_DEPTH, TENSOR, Tree, name_of
+from memstore.structure.walk import Walk, flattens
 
 _register_transport()
 
 __all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "MAX_DEPTH",
+    "TENSOR",
     "Adopted",
     "Flat",
+    "MalformedError",
     "Plan",
+    "RefusedError",
+    "Tree",
+    "Walk",
     "adopt_tree",
     "adopt_value",
     "bare_array",
+    "class_name",
     "contents",
+    "contiguous_stride",
+    "count",
     "fill",
     "flatten",
+    "flattens",
     "get_into",
     "get_like",
+    "is_wrapper",
     "iter_tensors",
     "leaf_table",
+    "modes",
+    "name_of",
+    "need_device",
+    "over",
     "plan_of",
+    "read_pickle",
     "rebuild",
     "rebuild_lazily",
+    "repeats",
+    "shown_attributes",
     "stored_bytes",
     "structure_text",
+    "traits",
 ]

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
-from memstore.structure import objects, traits
-from memstore.structure.description import describe, plan_of
-from memstore.structure.facts import take_apart
-from memstore.structure.node import Tree
-from memstore.structure.plan import Plan
-from memstore.structure.traits import DTYPE_NAMES, PLAIN, Traits
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.objects import encode_objects
+from memstore.structure.plans import Plan, describe, plan_of
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import DTYPE_NAMES, PLAIN, Traits, traits
+from memstore.structure.tree import Tree
+from memstore.structure.walk import Walk, take_apart
 
 
 class Adopted(NamedTuple):
@@ -34,7 +33,7 @@ def adopt_tree(
     """
     found = (PLAIN,) * len(leaves) if leaf_traits is None else leaf_traits
     plan = plan_of(describe(tree, leaves, found, same or {}, False))
-    return Adopted(plan, objects.encode(list(written)))
+    return Adopted(plan, encode_objects(list(written)))
 
 
 def adopt_value(value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *, allow_pickle: bool) -> Adopted:

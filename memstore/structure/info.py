@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from memstore.engine import Path
-from memstore.structure.attributes import shown_attributes
-from memstore.structure.clusters import cluster_leaves, storage_range
-from memstore.structure.dict_keys import name_of
-from memstore.structure.plan import Plan
-from memstore.structure.traits import DTYPES
+from memstore.structure.objects import shown_attributes
+from memstore.structure.plans import Plan, cluster_leaves, storage_range
+from memstore.structure.tensors import DTYPES
+from memstore.structure.tree import name_of
 
 
 def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int]]:

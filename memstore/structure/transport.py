@@ -25,7 +25,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from memstore.engine import lies_in_mapping
-from memstore.structure import modes, traits
+from memstore.structure.tensors import modes, over, traits
 
 
 def register() -> None:
@@ -68,12 +68,12 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
         reach, stride = tensor.numel(), traits.contiguous_stride(shape)
     storage = torch.UntypedStorage._new_shared(reach * itemsize)
     _keep_for_child(storage)
-    copy = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, shape, stride)
+    copy = over(storage, tensor.dtype, 0, shape, stride)
     if dense:
         start = source.storage_offset() * itemsize
-        span = torch.empty(0, dtype=torch.uint8, device="cpu")
-        span.set_(source.untyped_storage(), start, (reach * itemsize,), (1,))
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).copy_(span)
+        nbytes = (reach * itemsize,)
+        span = over(source.untyped_storage(), torch.uint8, start, nbytes, (1,))
+        over(storage, torch.uint8, 0, nbytes, (1,)).copy_(span)
     else:
         traits.copyable(copy).copy_(traits.copyable(source))
     return traits.with_traits(copy, traits.traits_of(tensor))

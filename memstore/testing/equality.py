@@ -26,9 +26,7 @@ from tensordict import (
 )
 from tensordict import is_tensorclass as _is_tensorclass
 
-from memstore.structure.attributes import shown_attributes
-from memstore.structure.containers.wrappers import is_wrapper
-from memstore.structure.traits import repeats
+from memstore.structure import is_wrapper, repeats, shown_attributes
 from memstore.testing.geometry import c_order, reach, shares_strides, significant, steps_of, tied
 
 _COLLECTIONS = (TensorDict, LazyStackedTensorDict, TensorDictParams, TypedTensorDict)

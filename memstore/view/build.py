@@ -19,10 +19,7 @@ from memstore import contents, structure
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.engine import Held, Root
 from memstore.errors import CorruptionError, MemstoreError
-from memstore.structure import modes, traits
-from memstore.structure.devices import need_device
-from memstore.structure.storage import over
-from memstore.structure.walk import RefusedError, Walk, flattens
+from memstore.structure import RefusedError, Walk, flattens, modes, need_device, over, traits
 from memstore.view.leaf import StoredTensor, guard, kind_of, read, shown_of, span_of, with_kind, wrap
 from memstore.view.saving import goes_to_a_file, plain_tensor
 from memstore.view.source import Source, Span, count_read

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from memstore.errors import ReadOnlyError
-from memstore.structure import modes, traits
-from memstore.structure.storage import over
+from memstore.structure import modes, over, traits
 from memstore.view.pages import bring
 from memstore.view.source import Span, count_read
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memstore.structure.storage import over
+from memstore.structure import over
 from memstore.view.leaf import StoredTensor, count_of, nbytes_of, read, refusal, wrap
 from memstore.view.operators import Rule, rule_of
 from memstore.view.pages import bring_rows

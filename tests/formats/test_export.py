@@ -22,7 +22,7 @@ import memstore
 from memstore import structure
 from memstore.engine.format.record import Leaf
 from memstore.formats import export as export_module
-from memstore.structure.traits import Traits
+from memstore.structure.tensors.traits import Traits
 from memstore.testing.equality import assert_same
 from memstore.testing.faults import at_step, raising, record
 from tests.children import in_child

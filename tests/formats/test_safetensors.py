@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import memstore
 from memstore.engine.format.layout import SAFETENSORS_DTYPES
-from memstore.structure.traits import DTYPES
+from memstore.structure.tensors.traits import DTYPES
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import random_bits
 from tests.formats.files import write_checkpoint, write_safetensors

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import memstore
 from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.structure import modes
+from memstore.structure.tensors import modes
 from memstore.testing.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about anomaly mode, prototypes and what is deprecated

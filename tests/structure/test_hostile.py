@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from tensordict import MetaData, NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
 
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import description as plans
-from memstore.structure import flatten, leaf_table, node, plan_of, rebuild, structure_text
-from memstore.structure import objects as wire
+from memstore.structure import flatten, leaf_table, plan_of, rebuild, structure_text
+from memstore.structure.objects import decode_objects
+from memstore.structure.plans import description as plans
+from memstore.structure.tree import node
 from tests.structure import classes
 from tests.structure.roundtrip import stored
 from tests.structure.test_matrix import OBJECTS, Pair, Point, jagged
@@ -70,7 +71,7 @@ def valid() -> list[tuple[bytes, bytes, Any]]:
 def test_random_bytes(description: bytes, objects: bytes) -> None:
     try_to_read(description, objects, np.zeros(64, np.uint8))
     with pytest.raises((CorruptionError, UnsupportedValueError)):  # the latter names a pickle, which is not read
-        wire.decode(objects, 1000, False)
+        decode_objects(objects, 1000, False)
 
 
 NAMES = [f"tests.structure.classes:{name}" for name in ("Config", "Output", "Int8Weight", "State", "Step", "Color")]
@@ -254,17 +255,17 @@ def test_depth_of_descriptions() -> None:
         with pytest.raises(CorruptionError):
             plan_of(b"\x93" + b"\x92\xa4list\x91" * levels + b"\x00" + b"\x90\xc3")
         with pytest.raises(CorruptionError):
-            wire.decode(b"\x91" * levels + b"\xc0", 2, False)
+            decode_objects(b"\x91" * levels + b"\xc0", 2, False)
     data: Any = b"\x90"
     for _ in range(3000):
         data = pack(Ext(1, data))
     with pytest.raises(CorruptionError):
-        wire.decode(b"\x91" + data, 1, False)
+        decode_objects(b"\x91" + data, 1, False)
     data = 1
     for _ in range(3000):
         data = Ext(6, pack([["deque", None, [1]], [data]]))
     with pytest.raises(CorruptionError):
-        wire.decode(pack([data]), 1, False)
+        decode_objects(pack([data]), 1, False)
 
 
 def test_strides_that_read_beyond_a_leaf_stay_in_the_memory() -> None:
@@ -298,7 +299,7 @@ def test_pickles_never_run_unasked() -> None:
         rebuild(plan_of(flat.plan.description), flat.objects, memory, None)
     nested = pack([Ext(4, pack([pack(Ext(100, b"x"))])), Ext(2, pack([["k"], [Ext(100, b"x")]]))])
     with pytest.raises((UnsupportedValueError, CorruptionError)):
-        wire.decode(nested, 2, False)
+        decode_objects(nested, 2, False)
     assert not Bomb.exploded
     rebuild(plan_of(flat.plan.description), flat.objects, memory, None, allow_pickle=True)
     assert Bomb.exploded
@@ -371,7 +372,7 @@ def test_pickles_never_run_unasked() -> None:
 )
 def test_crafted_objects(extension: Any) -> None:
     with pytest.raises(CorruptionError):
-        wire.decode(pack([extension]), 1, False)
+        decode_objects(pack([extension]), 1, False)
 
 
 def test_classes_are_found_only_among_what_is_imported() -> None:
@@ -427,9 +428,9 @@ def test_no_kind_takes_a_class_that_is_none_of_its_own(kind: str, name: str) -> 
         rebuild(plan, pack(written) if written else b"", np.zeros(64, np.uint8), None)
     if kind in ("dataclass", "mapping"):  # the same as one object
         with pytest.raises(UnsupportedValueError):
-            wire.decode(pack([Ext(6, pack([tree, written]))]), 1, False)
+            decode_objects(pack([Ext(6, pack([tree, written]))]), 1, False)
     with pytest.raises(UnsupportedValueError):
-        wire.decode(pack([Ext(49, pack([name, ["A"]]))]), 1, False)
+        decode_objects(pack([Ext(49, pack([name, ["A"]]))]), 1, False)
     assert classes.ran == [] and not [name for name in set(sys.modules) - imported if not name.startswith("memstore.")]
 
 
@@ -439,7 +440,7 @@ def test_a_zone_or_member_that_is_not_known_here_is_named() -> None:
         (Ext(49, pack([CLASS + "Color", ["BLUE"]])), "Color.BLUE, but .* has none here"),
     ):
         with pytest.raises(UnsupportedValueError, match=message):
-            wire.decode(pack([extension]), 1, False)
+            decode_objects(pack([extension]), 1, False)
 
 
 def test_caches_are_bounded() -> None:
@@ -450,7 +451,7 @@ def test_caches_are_bounded() -> None:
 
 def test_the_plans_of_one_structure_are_bounded() -> None:
     """Each way to be tied is a plan of its own."""
-    cache = sys.modules["memstore.structure.flatten"]  # the package's attribute of this name is the function
+    cache = sys.modules["memstore.structure.put.flatten"]  # the room's attribute of this name is the function
 
     def cached() -> list[Any]:
         return [plan for structure in cache._structures.values() for plan, _ in structure.plans.values()]

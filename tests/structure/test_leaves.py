@@ -17,15 +17,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from torch.multiprocessing import reductions
 
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import (
-    fill,
-    flatten,
-    iter_tensors,
-    leaf_table,
-    plan_of,
-    rebuild,
-    structure_text,
-)
+from memstore.structure import fill, flatten, iter_tensors, leaf_table, plan_of, rebuild, structure_text
 from memstore.testing.equality import assert_same
 from tests.structure.roundtrip import Mapping, round_trip, stored
 from tests.structure.test_matrix import Pair, jagged

@@ -24,7 +24,7 @@ from tensordict import (
 )
 
 from memstore.structure import fill, flatten
-from memstore.structure.traits import DTYPES, QUANTIZED
+from memstore.structure.tensors.traits import DTYPES, QUANTIZED
 from memstore.testing.equality import assert_same, is_same
 from memstore.testing.strategies import random_bits
 from tests.structure.roundtrip import round_trip, stored

@@ -13,9 +13,10 @@ from tensordict import TensorDict, tensorclass
 import memstore
 from memstore.engine.format.record import Leaf
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import description, get_into, get_like, rebuild
-from memstore.structure.description import describe, plan_of
-from memstore.structure.traits import Traits
+from memstore.structure import get_into, get_like, rebuild
+from memstore.structure.plans import description
+from memstore.structure.plans.description import describe, plan_of
+from memstore.structure.tensors.traits import Traits
 from memstore.testing.equality import assert_same
 from tests.structure.roundtrip import stored
 

@@ -16,7 +16,8 @@ from tensordict import LazyStackedTensorDict, MetaData, NonTensorData, TensorDic
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.structure import flatten, get_into, rebuild, walk
+from memstore.structure import flatten, get_into, rebuild
+from memstore.structure.walk import walk
 from memstore.testing.equality import assert_same
 from tests.structure.roundtrip import round_trip, stored
 

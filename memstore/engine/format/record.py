@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     start: int  # of the data section in it
     nbytes: int  # of the data section
     created: float  # Unix seconds
-    description: bytes  # structure and leaves, opaque here: see memstore/structure/description.py
+    description: bytes  # structure and leaves, opaque here: see memstore/structure/plans/description.py
     objects: bytes  # the leaves that are no tensors, msgpack; empty if there are none, or `objects_checksum` says
     inline: bytes | None = None
     checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them

@@ -11,3 +11,19 @@ tensordicts  TensorDict, tensorclasses, TensorDictParams; imported only once a v
 stacks       lazy stacks and non-tensor data; imported with them, and so is
 typed        TypedTensorDict, MetaData[type]
 """
+
+from __future__ import annotations
+
+from memstore.late_imports import between_forks
+from memstore.structure.containers import arrays, builtin, instances, sequences  # each registers its containers
+from memstore.structure.containers.wrappers import is_wrapper
+from memstore.structure.tree import loads_containers
+
+
+@loads_containers
+def load_tensordicts() -> None:
+    with between_forks():
+        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
+__all__ = ["arrays", "builtin", "instances", "is_wrapper", "load_tensordicts", "sequences"]

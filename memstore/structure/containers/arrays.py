@@ -22,20 +22,14 @@ from memstore.structure.checks import unpack
 from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
 from memstore.structure.containers.sparse import flatten_sparse, is_sparse
 from memstore.structure.containers.wrappers import flatten_wrapper, is_wrapper
-from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, refuse, refuse_unless_pickled, rule
-
-_NONE = type(None)
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import NUMPY_DTYPES
+from memstore.structure.tree import TENSOR, Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Flattener, Walk, flattens, refuse, refuse_unless_pickled, rule
 
 # -- numpy -----------------------------------------------------------------------------------------------------------
 
-_ARRAY_DTYPES = frozenset(
-    np.dtype(name)
-    for name in (
-        *("float16", "float32", "float64", "complex64", "complex128", "bool"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    )
-)
+_ARRAY_DTYPES = frozenset(NUMPY_DTYPES.values())
 
 
 class _WritableView:
@@ -97,12 +91,12 @@ class ArrayNode(Node):
 def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # pyright: ignore[reportAttributeAccessIssue]
         raise RefusedError("a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own")
+    if value.device.type == "meta":
+        raise RefusedError("a meta tensor: it has a shape, but no bytes")
     if value.is_nested:
         return flatten_nested(value, walk)
     if is_sparse(value):
         return flatten_sparse(value, walk)
-    if value.device.type == "meta":
-        raise RefusedError("a meta tensor: it has a shape, but no bytes")
     if value.layout is not torch.strided:
         raise RefusedError(f"a {value.layout} tensor; put its to_dense()")
     if value.is_quantized:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any
 
 import torch
 
 from memstore.engine import Path
-from memstore.structure import objects
 from memstore.structure.checks import require, unpack
-from memstore.structure.dict_keys import read_keys
-from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import RefusedError, Walk, flattens
+from memstore.structure.objects import join_dict, join_list, join_tuple
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, read_keys, register
+from memstore.structure.walk import Walk, flattens
 
 # The factories of defaultdicts that can be named without running anything.
 _FACTORIES: dict[str, Any] = {
@@ -29,30 +30,19 @@ _FACTORIES: dict[str, Any] = {
 _FACTORY_NAMES: dict[Any, str] = {kind: name for name, kind in _FACTORIES.items()}
 
 
-def _only_objects(trees: tuple[Tree, ...], walk: Walk) -> bool:
-    """Whether a container becomes one object. Not the value itself: its structure stays visible in the description."""
-    return walk.depth > 1 and trees.count(OBJECT) == len(trees)
-
-
 # -- list, tuple -----------------------------------------------------------------------------------------------------
 
 
 @flattens(list)
 def _flatten_list(value: list[Any], walk: Walk) -> Tree:
     trees = walk.entries(value, range(len(value)), value)
-    if _only_objects(trees, walk):
-        walk.objects.append(objects.join_list(walk.take_objects(len(trees))))
-        return OBJECT
-    return ("list", trees)
+    return walk.joined(("list", trees), trees, join_list)
 
 
 @flattens(tuple)
 def _flatten_tuple(value: tuple[Any, ...], walk: Walk) -> Tree:
     trees = walk.entries(value, range(len(value)), value)
-    if _only_objects(trees, walk):
-        walk.objects.append(objects.join_tuple(walk.take_objects(len(trees))))
-        return OBJECT
-    return ("tuple", trees)
+    return walk.joined(("tuple", trees), trees, join_tuple)
 
 
 @register
@@ -90,10 +80,7 @@ class TupleNode(ListNode):
 def _flatten_dict(value: dict[Any, Any], walk: Walk) -> Tree:
     trees = walk.entries(value, value, value.values())
     keys = walk.keys(value)
-    if _only_objects(trees, walk):
-        walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=False))
-        return OBJECT
-    return ("dict", keys, trees)
+    return walk.joined(("dict", keys, trees), trees, lambda items: join_dict(keys, items, ordered=False))
 
 
 @flattens(OrderedDict)
@@ -103,10 +90,7 @@ def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
     attributes = vars(value)
     if attributes:
         return ("ordered", keys, trees, walk.entry("__dict__", attributes))
-    if _only_objects(trees, walk):
-        walk.objects.append(objects.join_dict(keys, walk.take_objects(len(trees)), ordered=True))
-        return OBJECT
-    return ("ordered", keys, trees, None)
+    return walk.joined(("ordered", keys, trees, None), trees, lambda items: join_dict(keys, items, ordered=True))
 
 
 @flattens(defaultdict)
@@ -153,7 +137,7 @@ class OrderedNode(DictNode):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        keys, trees, attributes = unpack(payload, list, list, (type(None), int, list))
+        keys, trees, attributes = unpack(payload, list, list, (NoneType, int, list))
         kids = reader.kids(trees)
         return cls(read_keys(keys), kids, None if attributes is None else reader.node(attributes))
 

@@ -22,20 +22,21 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.structure.attributes import (
+from memstore.structure.checks import require, unpack
+from memstore.structure.objects import (
     NAMESPACES,
+    class_name,
     field_names,
+    find_class,
     is_dataclass,
     is_made_plainly,
     read_attributes,
     slots_of,
     write_attributes,
 )
-from memstore.structure.checks import require, unpack
-from memstore.structure.classes import class_name, find_class
-from memstore.structure.dict_keys import read_keys
-from memstore.structure.node import Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattener, flattens, rule
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import Node, Parts, Reader, Tree, named, read_keys, register
+from memstore.structure.walk import Flattener, Walk, flattener, flattens, rule
 
 
 def _written_names(names: Any, walk: Walk) -> tuple[str, ...]:

@@ -15,18 +15,18 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import torch
 
 from memstore.engine import Path
 from memstore.late_imports import between_forks
-from memstore.structure import traits
 from memstore.structure.checks import require, unpack
-from memstore.structure.node import TENSOR, Kids, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import RefusedError, Walk
-
-_NONE = type(None)
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+from memstore.structure.tree import TENSOR, Kids, Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Walk
 
 # -- nested tensors --------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class JaggedNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        ragged, low, high, requires_grad, trees = unpack(payload, int, (_NONE, int), (_NONE, int), bool, list)
+        ragged, low, high, requires_grad, trees = unpack(payload, int, (NoneType, int), (NoneType, int), bool, list)
         require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "no jagged tensor")
         require(all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "no lengths of a jagged tensor")
         node = cls()
@@ -163,6 +163,11 @@ def flatten_quantized(value: torch.Tensor, walk: Walk) -> Tree:
     raise RefusedError(f"a quantized tensor of the scheme {value.qscheme()}; dequantize() it")
 
 
+def _check_integers(integers: torch.Tensor) -> None:
+    require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
+    require(not traits.repeats(integers), "no quantized tensor")  # torch copies them
+
+
 @register
 class QuantizedNode(Node):
     __slots__ = ("integers", "parameters")
@@ -182,8 +187,7 @@ class QuantizedNode(Node):
         parameters = self.parameters.build(parts)
         require(type(parameters) is list and list(map(type, parameters)) == [float, int], "no quantized tensor")
         integers = self.integers.build(parts)
-        require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
-        require(not traits.repeats(integers), "no quantized tensor")  # torch copies them
+        _check_integers(integers)
         return torch._make_per_tensor_quantized_tensor(integers, *parameters)
 
     def children(self) -> Iterator[tuple[Path, Node]]:
@@ -211,8 +215,7 @@ class ChannelQuantizedNode(Node):
 
     def build(self, parts: Parts) -> Any:
         integers, scales, zero_points = self.kids.build(parts)
-        require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
-        require(not traits.repeats(integers), "no quantized tensor")  # torch copies them
+        _check_integers(integers)
         require(0 <= self.axis < integers.ndim, "no quantized tensor")
         require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "no quantized tensor")
         return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, self.axis)

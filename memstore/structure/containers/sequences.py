@@ -11,15 +11,16 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.structure.attributes import defines
 from memstore.structure.checks import require, unpack
-from memstore.structure.classes import class_name, find_class
-from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattens, rule
+from memstore.structure.objects import class_name, defines, find_class
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import Flattener, Walk, flattens, rule
 
 # -- namedtuples -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class DequeNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        maxlen, trees = unpack(payload, (type(None), int), list)
+        maxlen, trees = unpack(payload, (NoneType, int), list)
         require(maxlen is None or len(trees) <= maxlen < 1 << 63, "no length of a deque")
         node = cls()
         node.maxlen = maxlen

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from memstore.engine import Path
-from memstore.structure import traits
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.node import TENSOR, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+from memstore.structure.tree import TENSOR, Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Walk
 
 _ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
 _LAYOUTS = {str(layout).removeprefix("torch."): layout for layout in (torch.sparse_coo, *_ROWS, *_COLUMNS)}
@@ -35,8 +36,6 @@ def is_sparse(value: torch.Tensor) -> bool:
 
 
 def flatten_sparse(value: torch.Tensor, walk: Walk) -> Tree:
-    if value.device.type == "meta":
-        raise RefusedError("a meta tensor: it has a shape, but no bytes")
     if walk.in_place:
         raise RefusedError("a sparse tensor can't be filled in place; get it without out=")
     found = traits.traits_of(value)
@@ -47,8 +46,14 @@ def flatten_sparse(value: torch.Tensor, walk: Walk) -> Tree:
         inner = [getattr(plain, name)() for name in _NAMES[value.layout]]
     inner = [part.contiguous() if traits.repeats(part) else part for part in inner]
     trees = walk.entries(value, _NAMES[value.layout], inner)
-    layout, flags = str(value.layout).removeprefix("torch."), found.kind * 2 + found.requires_grad
-    return ("sparse", layout, flags, trees, walk.visit([list(value.shape), coalesced]))
+    layout = str(value.layout).removeprefix("torch.")
+    return (
+        "sparse",
+        layout,
+        traits.to_flags(found.kind, found.requires_grad),
+        trees,
+        walk.visit([list(value.shape), coalesced]),
+    )
 
 
 @register
@@ -60,11 +65,10 @@ class SparseNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         layout, flags, trees, about = unpack(payload, str, int, list, int)
-        require(layout in _LAYOUTS and 0 <= flags < 8 and about != TENSOR, "no sparse tensor")
+        require(layout in _LAYOUTS and about != TENSOR, "no sparse tensor")
         node = cls()
         node.layout = _LAYOUTS[layout]
-        kind, requires_grad = divmod(flags, 2)
-        node.kind_of_tensor, node.requires_grad = kind, bool(requires_grad)
+        node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
         require(len(trees) == len(_NAMES[node.layout]) and all(tree == TENSOR for tree in trees), "no sparse tensor")
         node.kids = reader.kids(trees)
         node.about = reader.node(about)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import torch
@@ -24,13 +25,12 @@ from tensordict import (
 )
 
 from memstore.engine import Path
-from memstore.structure import objects
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.devices import need_device, read_device
-from memstore.structure.node import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import RefusedError, Walk, flattens
-
-_NONE = type(None)
+from memstore.structure.objects import join_list
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import need_device, read_device
+from memstore.structure.tree import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import Walk, flattens
 
 
 def read_batch(
@@ -87,7 +87,7 @@ class LazyNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        lazy, stack_dim, name, locked, trees = unpack(payload, str, int, (_NONE, str), bool, list)
+        lazy, stack_dim, name, locked, trees = unpack(payload, str, int, (NoneType, str), bool, list)
         require(lazy in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "no lazy stack")
         kids, lock = reader.kids_of(locked, trees)
         return cls(_LAZY_CLASSES[lazy], stack_dim, name, lock, kids)
@@ -113,7 +113,7 @@ class EmptyLazyNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         lazy, stack_dim, batch, device, names, locked = unpack(
-            payload, str, int, list, (_NONE, str), (_NONE, list), bool
+            payload, str, int, list, (NoneType, str), (NoneType, list), bool
         )
         require(lazy in _LAZY_CLASSES and stack_dim >= 0, "no lazy stack")
         node = cls()
@@ -152,7 +152,7 @@ def _flatten_values(value: NonTensorStack, walk: Walk) -> Tree:
         tensors, written = len(walk.tensors), len(walk.objects)
         trees = walk.entries(value, range(len(members)), [member._non_tensordict["data"] for member in members])
         if trees.count(OBJECT) == len(trees):
-            walk.objects.append(objects.join_list(walk.take_objects(len(trees))))
+            walk.objects.append(join_list(walk.take_objects(len(trees))))
             return ("values", bool(value._is_locked), OBJECT)
         del walk.tensors[tensors:]
         del walk.objects[written:]
@@ -236,7 +236,7 @@ class NonTensorNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        batch, device, names, locked, tree = unpack(payload, list, (_NONE, str), (_NONE, list), bool, (int, list))
+        batch, device, names, locked, tree = unpack(payload, list, (NoneType, str), (NoneType, list), bool, (int, list))
         node = cls()
         node.batch, node.device, node.names = read_batch(batch, device, names)
         node.lock = locked and not reader.locked

@@ -13,6 +13,7 @@ Private names of tensordict are used where the public ones copy, validate or run
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 import torch
@@ -27,13 +28,11 @@ from tensordict import (
 import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[reportUnusedImport] - its rule comes first
 from memstore.engine import Path
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.classes import class_name, find_class, make_bare
 from memstore.structure.containers.stacks import read_batch
-from memstore.structure.devices import need_device
-from memstore.structure.node import Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.objects import class_name, find_class, make_bare
+from memstore.structure.tensors import need_device
+from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, rule
-
-_NONE = type(None)
 
 # -- TensorDict ------------------------------------------------------------------------------------------------------
 
@@ -70,7 +69,9 @@ class TensorDictNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        batch, device, names, locked, keys, trees = unpack(payload, list, (_NONE, str), (_NONE, list), bool, list, list)
+        batch, device, names, locked, keys, trees = unpack(
+            payload, list, (NoneType, str), (NoneType, list), bool, list, list
+        )
         shape, device, names = read_batch(batch, device, names)
         require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "no keys of a TensorDict")
         kids, lock = reader.kids_of(locked, trees)
@@ -210,7 +211,7 @@ class UnbatchedNode(Node):
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        batch, tree = unpack(payload, (_NONE, list), (int, list))
+        batch, tree = unpack(payload, (NoneType, list), (int, list))
         node = cls()
         node.batch = None if batch is None else sizes(batch)
         node.entry = reader.node(tree)

@@ -15,10 +15,11 @@ from tensordict import MetaData, TypedTensorDict, is_tensor_collection
 
 from memstore.engine import Path
 from memstore.structure.checks import require, unpack
-from memstore.structure.classes import class_name, find_class
 from memstore.structure.containers.stacks import NonTensorNode, flatten_non_tensor
-from memstore.structure.node import Node, Parts, Reader, Tree, register
-from memstore.structure.walk import Flattener, RefusedError, Walk, flattener, rule
+from memstore.structure.objects import class_name, find_class
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tree import Node, Parts, Reader, Tree, register
+from memstore.structure.walk import Flattener, Walk, flattener, rule
 
 
 @rule

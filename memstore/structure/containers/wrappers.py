@@ -18,12 +18,12 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
-from memstore.structure import traits
-from memstore.structure.attributes import defines
 from memstore.structure.checks import MalformedError, require, sizes, unpack
-from memstore.structure.classes import class_name, find_class
-from memstore.structure.node import Node, Parts, Reader, Tree, named, register
-from memstore.structure.walk import RefusedError, Walk, flattener
+from memstore.structure.objects import class_name, defines, find_class
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+from memstore.structure.tree import Node, Parts, Reader, Tree, named, register
+from memstore.structure.walk import Walk, flattener
 
 
 def is_wrapper(kind: type) -> bool:
@@ -52,7 +52,7 @@ def flatten_wrapper(value: Any, walk: Walk) -> Tree:
         raise RefusedError(f"a {kind.__qualname__} whose __tensor_flatten__ names no tensors")
     found = traits.traits_of(value)
     is_parameter = getattr(value, "_is_param", False)
-    flags = (traits.PARAMETER if is_parameter else found.kind) * 2 + found.requires_grad
+    flags = traits.to_flags(traits.PARAMETER if is_parameter else found.kind, found.requires_grad)
     trees = walk.entries(value, names, inner)
     about = walk.visit([context, list(value.shape), list(value.stride())])
     return ("wrapper", name, flags, walk.keys(names), trees, about)
@@ -71,12 +71,11 @@ class WrapperNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         name, flags, names, trees, about = unpack(payload, str, int, list, list, (int, list))
-        require(0 <= flags < 8 and len(names) == len(trees) > 0, "no wrapped tensors")
+        require(len(names) == len(trees) > 0, "no wrapped tensors")
         require(all(type(one) is str for one in names) and len(set(names)) == len(names), "no names of tensors")
         node = cls()
         node.name, node.names = name, tuple(names)
-        kind, requires_grad = divmod(flags, 2)
-        node.kind_of_tensor, node.requires_grad = kind, bool(requires_grad)
+        node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
         first = reader.tensors
         node.kids = reader.kids(trees)
         reader.fixed.update(range(first, reader.tensors))  # what they mean together, dtype= doesn't know

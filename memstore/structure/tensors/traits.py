@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from memstore.structure.checks import require
 
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
@@ -28,6 +30,15 @@ WITHOUT_COPY = frozenset(  # torch has no copy kernel for them
     for name, dtype in DTYPES.items()
     if name in {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
 )
+
+# dtypes that numpy has and that torch takes from it. Through numpy a leaf costs a third of torch.frombuffer.
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "complex64", "complex128", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+}
 
 TENSOR, PARAMETER, BUFFER, UNSAVED_BUFFER = range(4)  # kinds: UNSAVED is a Buffer with persistent=False
 
@@ -65,6 +76,30 @@ def with_traits(tensor: torch.Tensor, traits: Traits) -> torch.Tensor:
         tensor._is_buffer = True  # type: ignore[attr-defined]
         tensor.persistent = traits.kind == BUFFER  # type: ignore[attr-defined]
     return tensor
+
+
+def to_flags(kind: int, requires_grad: bool) -> int:
+    """A tensor's kind and requires_grad as one number, for descriptions."""
+    return kind * 2 + requires_grad
+
+
+def read_flags(flags: Any) -> tuple[int, bool]:
+    """Kind and requires_grad; raises MalformedError for what `to_flags` didn't make."""
+    require(type(flags) is int and 0 <= flags < 8, "no flags of a tensor")
+    return flags >> 1, bool(flags & 1)
+
+
+def over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int | torch.SymInt,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """A tensor over a storage, which lies on this device; `offset` counts elements."""
+    # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)
 
 
 def copyable(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from memstore.engine import Leaf, Path, lay_out
-from memstore.structure.clusters import spans_of
-from memstore.structure.node import Node, TensorNode
-from memstore.structure.traits import PLAIN, Traits
+from memstore.structure.plans.clusters import spans_of
+from memstore.structure.tensors import PLAIN, Traits
+from memstore.structure.tree import Node, TensorNode
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]  # a data section, or as much of one as a plan needs
 
 
 class Plan:

@@ -15,18 +15,15 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
+from types import NoneType
 from typing import Any
-
-import msgspec
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import MalformedError, as_list, require, unpack
-from memstore.structure.classes import class_name, find_class
+from memstore.structure.objects import codes
+from memstore.structure.objects.classes import class_name, find_class
 from memstore.structure.refusals import RefusedError
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder().decode
-_NONE = type(None)
+from memstore.structure.tree import from_msgpack, to_msgpack
 
 # -- dates -----------------------------------------------------------------------------------------------------------
 
@@ -76,32 +73,32 @@ def _span_of(parts: Any) -> datetime.timedelta:
 def _write_datetime(value: datetime.datetime) -> bytes:
     zone = _zone_parts(value.tzinfo)
     parts = [value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond]
-    return _pack([*parts, value.fold, zone])
+    return to_msgpack([*parts, value.fold, zone])
 
 
 def _read_datetime(data: bytes) -> datetime.datetime:
-    *numbers, zone = as_list(_unpack(data))
+    *numbers, zone = as_list(from_msgpack(data))
     *parts, fold = unpack(numbers, *(int,) * 8)
     return datetime.datetime(*parts, tzinfo=_zone_of(zone), fold=fold)
 
 
 def _write_time(value: datetime.time) -> bytes:
     parts = [value.hour, value.minute, value.second, value.microsecond, value.fold]
-    return _pack([*parts, _zone_parts(value.tzinfo)])
+    return to_msgpack([*parts, _zone_parts(value.tzinfo)])
 
 
 def _read_time(data: bytes) -> datetime.time:
-    *numbers, zone = as_list(_unpack(data))
+    *numbers, zone = as_list(from_msgpack(data))
     *parts, fold = unpack(numbers, *(int,) * 5)
     return datetime.time(*parts, tzinfo=_zone_of(zone), fold=fold)
 
 
 def _read_date(data: bytes) -> datetime.date:
-    return datetime.date(*unpack(as_list(_unpack(data)), int, int, int))
+    return datetime.date(*unpack(as_list(from_msgpack(data)), int, int, int))
 
 
 def _read_zone(data: bytes) -> datetime.tzinfo:
-    parts = _unpack(data)
+    parts = from_msgpack(data)
     require(parts is not None, "no time zone")
     return _zone_of(parts)
 
@@ -114,11 +111,11 @@ _FRACTION_BITS = 1 << 14  # of numerator and denominator: to reduce a fraction t
 
 def _write_path(value: Any) -> bytes:
     # names of files may be no text: os.fsdecode makes lone surrogates of them
-    return _pack([type(value).__name__, str(value).encode("utf-8", "surrogatepass")])
+    return to_msgpack([type(value).__name__, str(value).encode("utf-8", "surrogatepass")])
 
 
 def _read_path(data: bytes) -> Any:
-    name, text = unpack(as_list(_unpack(data)), str, bytes)
+    name, text = unpack(as_list(from_msgpack(data)), str, bytes)
     require(name in _PATHS, "no path")
     return _PATHS[name](text.decode("utf-8", "surrogatepass"))
 
@@ -127,40 +124,40 @@ def _write_fraction(value: Fraction) -> bytes:
     parts = (value.numerator, value.denominator)
     if max(part.bit_length() for part in parts) > _FRACTION_BITS:
         raise RefusedError(f"a Fraction of more than {_FRACTION_BITS:,} bits; put its numerator and its denominator")
-    return _pack([part.to_bytes(part.bit_length() // 8 + 1, "little", signed=True) for part in parts])
+    return to_msgpack([part.to_bytes(part.bit_length() // 8 + 1, "little", signed=True) for part in parts])
 
 
 def _read_fraction(data: bytes) -> Fraction:
-    parts = unpack(as_list(_unpack(data)), bytes, bytes)
+    parts = unpack(as_list(from_msgpack(data)), bytes, bytes)
     require(all(len(part) <= _FRACTION_BITS // 8 + 1 for part in parts), "a Fraction of too many digits")
     return Fraction(*(int.from_bytes(part, "little", signed=True) for part in parts))
 
 
 def _read_uuid(data: bytes) -> uuid.UUID:
-    content, safe = unpack(as_list(_unpack(data)), bytes, (_NONE, int))
+    content, safe = unpack(as_list(from_msgpack(data)), bytes, (NoneType, int))
     return uuid.UUID(bytes=content, is_safe=uuid.SafeUUID(safe))
 
 
 # -- members of enumerations -----------------------------------------------------------------------------------------
 
 
-def write_member(value: enum.Enum) -> bytes:
+def write_enum_member(value: enum.Enum) -> bytes:
     """By names: one, or of a Flag all that it is made of."""
     kind: Any = type(value)
     name = class_name(kind)
     members: dict[str, Any] = kind._member_map_  # __members__ may be a class's own code
     if members.get(value._name_) is value:
-        return _pack([name, [value._name_]])
+        return to_msgpack([name, [value._name_]])
     if issubclass(kind, enum.Flag):
         bits = value._value_
         names = [key for key, one in members.items() if one._value_ and bits & one._value_ == one._value_]
         if _combined(kind, [members[key] for key in names]) is value:
-            return _pack([name, names])
+            return to_msgpack([name, names])
     raise RefusedError(f"a member of {kind.__qualname__} that can't be found by its name: put its value")
 
 
-def _read_member(data: bytes) -> enum.Enum:
-    name, names = unpack(as_list(_unpack(data)), str, list)
+def _read_enum_member(data: bytes) -> enum.Enum:
+    name, names = unpack(as_list(from_msgpack(data)), str, list)
     kind = find_class(name, lambda found: issubclass(found, enum.Enum), "an Enum")
     members: dict[str, Any] = kind._member_map_
     if not all(type(key) is str for key in names) or not (len(names) == 1 or issubclass(kind, enum.Flag)):
@@ -175,33 +172,30 @@ def _combined(kind: Any, members: list[Any]) -> Any:
     return functools.reduce(enum.Flag.__or__, members) if members else kind(0)
 
 
-# -- what objects.py takes over --------------------------------------------------------------------------------------
-
-# Extension codes: part of the format, never to be reused.
-DATETIME, DATE, TIME, TIMEDELTA, TIMEZONE, PATH, DECIMAL, FRACTION, UUID, MEMBER = range(40, 50)
+# -- the tables for writing.py and reading.py ------------------------------------------------------------------------
 
 WRITERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
-    datetime.datetime: (DATETIME, _write_datetime),
-    datetime.date: (DATE, lambda value: _pack([value.year, value.month, value.day])),
-    datetime.time: (TIME, _write_time),
-    datetime.timedelta: (TIMEDELTA, lambda value: _pack(_span_parts(value))),
-    datetime.timezone: (TIMEZONE, lambda value: _pack(_zone_parts(value))),
-    zoneinfo.ZoneInfo: (TIMEZONE, lambda value: _pack(_zone_parts(value))),
-    **dict.fromkeys(_PATHS.values(), (PATH, _write_path)),
-    Decimal: (DECIMAL, lambda value: str(value).encode()),
-    Fraction: (FRACTION, _write_fraction),
-    uuid.UUID: (UUID, lambda value: _pack([value.bytes, value.is_safe.value])),
+    datetime.datetime: (codes.DATETIME, _write_datetime),
+    datetime.date: (codes.DATE, lambda value: to_msgpack([value.year, value.month, value.day])),
+    datetime.time: (codes.TIME, _write_time),
+    datetime.timedelta: (codes.TIMEDELTA, lambda value: to_msgpack(_span_parts(value))),
+    datetime.timezone: (codes.TIMEZONE, lambda value: to_msgpack(_zone_parts(value))),
+    zoneinfo.ZoneInfo: (codes.TIMEZONE, lambda value: to_msgpack(_zone_parts(value))),
+    **dict.fromkeys(_PATHS.values(), (codes.PATH, _write_path)),
+    Decimal: (codes.DECIMAL, lambda value: str(value).encode()),
+    Fraction: (codes.FRACTION, _write_fraction),
+    uuid.UUID: (codes.UUID, lambda value: to_msgpack([value.bytes, value.is_safe.value])),
 }
 
 READERS: dict[int, Callable[[bytes], Any]] = {
-    DATETIME: _read_datetime,
-    DATE: _read_date,
-    TIME: _read_time,
-    TIMEDELTA: lambda data: _span_of(_unpack(data)),
-    TIMEZONE: _read_zone,
-    PATH: _read_path,
-    DECIMAL: lambda data: Decimal(data.decode()),
-    FRACTION: _read_fraction,
-    UUID: _read_uuid,
-    MEMBER: _read_member,
+    codes.DATETIME: _read_datetime,
+    codes.DATE: _read_date,
+    codes.TIME: _read_time,
+    codes.TIMEDELTA: lambda data: _span_of(from_msgpack(data)),
+    codes.TIMEZONE: _read_zone,
+    codes.PATH: _read_path,
+    codes.DECIMAL: lambda data: Decimal(data.decode()),
+    codes.FRACTION: _read_fraction,
+    codes.UUID: _read_uuid,
+    codes.ENUM_MEMBER: _read_enum_member,
 }

@@ -16,31 +16,16 @@ from typing import Any
 import torch
 
 from memstore.errors import UnsupportedValueError
-from memstore.structure import objects, ties
-from memstore.structure.extents import Extents, Places, places_of
-from memstore.structure.facts import Facts, take_apart
-from memstore.structure.fill import Copies, run
-from memstore.structure.fill import contents as contents_of
-from memstore.structure.plan import Plan
-from memstore.structure.planning import make_plan, unsupported
-from memstore.structure.storage import Memory
-from memstore.structure.ties import NO_TIES, Ties
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.objects import encode_objects
+from memstore.structure.plans import Plan
+from memstore.structure.put.fill import Copies, Flat
+from memstore.structure.put.planning import make_plan, unsupported
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import NO_TIES, Extents, Places, Ties, places_of, ties
+from memstore.structure.walk import Facts, Walk, take_apart
 
 _CACHED_PLANS = 256
 _CACHED_LEAVES = 1 << 18  # of all these plans
-
-
-class Flat:
-    """A value taken apart: the plan, its tensors (no copies), and the other leaves as msgpack."""
-
-    __slots__ = ("copies", "objects", "plan", "tensors")
-
-    def __init__(self, plan: Plan, tensors: list[torch.Tensor], encoded: bytes, copies: Copies) -> None:
-        self.plan = plan
-        self.tensors = tensors
-        self.objects = encoded
-        self.copies = copies
 
 
 class _Structure:
@@ -97,7 +82,7 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
         planned = make_plan(tree, facts, found, inline_limit)
         _remember(key, structure, found, planned)
     plan, copies = planned
-    flat = Flat(plan, tensors, objects.encode(walk.objects), copies)
+    flat = Flat(plan, tensors, encode_objects(walk.objects), copies)
     if type(value) is torch.Tensor and len(tensors) == 1 and tensors[0] is value:
         _remember_bare(flat, facts, extents, inline_limit)
     return flat
@@ -132,18 +117,6 @@ def _remember_bare(flat: Flat, facts: Facts, extents: Extents, inline_limit: int
         if len(_bare) >= _CACHED_PLANS:
             _bare.clear()
         _bare[facts.dtypes[0], facts.shapes[0], facts.strides[0], inline_limit] = (flat.plan, flat.copies, nbytes)
-
-
-def fill(flat: Flat, memory: Memory) -> None:
-    """Copies every leaf to its place in `memory`, a writable array of `flat.plan.nbytes` bytes. Pads are left alone."""
-    if memory.nbytes < flat.plan.nbytes:
-        raise ValueError(f"{flat.plan.nbytes} bytes don't fit into {memory.nbytes}")
-    run(flat.copies, flat.tensors, memory)
-
-
-def contents(flat: Flat) -> bytes:
-    """As `fill`, for values of a few bytes: what the memory would hold."""
-    return contents_of(flat.copies, flat.tensors, flat.plan.nbytes)
 
 
 def _remember(key: Any, structure: _Structure, found: Ties, planned: tuple[Plan, Copies]) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from memstore.structure import modes, objects, places, ties, traits
-from memstore.structure.meeting import Met, meet, raise_differences
-from memstore.structure.node import Parts
-from memstore.structure.plan import Plan
-from memstore.structure.storage import Memory, tensors_of
-from memstore.structure.walk import render_path
+from memstore.structure.get import target_objects as places
+from memstore.structure.get.matching import Met, meet, raise_differences
+from memstore.structure.get.storage import tensors_of
+from memstore.structure.objects import decode_objects
+from memstore.structure.plans import Memory, Plan
+from memstore.structure.refusals import render_path
+from memstore.structure.tensors import modes, over, ties, traits
+from memstore.structure.tree import Parts
 
 
 def get_into(
@@ -42,7 +44,7 @@ def get_into(
     Raises:
         StructureMismatchError: with every difference; `out` is untouched.
     """
-    values = objects.decode(encoded, plan.object_count, allow_pickle)
+    values = decode_objects(encoded, plan.object_count, allow_pickle)
     found = meet(plan, out, "out", strict)
     meeting, targets, differences = found.meeting, found.tensors, found.differences
     with torch.inference_mode(False):
@@ -105,9 +107,8 @@ def _overwritten(found: Met, wants: Sequence[int], sources: dict[int, torch.Tens
         place, rest = divmod(found.addresses[want] - start, target.dtype.itemsize)
         if rest or want in found.meeting.resolved:
             return list(wants)  # nobody looks
-        double = torch.empty(0, dtype=target.dtype, device="cpu")
-        doubles[want] = double.set_(storage, place, target.shape, target.stride())
-        traits.copyable(double).copy_(traits.copyable(sources[want]))
+        doubles[want] = over(storage, target.dtype, place, target.shape, target.stride())
+        traits.copyable(doubles[want]).copy_(traits.copyable(sources[want]))
     return [want for want in wants if not torch.equal(_bits(doubles[want]), _bits(sources[want]))]
 
 
@@ -153,7 +154,7 @@ def get_like(
     Raises:
         StructureMismatchError: names or shapes differ; all differences are listed.
     """
-    values = objects.decode(encoded, plan.object_count, allow_pickle)
+    values = decode_objects(encoded, plan.object_count, allow_pickle)
     found = meet(plan, like, "like", strict)
     meeting, templates, differences = found.meeting, found.tensors, found.differences
     chosen = places.choose(like, meeting.object_names, dict(zip(plan.object_names, values, strict=True)), differences)

@@ -14,12 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from memstore.late_imports import between_forks
-from memstore.structure import objects
-from memstore.structure.advice import alternative
-from memstore.structure.dict_keys import write_key
-from memstore.structure.node import MAX_DEPTH, OBJECT, TENSOR, Tree
-from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError, render_path
+from memstore.structure.objects import NATIVE, alternative, join_tree, write_object
+from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError
+from memstore.structure.tree import MAX_DEPTH, OBJECT, TENSOR, Tree, load_late_containers, write_key
 
 Flattener = Callable[[Any, "Walk"], Tree]
 _FlattenerT = TypeVar("_FlattenerT", bound=Flattener)
@@ -27,15 +24,13 @@ _FlattenerT = TypeVar("_FlattenerT", bound=Flattener)
 _FLATTENERS: dict[type, Flattener] = {}
 _RULES: list[Callable[[type], Flattener | None]] = []
 _TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-_NATIVE = objects.NATIVE
+_NATIVE = NATIVE
 
 # Entries of shared containers count for each place that they stand in. So a few lists that refer to one another could
 # make a walk without an end; beyond so many entries it is looked at how many of them are walked again.
 _WATCHED = 1 << 16
 _AGAIN = 1 << 20  # so many may be, and more only in proportion to those that aren't
 _AGAIN_FOR_EACH = 8
-
-__all__ = ["RefusedError", "Walk", "flattener", "flattens", "refuse", "refuse_unless_pickled", "render_path", "rule"]
 
 
 class Walk:
@@ -45,7 +40,7 @@ class Walk:
         self.allow_pickle = allow_pickle
         self.careful = careful  # looks at every tensor by itself, to name the one that can't be stored
         self.tensors: list[torch.Tensor] = []
-        self.objects: list[Any] = []  # as objects.write_object made them
+        self.objects: list[Any] = []  # as write_object made them
         self.depth = 0
         self.in_place = False  # what can't be written through the tensors found is refused: for out=
         self._walked = 0  # entries of containers
@@ -122,14 +117,18 @@ class Walk:
         del self.objects[start:]
         return taken
 
-    def joined(self, tree: Tree, trees: tuple[Tree, ...]) -> Tree:
+    def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
         """The tree of a container with these entries, or, if they are all objects, the one object that they become.
 
-        Not the value itself: its structure stays visible in the description.
+        The value itself is never joined: its structure stays visible in the description.
+
+        Args:
+            join: from the written entries to the written container; None: by its tree.
         """
         if self.depth == 1 or trees.count(OBJECT) != len(trees):
             return tree
-        self.objects.append(objects.join_tree(tree, self.take_objects(len(trees))))
+        items = self.take_objects(len(trees))
+        self.objects.append(join_tree(tree, items) if join is None else join(items))
         return OBJECT
 
     def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
@@ -149,7 +148,7 @@ class Walk:
 
     def _written(self, value: Any) -> Any:
         try:
-            return objects.write_object(value, self.allow_pickle)
+            return write_object(value, self.allow_pickle)
         except (RefusedError, MemoryError):
             raise
         except Exception as error:  # pickle runs the object's own code
@@ -186,8 +185,7 @@ def rule(function: Callable[[type], Flattener | None]) -> Callable[[type], Flatt
 @functools.lru_cache(maxsize=512)
 def flattener(kind: type) -> Flattener:
     if "tensordict" in sys.modules:
-        with between_forks():
-            import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        load_late_containers()
     found = _FLATTENERS.get(kind)
     if found is not None:
         return found

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memstore.structure.extents import Extents
+from memstore.structure.tensors.footprints import Extents
 
 
 class Group(NamedTuple):

@@ -21,34 +21,17 @@ import xxhash
 from memstore.depth import nests_too_deeply
 from memstore.engine import Leaf, Path
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import traits
 from memstore.structure.checks import MalformedError, as_list, require, sizes, unpack
-from memstore.structure.clusters import cluster_leaves
-from memstore.structure.devices import read_device
-from memstore.structure.node import ObjectNode, Reader, TensorNode, leaf_names
-from memstore.structure.plan import Plan
-from memstore.structure.traits import DTYPES, PLAIN, Traits
+from memstore.structure.plans.clusters import cluster_leaves
+from memstore.structure.plans.plan import Plan
+from memstore.structure.tensors import DTYPES, PLAIN, Traits, read_device, read_flags, to_flags, traits
+from memstore.structure.tree import ObjectNode, Reader, TensorNode, from_msgpack, leaf_names, to_msgpack
 
 _MAX_BYTES = 1 << 60
 _CACHED_PLANS = 256
 _CACHED_BYTES = 16 << 20  # of descriptions
 
 # -- writing ---------------------------------------------------------------------------------------------------------
-
-
-def _plain(value: Any) -> Any:
-    """For what trees carry that msgpack has not."""
-    if isinstance(value, torch.device):
-        return str(value)
-    raise NotImplementedError(f"{type(value)} in a tree")
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-_decode = msgspec.msgpack.Decoder().decode
-
-
-def encode_tree(tree: Any) -> bytes:
-    return _encode(tree)
 
 
 def describe(
@@ -58,11 +41,11 @@ def describe(
         same[i] if i in same else _write_leaf(leaf, leaf_trait)
         for i, (leaf, leaf_trait) in enumerate(zip(leaves, leaf_traits, strict=True))
     ]
-    return _encode([tree, written, inline])
+    return to_msgpack([tree, written, inline])
 
 
 def _write_leaf(leaf: Leaf, leaf_traits: Traits) -> list[Any]:
-    flags = leaf_traits.kind * 2 + leaf_traits.requires_grad
+    flags = to_flags(leaf_traits.kind, leaf_traits.requires_grad)
     written: list[Any] = [leaf.dtype, leaf.shape, leaf.offset, leaf.stride, flags, leaf_traits.device]
     while not written[-1] and len(written) > 3 and written[-1] != ():
         written.pop()
@@ -111,7 +94,7 @@ def _read(description: bytes) -> Plan:
 
 
 def _read_checked(description: bytes) -> Plan:
-    tree, written, inline = unpack(as_list(_decode(description)), (int, list), list, bool)
+    tree, written, inline = unpack(as_list(from_msgpack(description)), (int, list), list, bool)
     reader = Reader()
     root = reader.node(tree)
     require(reader.tensors == len(written), f"{reader.tensors} tensors in the tree, {len(written)} leaves")
@@ -186,11 +169,10 @@ def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torc
 
 
 def _read_traits(flags: Any, device: Any, dtype: torch.dtype) -> Traits:
-    require(type(flags) is int and 0 <= flags < 8, "no flags of a leaf")
+    kind, requires_grad = read_flags(flags)
     require(device is None or (type(device) is str and _is_device(device)), "no device")
-    kind, requires_grad = divmod(flags, 2)
     require(not requires_grad or dtype.is_floating_point or dtype.is_complex, "a gradient of integers")
-    return Traits(kind, bool(requires_grad), device) if flags or device else PLAIN
+    return Traits(kind, requires_grad, device) if flags or device else PLAIN
 
 
 def _is_device(name: str) -> bool:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from memstore.structure import modes, traits
-from memstore.structure.node import Tree
-from memstore.structure.traits import Traits
-from memstore.structure.walk import RefusedError, Walk
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import Traits, modes, traits
+from memstore.structure.tree import Tree
+from memstore.structure.walk.walk import Walk
 
 _dtype = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 _shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from memstore.engine import Path
-from memstore.late_imports import between_forks
 from memstore.structure.checks import MalformedError, as_list, require
-from memstore.structure.dict_keys import name_of
+from memstore.structure.tree.dict_keys import name_of
+from memstore.structure.tree.late_containers import load_late_containers
 
 Tree = Any  # see the grammar above
 TENSOR, OBJECT = 0, 1
@@ -113,10 +113,7 @@ def register(node: _NodeClass) -> _NodeClass:
 def node_class(kind: str) -> type[Node]:
     found = NODES.get(kind)
     if found is None:
-        # tensordict takes a second to import; values without TensorDicts don't need it
-        with between_forks():
-            import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
+        load_late_containers()
         found = NODES.get(kind)
     if found is None:
         raise MalformedError(f"no container is called {kind!r}")

@@ -17,22 +17,10 @@ import torch
 
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import traits
-from memstore.structure.clusters import cluster_leaves, storage_range
-from memstore.structure.node import TensorNode
-from memstore.structure.plan import Plan
-from memstore.structure.traits import DTYPES, PARAMETER, PLAIN, with_traits
+from memstore.structure.plans import Memory, Plan, cluster_leaves, storage_range
+from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, over, traits, with_traits
+from memstore.structure.tree import TensorNode
 
-Memory = np.ndarray[Any, np.dtype[np.uint8]]
-
-# dtypes that numpy has and that torch takes from it. Through numpy a leaf costs a third of torch.frombuffer.
-_NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(name)
-    for name in (
-        *("float16", "float32", "float64", "complex64", "complex128", "bool"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    )
-}
 _NUMPY_DIMENSIONS = 32  # numpy 1 allows no more
 
 
@@ -93,7 +81,7 @@ class Recipe:
         for i in [*rows, -1]:
             if run and (i < 0 or not _continues(leaves[run[-1]], leaves[i])):
                 first = leaves[run[0]]
-                dtype = _NUMPY_DTYPES[first.dtype]
+                dtype = NUMPY_DTYPES[first.dtype]
                 if len(run) == 1:
                     self.alone.append((run[0], dtype, first.shape, first.offset))
                 else:
@@ -103,7 +91,7 @@ class Recipe:
 
 
 def _suits_numpy(leaf: Leaf) -> bool:
-    return leaf.stride is None and leaf.dtype in _NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
+    return leaf.stride is None and leaf.dtype in NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
 
 
 def _continues(before: Leaf, leaf: Leaf) -> bool:
@@ -180,19 +168,7 @@ def _bare(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
     if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
         return ()
     (leaf,) = plan.leaves
-    return (_NUMPY_DTYPES[leaf.dtype], leaf.shape) if _suits_numpy(leaf) and not leaf.offset else ()
-
-
-def over(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int | torch.SymInt,
-    shape: Sequence[int],
-    stride: Sequence[int],
-) -> torch.Tensor:
-    """A tensor over a storage, on the CPU; `offset` counts elements."""
-    # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
+    return (NUMPY_DTYPES[leaf.dtype], leaf.shape) if _suits_numpy(leaf) and not leaf.offset else ()
 
 
 def _empty(leaf: Leaf) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memstore.structure import traits
+from memstore.structure.tensors import traits
 
 _storage = torch.Tensor.untyped_storage
 _storage_size = torch.UntypedStorage.nbytes

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import torch
 
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.structure import objects
 from memstore.structure.checks import MalformedError
-from memstore.structure.node import Parts
-from memstore.structure.plan import Plan
-from memstore.structure.storage import Memory, finish, finish_one, tensors_of
+from memstore.structure.get.storage import finish, finish_one, tensors_of
+from memstore.structure.objects import decode_objects
+from memstore.structure.plans import Memory, Plan
+from memstore.structure.tree import Parts
 
 _in_inference_mode = torch.is_inference_mode_enabled
 
@@ -55,7 +55,7 @@ def rebuild(
             )
     wanted = None if device is None else torch.device(device)
     _check_dtype(dtype)
-    leaves = objects.decode(encoded, plan.object_count, allow_pickle)
+    leaves = decode_objects(encoded, plan.object_count, allow_pickle)
     try:
         tensors = tensors_of(plan, memory, memory if mapping is None else mapping)
     except _REFUSALS as error:
@@ -108,7 +108,7 @@ def rebuild_lazily(
     if _in_inference_mode():
         with torch.inference_mode(False):
             return rebuild_lazily(plan, encoded, memory, mapping, make_leaf, allow_pickle=allow_pickle, device=device)
-    values = objects.decode(encoded, plan.object_count, allow_pickle)
+    values = decode_objects(encoded, plan.object_count, allow_pickle)
     keep = (memory if mapping is None else mapping) if plan.loaded else None
     try:
         tensors = tensors_of(plan, memory, keep)

@@ -15,13 +15,12 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import StructureMismatchError
-from memstore.structure import places, traits
-from memstore.structure.extents import Extents, places_of
-from memstore.structure.facts import Facts, take_apart
-from memstore.structure.node import ObjectNode, TensorNode, Tree, walk_names
-from memstore.structure.plan import Plan
-from memstore.structure.planning import compile_tree
-from memstore.structure.walk import RefusedError, Walk, render_path
+from memstore.structure.get import target_objects as places
+from memstore.structure.plans import Plan
+from memstore.structure.refusals import RefusedError, render_path
+from memstore.structure.tensors import Extents, places_of, traits
+from memstore.structure.tree import ObjectNode, TensorNode, Tree, compile_tree, walk_names
+from memstore.structure.walk import Facts, Walk, take_apart
 
 _LISTED = 20  # differences in one message
 _CACHED_MEETINGS = 64

@@ -8,17 +8,13 @@ import msgspec
 
 from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
-from memstore.structure import traits
 from memstore.structure.checks import MalformedError
-from memstore.structure.clusters import spans_of, storage_range
-from memstore.structure.description import check_extent, describe, encode_tree, plan_of
-from memstore.structure.facts import Facts
-from memstore.structure.fill import Copies, Gather, Raw
-from memstore.structure.node import Node, Reader, TensorNode, Tree, leaf_names, walk_names
-from memstore.structure.plan import Plan
-from memstore.structure.ties import Group, Ties
-from memstore.structure.traits import DTYPE_NAMES, PLAIN
-from memstore.structure.walk import render_path
+from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
+from memstore.structure.put.fill import Copies, GatheredCopy, PlainCopy
+from memstore.structure.refusals import render_path
+from memstore.structure.tensors import DTYPE_NAMES, PLAIN, Group, Ties, traits
+from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names, walk_names
+from memstore.structure.walk import Facts
 
 
 def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple[Plan, Copies]:
@@ -42,7 +38,9 @@ def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple
     leaf_traits = facts.traits or (PLAIN,) * len(leaves)
     plan = plan_of(describe(tree, leaves, leaf_traits, same, inline))
     on_cpu = [trait.device is None for trait in leaf_traits]
-    return plan, Copies(_raw_copies(leaves, gathers, found), _gathers(leaves, gathers, facts), len(leaves), on_cpu)
+    return plan, Copies(
+        _plain_copies(leaves, gathers, found), _gathered_copies(leaves, gathers, facts), len(leaves), on_cpu
+    )
 
 
 def _check_extents(tree: Tree, leaves: Sequence[Leaf]) -> None:
@@ -56,17 +54,6 @@ def _check_extents(tree: Tree, leaves: Sequence[Leaf]) -> None:
 def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
     names = [name for name, node in walk_names(compile_tree(tree)[0]) if isinstance(node, TensorNode)]
     return UnsupportedValueError(f"{render_path(names[leaf])}: {reason}")
-
-
-def compile_tree(tree: Tree) -> tuple[Node, Reader]:
-    """The node that a walk's tree describes, and what its reader found."""
-    reader = Reader()
-    try:
-        return reader.node(msgspec.msgpack.decode(encode_tree(tree))), reader
-    except UnicodeEncodeError as error:
-        raise UnsupportedValueError(
-            f"value: a key with a lone surrogate, {error.object!r}: it is no Unicode text"
-        ) from None
 
 
 def _loose_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[list[Leaf], set[int]]:
@@ -98,7 +85,7 @@ def _loose_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[lis
     return leaves, gathers
 
 
-def _raw_copies(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> list[Raw]:
+def _plain_copies(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> list[PlainCopy]:
     skipped = gathers | {i for i, _ in found.same}
     for group in found.groups:
         # of tied leaves, those whose bytes another one brings
@@ -107,10 +94,10 @@ def _raw_copies(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> list[
             if leaves[i].offset + leaves[i].nbytes <= end:
                 skipped.add(i)
             end = max(end, leaves[i].offset + leaves[i].nbytes)
-    return [Raw(i, leaf.offset, leaf.nbytes) for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
+    return [PlainCopy(i, leaf.offset, leaf.nbytes) for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
 
 
-def _gathers(leaves: Sequence[Leaf], gathers: set[int], facts: Facts) -> list[Gather]:
+def _gathered_copies(leaves: Sequence[Leaf], gathers: set[int], facts: Facts) -> list[GatheredCopy]:
     resolve = facts.resolve or (False,) * len(leaves)
     chosen = {leaves[i].offset: i for i in sorted(gathers, reverse=True) if leaves[i].nbytes}
-    return [Gather(i, offset, resolve[i]) for offset, i in chosen.items()]
+    return [GatheredCopy(i, offset, resolve[i]) for offset, i in chosen.items()]

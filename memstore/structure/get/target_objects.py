@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memstore.engine import Path
-from memstore.structure.attributes import shown_attributes
-from memstore.structure.dict_keys import name_of
-from memstore.structure.walk import render_path
+from memstore.structure.objects import shown_attributes
+from memstore.structure.refusals import render_path
+from memstore.structure.tree import name_of
 
 Setting = Callable[[], None]
 

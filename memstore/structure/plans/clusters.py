@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memstore.engine import Leaf, Span
-from memstore.structure import traits
-from memstore.structure.traits import DTYPES
+from memstore.structure.tensors import DTYPES, traits
 
 
 def cluster_leaves(leaves: Sequence[Leaf], same: dict[int, int]) -> list[list[int]]:

@@ -1,0 +1,64 @@
+"""The leaves that are no tensors, as bytes; and the classes of objects, by name.
+
+writing           objects as msgpack
+reading           msgpack as objects
+codes             msgpack's extensions that both use
+stdlib            dates, paths, exact numbers, members of enumerations
+numpy_and_torch   scalars and arrays of numpy; sizes, dtypes and devices of torch
+pickled           what only pickle can store
+advice            what to put instead of an object that can't be stored
+classes           classes found by their names, without running code
+attributes        attributes of objects, read and written past the code of their classes
+"""
+
+from __future__ import annotations
+
+from memstore.structure.objects.advice import alternative
+from memstore.structure.objects.attributes import (
+    NAMESPACES,
+    defines,
+    field_names,
+    is_dataclass,
+    is_made_plainly,
+    read_attributes,
+    shown_attributes,
+    slots_of,
+    write_attributes,
+)
+from memstore.structure.objects.classes import class_name, find_class, make_bare
+from memstore.structure.objects.pickled import read_pickle
+from memstore.structure.objects.reading import decode_objects
+from memstore.structure.objects.writing import (
+    NATIVE,
+    encode_objects,
+    join_dict,
+    join_list,
+    join_tree,
+    join_tuple,
+    write_object,
+)
+
+__all__ = [
+    "NAMESPACES",
+    "NATIVE",
+    "alternative",
+    "class_name",
+    "decode_objects",
+    "defines",
+    "encode_objects",
+    "field_names",
+    "find_class",
+    "is_dataclass",
+    "is_made_plainly",
+    "join_dict",
+    "join_list",
+    "join_tree",
+    "join_tuple",
+    "make_bare",
+    "read_attributes",
+    "read_pickle",
+    "shown_attributes",
+    "slots_of",
+    "write_attributes",
+    "write_object",
+]

@@ -1,0 +1,13 @@
+"""A value, taken apart for a put: its plan, its tensors and its objects; then the bytes of its tensors, copied.
+
+flatten    a value as a plan, tensors and objects; the cache of plans that were made
+planning   the plan of a structure that was not seen before
+fill       tensors into memory
+"""
+
+from __future__ import annotations
+
+from memstore.structure.put.fill import Flat, contents, fill
+from memstore.structure.put.flatten import flatten
+
+__all__ = ["Flat", "contents", "fill", "flatten"]

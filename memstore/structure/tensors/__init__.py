@@ -1,0 +1,55 @@
+"""What memstore has to know of torch's tensors, whatever value they are in.
+
+traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arithmetic of strides
+devices      devices by the names that stored values have of them
+footprints   the bytes that tensors reach over, and whether their storages still have them
+ties         tensors that share bytes
+modes        modes and transforms of torch, put aside while memstore works with tensors of its own
+"""
+
+from __future__ import annotations
+
+from memstore.structure.tensors.devices import need_device, read_device
+from memstore.structure.tensors.footprints import Extents, Places, places_of
+from memstore.structure.tensors.ties import NO_TIES, Group, Ties
+from memstore.structure.tensors.traits import (
+    DTYPE_NAMES,
+    DTYPES,
+    NUMPY_DTYPES,
+    PARAMETER,
+    PLAIN,
+    Traits,
+    contiguous_stride,
+    count,
+    may_be_dtype,
+    over,
+    read_flags,
+    repeats,
+    to_flags,
+    with_traits,
+)
+
+__all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "NO_TIES",
+    "NUMPY_DTYPES",
+    "PARAMETER",
+    "PLAIN",
+    "Extents",
+    "Group",
+    "Places",
+    "Ties",
+    "Traits",
+    "contiguous_stride",
+    "count",
+    "may_be_dtype",
+    "need_device",
+    "over",
+    "places_of",
+    "read_device",
+    "read_flags",
+    "repeats",
+    "to_flags",
+    "with_traits",
+]
