@@ -45,9 +45,7 @@ def looks(store: Keyspace, prefix: str, interval: float) -> Iterator[Look]:
 
 
 def _publications(store: Keyspace) -> int:
-    root = opened(store)
-    with root.guard:
-        return root.catalog.view(lambda transaction: transaction.counters().publications)
+    return opened(store).catalog.view(lambda transaction: transaction.counters().publications)
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:

@@ -1,51 +1,75 @@
-"""What the catalog says of entries: their keys and versions, and the wait for a new version.
+"""What a Store asks of the catalog beside `get` and `put`: records, versions, keys, and the wait for a new version.
 
-Nothing is mapped, and no tensor is read. `Store` says the same in public words.
+Nothing is mapped, and no tensor is read.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import Record
 from memstore.engine.root import Root
+from memstore.engine.sync import deadline_after
 from memstore.errors import StoreTimeoutError
 
+Row = TypeVar("Row")
+
 _KEYS_A_PAGE = 1024
-_NET = 1.0  # seconds between looks of a wait, should a wake get lost
+LOOK_EVERY = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
 
 
 def find(root: Root, name: bytes) -> Record | None:
-    with root.guard:
-        return root.catalog.read(name)
+    return root.catalog.read(name)
 
 
 def version_of(root: Root, name: bytes) -> int:
     """0 if there is no such key."""
-    record = find(root, name)
+    record = root.catalog.read(name)
     return record.version if record else 0
 
 
-def keys_from(opened: Callable[[], Root], prefix: bytes) -> Iterator[str]:
-    """The keys that start with `prefix`, sorted; each page of them as it is at one moment.
+def keys_from(opened: Callable[[], Root], prefix: bytes) -> Iterator[bytes]:
+    """The keys that start with `prefix`, sorted; each page of 1,024 as it is at one moment.
 
     `opened` gives the root anew for each page: the store may be closed, or the process forked, between two.
     """
+    return _in_pages(opened, prefix, lambda _, keys: keys)
+
+
+def records_from(opened: Callable[[], Root], prefix: bytes) -> Iterator[tuple[bytes, Record]]:
+    """As `keys_from`, each key with its record."""
+
+    def look(transaction: Transaction, keys: list[bytes]) -> list[tuple[bytes, Record]]:
+        found = [(key, transaction.record(key)) for key in keys]
+        return [(key, record) for key, record in found if record is not None]
+
+    return _in_pages(opened, prefix, look)
+
+
+def _in_pages(
+    opened: Callable[[], Root], prefix: bytes, look: Callable[[Transaction, list[bytes]], list[Row]]
+) -> Iterator[Row]:
+    """What `look` finds for the keys of each page. In pages, since a long transaction makes the catalog grow."""
     after: bytes | None = None
+
+    def page(transaction: Transaction) -> tuple[list[bytes], list[Row]]:
+        keys = transaction.keys(prefix, after, _KEYS_A_PAGE)
+        return keys, look(transaction, keys)
+
     while True:
-        root = opened()
-        with root.guard:
-            page = root.catalog.view(Transaction.keys, prefix, after, _KEYS_A_PAGE)
-        yield from (key.decode() for key in page)
-        if len(page) < _KEYS_A_PAGE:
+        keys, rows = opened().catalog.view(page)
+        yield from rows
+        if len(keys) < _KEYS_A_PAGE:
             return
-        after = page[-1]
+        after = keys[-1]
 
 
-def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, deadline: float) -> int:
+def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: float) -> int:
     """A version that is newer than `newer_than`, as soon as there is one. `opened` as in `keys_from`."""
+    deadline = deadline_after(timeout)
     doorbell = opened().doorbell
     bell = doorbell.bell(name)
     while True:
@@ -56,5 +80,5 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, deadline:
         left = deadline - time.monotonic()
         if left <= 0:
             key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
-            raise StoreTimeoutError(f"{key!r} {at}: waited in vain for a version above {newer_than}", key=key)
-        doorbell.wait(bell, seen, min(_NET, left))
+            raise StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)
+        doorbell.wait(bell, seen, min(LOOK_EVERY, left))

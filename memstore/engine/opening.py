@@ -103,9 +103,8 @@ def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
         transaction.put_counters(counters)
 
     def action() -> None:
-        with root.guard:
-            if root.catalog.view(lambda transaction: transaction.counters().capacity) != capacity:
-                root.catalog.update(write, is_delete=True)
+        if root.catalog.view(lambda transaction: transaction.counters().capacity) != capacity:
+            root.catalog.update(write, is_delete=True)
 
     root.mutex.run(action, deadline)
 
@@ -150,11 +149,9 @@ def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int,
             folder.sync_file(f"{path}/{name}")
     root = _assemble(path, identity, settings, kind, deadline, writable=True)
     with _closed_on_error(root):
-        with root.guard:
-            rows = root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments"))
-            if rows:
-                raise NotAStoreError(f"{path} has lost its {folder.SETTINGS}, not its catalog: restore it from a copy")
-            root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
+        if root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments")):
+            raise NotAStoreError(f"{path} has lost its {folder.SETTINGS}, not its catalog: restore it from a copy")
+        root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
         for name in ("data.mdb", "lock.mdb"):
             os.chmod(f"{path}/{CATALOG}/{name}", settings.file_mode)
             if settings.unix_group is not None:
@@ -185,14 +182,12 @@ def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, m
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
     root = _assemble(path, identity, settings, kind, deadline, writable=writable)
     with _closed_on_error(root):
-        with root.guard:
-            found = root.catalog.view(lambda transaction: transaction.store_id())
+        found = root.catalog.view(Transaction.store_id)
         if found != settings.store:
             where = f"{path}/{CATALOG}"
             detail = f"the catalog belongs to store {found}, memstore.json to {settings.store}: restore one copy"
             raise CorruptionError(path=where, detail=detail)
-        with root.guard:
-            check_publications(root)
+        check_publications(root)
     return root
 
 

@@ -53,8 +53,7 @@ def _retired(root: Root) -> dict[int, tuple[int, int]]:
     for table in ("retired", "held"):
         after: bytes | None = None
         while True:
-            with root.guard:
-                last, page = root.catalog.view(_page, table, after)
+            last, page = root.catalog.view(_page, table, after)
             found |= page
             if last is None:
                 break

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from memstore.engine import Path, Record, Transaction
+from memstore.engine import Path, Record, index
 from memstore.keys import encode_prefix
 from memstore.listing.keyspace import Keyspace, opened
 from memstore.wording import age, size
 
-_PAGE = 1024  # keys
 _TENSOR, _OBJECT = 0, 1
 
 # kind -> where in its tree the keys stand (None: numbered), and where the trees of its entries
@@ -76,24 +76,8 @@ class UnknownKindError(Exception):
 
 def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
     """The entries whose keys start with `prefix`, sorted, read in pages."""
-    wanted, after = encode_prefix(prefix), None
-    while True:
-        page = _page(store, wanted, after)
-        for key, record in page:
-            yield _listed(key, record)
-        if len(page) < _PAGE:
-            return
-        after = page[-1][0]
-
-
-def _page(store: Keyspace, prefix: bytes, after: bytes | None) -> list[tuple[bytes, Record]]:
-    def read(transaction: Transaction) -> list[tuple[bytes, Record]]:
-        found = [(key, transaction.record(key)) for key in transaction.keys(prefix, after, _PAGE)]
-        return [(key, record) for key, record in found if record is not None]
-
-    root = opened(store)
-    with root.guard:
-        return root.catalog.view(read)
+    for key, record in index.records_from(partial(opened, store), encode_prefix(prefix)):
+        yield _listed(key, record)
 
 
 def _listed(key: bytes, record: Record) -> Listed:

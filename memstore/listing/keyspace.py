@@ -89,7 +89,7 @@ class Keyspace:
         """
         encoded = encode_prefix(prefix)
         self._opened()
-        return index.keys_from(self._opened, encoded)
+        return map(bytes.decode, index.keys_from(self._opened, encoded))
 
     def version(self, key: str) -> int:
         """Returns the version of `key`. Raises KeyNotFoundError."""
@@ -113,7 +113,8 @@ class Keyspace:
             StoreTimeoutError (a TimeoutError too): there was none in time.
         """
         self._opened()
-        return index.wait_for(self._opened, encode_key(key), newer_than, self._deadline(timeout))
+        seconds = self._timeout if timeout is None else timeout
+        return index.wait_for(self._opened, encode_key(key), newer_than, seconds)
 
     def stats(self) -> StoreStats:
         """Measures the store; takes milliseconds, and more where hundreds of processes run."""
@@ -172,9 +173,7 @@ class Keyspace:
         return f"<memstore.{type(self).__name__} {self.root} ({state})>"
 
     def __len__(self) -> int:
-        root = self._opened()
-        with root.guard:
-            return root.catalog.view(lambda transaction: transaction.count("entries"))
+        return self._opened().catalog.view(lambda transaction: transaction.count("entries"))
 
     def __contains__(self, key: object) -> bool:
         return bool(index.version_of(self._opened(), encode_key(key)))

@@ -125,7 +125,7 @@ def be_interrupted_in_put(channel: Connection, path: str) -> None:
 
 def be_interrupted_in_wait(channel: Connection, path: str) -> None:
     """Is interrupted while it waits for a version. Sends how many seconds later it noticed."""
-    entries._NET = NEVER
+    entries.LOOK_EVERY = NEVER
     store = memstore.open(path)
     channel.send(_interrupt(store, lambda: store.wait("k", timeout=float("inf"))))
 
@@ -167,7 +167,7 @@ def open_and_retry(channel: Connection, path: str) -> None:
 def wait_for(channel: Connection, path: str, key: str, newer_than: int, threads: int, options: dict[str, Any]) -> None:
     """Waits for a key in some threads. Sends "waiting" when all of them sleep, then what each got."""
     if not options.pop("looks_again", False):
-        entries._NET = NEVER
+        entries.LOOK_EVERY = NEVER
     store = memstore.open(path, options.pop("mode", "a"))
 
     def wait() -> int | str:

@@ -23,7 +23,7 @@ KILLED = -9
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
     """A thread that waits, and that only a wake ends in time."""
-    monkeypatch.setattr(entries, "_NET", NEVER)
+    monkeypatch.setattr(entries, "LOOK_EVERY", NEVER)
     with ThreadPoolExecutor(1) as pool:
         yield pool
 

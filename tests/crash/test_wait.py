@@ -56,7 +56,7 @@ def test_put_wakes_a_reader_without_the_right_to_write(store: memstore.Store, wa
 
 
 def test_put_wakes_a_thread(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "_NET", blockers.NEVER)
+    monkeypatch.setattr(entries, "LOOK_EVERY", blockers.NEVER)
     with ThreadPoolExecutor(1) as pool:
         wait = pool.submit(store.wait, "k", timeout=60.0)
         _until(lambda: sleepers(store) == 1)

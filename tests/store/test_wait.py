@@ -24,7 +24,7 @@ def test_what_is_there_is_returned_at_once(store: memstore.Store) -> None:
 def test_what_doesnt_come_is_a_timeout(store: memstore.Store, timeout: float) -> None:
     version = store.put("key", 1)
     started = time.monotonic()
-    with pytest.raises(memstore.StoreTimeoutError, match=f"'key' is at version {version}.*above {version}") as caught:
+    with pytest.raises(memstore.StoreTimeoutError, match=f"version {version}: no.* newer than {version} ") as caught:
         store.wait("key", newer_than=version, timeout=timeout)
     assert timeout <= time.monotonic() - started < 5
     assert isinstance(caught.value, TimeoutError) and caught.value.key == "key"
@@ -68,7 +68,7 @@ def test_a_sleeper_is_woken_and_doesnt_just_look_again(store: memstore.Store) ->
 
 
 def _follow_ten(wire: Wire, root: str, version: int) -> None:
-    entries._NET = 3600.0  # seconds, instead of one, after which it would look by itself, should a wake get lost
+    entries.LOOK_EVERY = 3600.0  # seconds, instead of one, after which it would look by itself
     with memstore.open(root, "r") as store:
         wire.send()
         for _ in range(10):

@@ -126,7 +126,7 @@ class Side:
     def start_waiting(self, key: str, newer_than: int) -> None:
         """In a thread, which sleeps when this returns, and which nothing but a wake ends in time."""
         with ExitStack() as stack:
-            stack.enter_context(patch.object(entries, "_NET", 3600.0))
+            stack.enter_context(patch.object(entries, "LOOK_EVERY", 3600.0))
             pool = stack.enter_context(ThreadPoolExecutor(1))
             waited = pool.submit(self.store.wait, key, newer_than=newer_than, timeout=60.0)
             deadline = time.monotonic() + 30

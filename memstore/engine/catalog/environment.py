@@ -1,7 +1,7 @@
 """The catalog: the host-local index, an LMDB database. The only importer of lmdb.
 
-Its tables are in `tables.py`. Callers hold the process's guard for every call, so that a fork never splits a
-transaction, and the store's mutex for every `update`.
+Its tables are in `tables.py`. Callers hold the store's mutex for every `update`. Each call takes the catalog's guard,
+a lock of this process that forks take too: so no fork splits a transaction, and no two threads share the slot below.
 
 What LMDB needs to be safe here, each rule seen to be needed:
 - data.mdb is allocated up to the map size, so that a full tmpfs can't fail a commit, and grown in steps;
@@ -21,6 +21,7 @@ import contextlib
 import errno
 import os
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -49,10 +50,14 @@ _REFUSALS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM
 class Catalog:
     """One LMDB environment. Open it once a process, while the root folder is locked, and under the store's mutex:
     naming the tables takes a write transaction, for which LMDB would wait without end.
+
+    Attributes:
+        guard: held in every call. Who needs several calls, or files between them, without a fork in between, takes it.
     """
 
     def __init__(self, folder: str, *, durable: bool, writable: bool, locked: bool = True) -> None:
         """`locked` False doesn't touch lock.mdb: for who reads while nobody else uses the store."""
+        self.guard = threading.RLock()
         self._folder, self._durable, self._writable, self._locked = folder, durable, writable, locked
         self._env: Any = None
         self._tables: dict[str, Any] = {}
@@ -168,8 +173,18 @@ class Catalog:
         """The next call opens it again, and is to be made under the store's mutex."""
         return self._env is None and not self._closed
 
+    def leave_to_parent(self) -> None:
+        """In a forked child, before it does anything: the guard and the environment are the parent's."""
+        self.guard = threading.RLock()
+        self.release()
+
+    def reopen(self) -> None:
+        """Opens what was released. Under the store's mutex, as any opening."""
+        with self.guard:
+            self._environment()
+
     def release(self) -> None:
-        """Closes the environment until the next call. A forked child must, before it does anything."""
+        """Closes the environment until the next call."""
         self._ended = None  # first: what ends with the environment gives up its slot, which in a child is the parent's
         env, self._env = self._env, None
         if env is not None:
@@ -186,18 +201,19 @@ class Catalog:
 
     def read(self, key: bytes) -> Record | None:
         """As `view` with `Transaction.record`, in one frame: every get of one key comes here."""
-        self._ended = None
-        try:
-            handle = self._env.begin(None, None, False, False)
-        except (AttributeError, lmdb.Error):  # released; or what `_begin` knows a way out of
-            return self.view(Transaction.record, key)
-        try:
-            stored = handle.get(key, None, self._tables["entries"])
-        except lmdb.Error as error:
-            raise self._translate(error) from error
-        finally:
-            self._end(handle)
-            del handle
+        with self.guard:
+            self._ended = None
+            try:
+                handle = self._env.begin(None, None, False, False)
+            except (AttributeError, lmdb.Error):  # released; or what `_begin` knows a way out of
+                return self.view(Transaction.record, key)
+            try:
+                stored = handle.get(key, None, self._tables["entries"])
+            except lmdb.Error as error:
+                raise self._translate(error) from error
+            finally:
+                self._end(handle)
+                del handle
         try:
             return None if stored is None else decode_record(key, stored)
         except CorruptionError as error:
@@ -210,20 +226,21 @@ class Catalog:
         **keywords: Arguments.kwargs,
     ) -> Result:
         """Calls `action` with one moment of the catalog, and the arguments."""
-        handle = self._begin()
-        transaction = Transaction(handle, self._tables)
-        try:
-            return action(transaction, *arguments, **keywords)
-        except BaseException as error:
-            transaction.forget()  # who keeps the error keeps its frames, and with them the transaction's slot
-            if isinstance(error, lmdb.Error):
-                raise self._translate(error) from error
-            if isinstance(error, CorruptionError):
-                raise self._located(error) from None
-            raise
-        finally:
-            self._end(handle)
-            del handle
+        with self.guard:
+            handle = self._begin()
+            transaction = Transaction(handle, self._tables)
+            try:
+                return action(transaction, *arguments, **keywords)
+            except BaseException as error:
+                transaction.forget()  # who keeps the error keeps its frames, and with them the transaction's slot
+                if isinstance(error, lmdb.Error):
+                    raise self._translate(error) from error
+                if isinstance(error, CorruptionError):
+                    raise self._located(error) from None
+                raise
+            finally:
+                self._end(handle)
+                del handle
 
     def _begin(self) -> Any:
         """A read transaction; `_end` it. Not within another one, which has the slot."""
@@ -250,37 +267,39 @@ class Catalog:
 
     def forget_dead_readers(self) -> None:
         """Their slots are free then. Under the store's mutex: where there are any, LMDB locks its table."""
-        self._environment().reader_check()
+        with self.guard:
+            self._environment().reader_check()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def update(self, action: Callable[[Transaction], Result], *, is_delete: bool = False) -> Result:
         """Calls `action` in a write transaction and commits it; more than once if the map had to grow."""
-        for _ in range(64):
-            try:
-                if not is_delete:
-                    self._unlooked -= 1
-                    if self._unlooked < 0 and self._nearly_full():
-                        self._grow()
-                handle = self._environment().begin(None, None, True, True)
+        with self.guard:
+            for _ in range(64):
                 try:
-                    result = action(Transaction(handle, self._tables))
-                    handle.commit()
-                    return result
-                except BaseException as error:
-                    with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
-                        handle.abort()
-                    if isinstance(error, CorruptionError):
-                        raise self._located(error) from None
-                    raise
-            except lmdb.MapResizedError:  # another process has grown it
-                self._map(0)
-            except lmdb.MapFullError:
-                if not self._environment().reader_check():  # the pages that a dead reader kept are free: try again
-                    self._grow()
-            except lmdb.Error as error:
-                raise self._translate(error) from error
-        raise self._full("the catalog can't be grown fast enough for this transaction")
+                    if not is_delete:
+                        self._unlooked -= 1
+                        if self._unlooked < 0 and self._nearly_full():
+                            self._grow()
+                    handle = self._environment().begin(None, None, True, True)
+                    try:
+                        result = action(Transaction(handle, self._tables))
+                        handle.commit()
+                        return result
+                    except BaseException as error:
+                        with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
+                            handle.abort()
+                        if isinstance(error, CorruptionError):
+                            raise self._located(error) from None
+                        raise
+                except lmdb.MapResizedError:  # another process has grown it
+                    self._map(0)
+                except lmdb.MapFullError:
+                    if not self._environment().reader_check():  # the pages that a dead reader kept are free: try again
+                        self._grow()
+                except lmdb.Error as error:
+                    raise self._translate(error) from error
+            raise self._full("the catalog can't be grown fast enough for this transaction")
 
     def _nearly_full(self) -> bool:
         info = self._environment().info()
@@ -302,7 +321,8 @@ class Catalog:
     @property
     def growth(self) -> int:
         """Bytes that the catalog has taken beyond its first step, which count against the store's capacity."""
-        return max(self._environment().info()["map_size"] - STEP, 0)
+        with self.guard:
+            return max(self._environment().info()["map_size"] - STEP, 0)
 
     def _grow(self) -> None:
         size = self._environment().info()["map_size"]

@@ -20,11 +20,7 @@ def lease(root: Root, segment: int, deadline: float, *, put_id: int, seconds: fl
         transaction.put_number("leases", segment, max(until, transaction.number("leases", segment) or 0))
         return True
 
-    def action() -> bool:
-        with root.guard:
-            return root.catalog.update(write)
-
-    return root.mutex.run(action, deadline)
+    return root.mutex.run(lambda: root.catalog.update(write), deadline)
 
 
 def is_leased(transaction: Transaction, segment: int, now: int) -> bool:

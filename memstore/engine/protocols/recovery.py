@@ -49,10 +49,9 @@ def after_death(root: Root) -> None:
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         return transaction.numbers("filling", _MOST), retired, counters
 
-    with root.guard:
-        # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
-        # the next write transaction begins; and a sweep by the past would unlink what is live.
-        filling, retired, counters = root.catalog.update(read, is_delete=True)
+    # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
+    # the next write transaction begins; and a sweep by the past would unlink what is live.
+    filling, retired, counters = root.catalog.update(read, is_delete=True)
     if page.batch:
         for segment, batch in filling:
             if batch == page.batch:

@@ -33,7 +33,7 @@ SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 
 
 def check_publications(root: Root) -> None:
-    """Raises CorruptionError if the lock page has counted more of them than the catalog. Call it under the guard."""
+    """Raises CorruptionError if the lock page has counted more of them than the catalog."""
     if root.lock is not None:
         rung = root.lock.ring
     else:

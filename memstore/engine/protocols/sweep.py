@@ -69,17 +69,15 @@ def _may_look_for_dead(root: Root, counters: Counters) -> bool:
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
     """Looks at everything once, what is kept ahead and dead readers included. Arguments and result as `sweep`."""
     root.mutex.run(lambda: _let_go(root), deadline)
-    with root.guard:
-        tables = ("retired", "held", "filling")
-        rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
+    tables = ("retired", "held", "filling")
+    rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.looked_for_dead, root.last_filling = 0.0, 0
     return sweep_some(root, rows + 1, deadline, keep=keep)
 
 
 def _let_go(root: Root) -> None:
     ahead.give_back(root)
-    with root.guard:
-        root.catalog.forget_dead_readers()
+    root.catalog.forget_dead_readers()
 
 
 def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:
@@ -121,12 +119,11 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
     rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
     sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
     """
-    with root.guard:
-        chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
-        if not any(chosen):
-            return 0
-        action = functools.partial(_give_back, root, chosen=chosen, unlinked=unlinked, keep=keep)
-        return root.catalog.update(action, is_delete=True)
+    chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
+    if not any(chosen):
+        return 0
+    action = functools.partial(_give_back, root, chosen=chosen, unlinked=unlinked, keep=keep)
+    return root.catalog.update(action, is_delete=True)
 
 
 def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) -> _Sweep:

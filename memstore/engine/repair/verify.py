@@ -14,9 +14,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Transaction
 from memstore.engine.files import segment_path
 from memstore.engine.format import LIVE, Found, Record, read_header
+from memstore.engine.index import keys_from
 from memstore.engine.protocols import Held, check_publications, hold
 from memstore.engine.repair.survey import Damage, survey
 from memstore.engine.root import Root, folder
@@ -26,7 +26,6 @@ from memstore.info import Progress, VerifyReport
 
 Check = Callable[[Root, str, Held, Callable[[int], None]], bool]  # whether there were checksums; called with bytes done
 
-_KEYS_A_PAGE = 1024
 _TRIES = 8  # for a key that is replaced while it is looked at
 
 
@@ -46,13 +45,12 @@ def verify_store(
         broken = CorruptionError(path=path, detail=detail)
         return VerifyReport(0, 0, (broken, *damaged), ok=False)
     try:
-        with root.guard:
-            check_publications(root)
+        check_publications(root)
     except CorruptionError as error:
         damaged.append(_told(error))
     step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, chosen))
     checked = unchecked = 0
-    for key in _all_keys(root) if chosen is None else chosen:
+    for key in keys_from(lambda: root, b"") if chosen is None else chosen:
         try:
             outcome = look_at(root, key, check, step, timeout, may_lock=may_lock)
         except CorruptionError as error:
@@ -85,17 +83,6 @@ class _Steps:
         self(self._total - self._done)
 
 
-def _all_keys(root: Root) -> Iterator[bytes]:
-    after: bytes | None = None
-    while True:
-        with root.guard:
-            page = root.catalog.view(Transaction.keys, b"", after, _KEYS_A_PAGE)
-        yield from page
-        if len(page) < _KEYS_A_PAGE:
-            return
-        after = page[-1]
-
-
 def _bytes_of(root: Root, keys: Iterable[bytes]) -> int:
     total = 0
     for key in keys:
@@ -108,8 +95,7 @@ def _bytes_of(root: Root, keys: Iterable[bytes]) -> int:
 
 
 def _record(root: Root, key: bytes) -> Record | None:
-    with root.guard:
-        return root.catalog.read(key)
+    return root.catalog.read(key)
 
 
 def look_at(

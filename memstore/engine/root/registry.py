@@ -47,16 +47,11 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> Root | N
 
 
 def reopen_root(root: Root, deadline: float) -> None:
-    """In a forked child, before it first reads the store. Within the mutex: see Catalog."""
-
-    def reopen() -> None:
-        with root.guard:
-            root.catalog.view(lambda _: None)
-
+    """In a forked child, before it first reads the store. Within the mutex: see `Catalog`."""
     if root.lock is None:
-        reopen()
+        root.catalog.reopen()
     else:
-        root.lock.run(reopen, deadline)
+        root.lock.run(root.catalog.reopen, deadline)
 
 
 def retain_root(root: Root) -> None:
@@ -126,11 +121,7 @@ def _after_fork_in_child() -> None:
     lock = threading.RLock()
     close_all()
     for root in _forking:
-        root.guard = threading.RLock()
-        root.catalog.release()
-        root.ahead, root.filled_before = None, 0  # the parent's
-        if root.lock is not None:
-            root.lock.forget_threads()
+        root.leave_to_parent()
     _forking.clear()
 
 

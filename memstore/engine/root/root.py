@@ -45,7 +45,6 @@ class Root:
     on_tmpfs: bool
     locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
     segments_folder: OwnedFile  # whatever its path names by now
-    guard: threading.RLock = field(default_factory=threading.RLock)  # every transaction, and every lock fd's opening
     users: int = 0
     spares: Spares = field(default_factory=Spares)
     ahead: KeptFile | None = None  # what the next put may fill
@@ -56,12 +55,22 @@ class Root:
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
+    guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     segments: str = field(init=False)  # the path of its folder
     identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
 
     def __post_init__(self) -> None:
+        self.guard = self.catalog.guard
         self.segments = f"{self.path}/{SEGMENTS}"
         self.identity = _identity(os.fstat(self.segments_folder.fd))
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, before it does anything: what must not be shared with the parent is given up."""
+        self.catalog.leave_to_parent()
+        self.guard = self.catalog.guard
+        self.ahead, self.filled_before = None, 0
+        if self.lock is not None:
+            self.lock.forget_threads()
 
     @property
     def segments_fd(self) -> int:
