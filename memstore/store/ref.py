@@ -6,7 +6,7 @@ from typing import Any
 
 from memstore import contents
 from memstore.engine import (
-    Held,
+    MappedEntry,
     Mapping,
     Record,
     Root,
@@ -16,7 +16,7 @@ from memstore.engine import (
     decode_record,
     encode_record,
     gone,
-    map_record,
+    map_entry,
     resource_errors,
     retain_root,
     take_lease,
@@ -70,14 +70,11 @@ class Ref:
             raise self._gone()
         return view(self._root, self.key, held, {**self._options, "lease": self._lease}, **options)
 
-    def _hold(self) -> Held | None:
+    def _hold(self) -> MappedEntry | None:
         """The version, mapped anew; None if it is gone."""
-        root, record = self._root, self._record
-        if not record.has_files:
-            return record, None, 0
+        root = self._root
         with resource_errors(self.root, self.key), root.guard:
-            mapped = map_record(root, self.key.encode(), record)
-        return (record, *mapped) if mapped else None
+            return map_entry(root, self.key.encode(), self._record)
 
     def _gone(self) -> VersionGoneError:
         return gone(self._root, self.key, self.version, self._lease)
@@ -110,13 +107,12 @@ def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str
     root = arrive(path, store, key, record.version, options)
     try:
         pin = None
-        if record.has_files:
-            try:
-                with root.guard:
-                    mapped = map_record(root, name, record)
-                pin = mapped[0] if mapped else None
-            except (OSError, MemstoreError):  # get will say it, where it can be handled
-                pass
+        try:
+            with root.guard:
+                held = map_entry(root, name, record)
+            pin = held.mapping if held else None
+        except (OSError, MemstoreError):  # get will say it, where it can be handled
+            pass
         return Ref(root, key, record, pin, lease, options)
     finally:
         close_root(root)

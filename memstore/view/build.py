@@ -17,7 +17,7 @@ import torch
 
 from memstore import contents, structure
 from memstore.contents.checksums import CHECKSUM_SIZE
-from memstore.engine import Held, Root
+from memstore.engine import MappedEntry, Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import modes, traits
 from memstore.structure.devices import need_device
@@ -33,7 +33,9 @@ _decode = msgspec.msgpack.Decoder(
 ).decode
 
 
-def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None = None) -> Any:
+def view(
+    root: Root, key: str, held: MappedEntry, options: dict[str, Any], device: torch.device | str | None = None
+) -> Any:
     """The held version's containers with lazy leaves. `options`: of the store, and the lease of references."""
     if modes.are_active():
         with modes.put_aside():
@@ -41,8 +43,8 @@ def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torc
     return _view(root, key, held, options, device)
 
 
-def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None) -> Any:
-    record, mapping, _ = held
+def _view(root: Root, key: str, held: MappedEntry, options: dict[str, Any], device: torch.device | str | None) -> Any:
+    record, mapping = held.record, held.mapping
     wanted = None if device is None else torch.device(device)
     try:
         plan, objects, memory = contents.locate(root, key, held)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import xxhash
 
+from memstore import contents
 from memstore.engine import (
     HEAD_SIZE,
     Mapping,
@@ -31,12 +32,11 @@ from memstore.engine import (
     encode_record,
     files_of,
     gone,
-    map_record,
+    map_entry,
     retain_root,
     segment_path,
     syscalls,
     take_lease,
-    watch,
 )
 from memstore.errors import CorruptionError, StoreClosedError
 from memstore.late_imports import between_forks
@@ -162,18 +162,11 @@ def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, A
     record = decode_record(name, stored)
     root = arrive(path, store, key, record.version, options)
     try:
-        if not record.has_files:
-            memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
-            if record.inline:
-                watch(memory.__array_interface__["data"][0], memory)
-            return Source(root, key, record, None, memory, options)
         with root.guard:
-            mapped = map_record(root, name, record)
-        if mapped is None:
+            held = map_entry(root, name, record)
+        if held is None:
             raise gone(root, key, record.version, options["lease"])
-        mapping, start = mapped
-        memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)[start : start + record.nbytes]
-        return Source(root, key, record, mapping, memory, options)
+        return Source(root, key, record, held.mapping, contents.memory_of(held), options)
     finally:
         close_root(root)
 

@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
     checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
     objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
-    adopted: bytes | None = None  # the files of others that hold the data: see `files/external.py`
+    adopted: bytes | None = None  # the files of others that hold the data: see `extents.py`
 
     @property
     def kind(self) -> Kind:
