@@ -12,6 +12,8 @@ from memstore.engine import (
     MISFIT,
     Change,
     MappedEntry,
+    Pin,
+    PinOptions,
     Root,
     check_version,
     commit,
@@ -210,7 +212,7 @@ class Store(Keyspace, AsMapping):
             encode_key(key)
             raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
         held = self._held(root, key)
-        return Ref(root, key, held.record, held.mapping, float(lease), {"mode": self._mode, **self._options()})
+        return Ref(Pin(root, key, held.record, held, self._pin_options(float(lease))))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
@@ -235,7 +237,10 @@ class Store(Keyspace, AsMapping):
         root = self._opened()
         held = self._held(root, key)
         self._gets += 1
-        return view(root, key, held, {"lease": 60.0, "mode": self._mode, **self._options()}, device)
+        return view(root, key, held, self._pin_options(), device)
+
+    def _pin_options(self, lease: float = 60.0) -> PinOptions:
+        return PinOptions(self._mode, self._timeout, self._verify, self._allow_pickle, lease)
 
     def _held(self, root: Root, key: str) -> MappedEntry:
         name = encode_key(key)

@@ -54,10 +54,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
             return "adopted"
         return "segment" if self.segment else "inline"
 
-    @property
-    def has_files(self) -> bool:
-        return bool(self.segment) or self.adopted is not None
-
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
     """What the catalog knows of a segment's file. The catalog alone says what is live."""
