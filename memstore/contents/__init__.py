@@ -7,7 +7,7 @@ checksums    of leaves: made by the one, compared by the other
 
 from __future__ import annotations
 
-from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, read, read_bare, verify
+from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, memory_of, read, read_bare, verify
 from memstore.contents.writing import flatten, publish_batch, publish_one
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "flatten",
     "header_of",
     "locate",
+    "memory_of",
     "publish_batch",
     "publish_one",
     "read",

@@ -11,7 +11,7 @@ import torch
 
 from memstore import structure
 from memstore.contents.checksums import checked_objects, compare, placed_objects
-from memstore.engine import HEAD_SIZE, Header, Held, Record, Root, belongs, files_of, names_put, watch
+from memstore.engine import HEAD_SIZE, Header, MappedEntry, Record, Root, belongs, files_of, names_put, watch
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import modes
 
@@ -43,12 +43,12 @@ _in_inference_mode, _dispatch_modes, _transform = (
 )
 
 
-def read_bare(held: Held) -> torch.Tensor | None:
+def read_bare(held: MappedEntry) -> torch.Tensor | None:
     """As `read` with PLAIN, in a third of the time, of a value that is a single plain tensor.
 
     None if it isn't one, or where `read` has more to look at.
     """
-    record, mapping, start = held
+    record, mapping = held.record, held.mapping
     if record.objects or _in_inference_mode() or _dispatch_modes() or _transform() is not None:
         return None
     try:
@@ -56,7 +56,7 @@ def read_bare(held: Held) -> torch.Tensor | None:
         if plan.nbytes != record.nbytes:
             return None
         if mapping is not None:
-            array = structure.bare_array(plan, np.asarray(mapping), start)
+            array = structure.bare_array(plan, np.asarray(mapping), record.start)
         else:
             array = structure.bare_array(plan, bytearray(record.inline or b""), 0)
         if array is None:
@@ -70,7 +70,7 @@ def read_bare(held: Held) -> torch.Tensor | None:
     return tensor
 
 
-def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
     """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
     try:
         if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN and modes.are_active())):
@@ -83,16 +83,15 @@ def read(root: Root, key: str, held: Held, options: Options, *, verify: bool, al
             return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
-            raise damaged(root, key, held[0], error.detail) from error
+            raise damaged(root, key, held.record, error.detail) from error
         error.key = key
         raise
 
 
-def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
-    record, mapping, _ = held
+def _read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
     plan, objects, memory = locate(root, key, held)
     if verify:
-        compare(record, plan, memory)
+        compare(held.record, plan, memory)
     target = options.like if options.out is None else options.out
     if target is not None:
         copy = structure.get_like if options.out is None else structure.get_into
@@ -109,7 +108,7 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
         plan,
         objects,
         memory,
-        mapping,
+        held.mapping,
         allow_pickle=allow_pickle,
         device=options.device,
         dtype=options.dtype,
@@ -117,19 +116,22 @@ def _read(root: Root, key: str, held: Held, options: Options, *, verify: bool, a
     )
 
 
-def locate(root: Root, key: str, held: Held) -> tuple[structure.Plan, bytes, np.ndarray]:
+def memory_of(held: MappedEntry) -> np.ndarray:
+    """The data section: over the mapping, which it keeps alive, or a copy of an inline value's bytes."""
+    record, mapping = held.record, held.mapping
+    if mapping is not None:
+        return np.asarray(mapping)[record.start : record.start + record.nbytes]
+    memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
+    if record.inline:
+        watch(memory.__array_interface__["data"][0], memory)
+    return memory
+
+
+def locate(root: Root, key: str, held: MappedEntry) -> tuple[structure.Plan, bytes, np.ndarray]:
     """The plan of a held value, its objects, and its data section in memory."""
-    record, mapping, start = held
-    objects = record.objects
-    if mapping is None:
-        memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
-        if record.inline:
-            watch(memory.__array_interface__["data"][0], memory)
-    else:
-        file = np.asarray(mapping)
-        memory = file[start : start + record.nbytes]
-        if record.objects_checksum is not None:
-            objects = checked_objects(record, file[8:start].tobytes())
+    record, memory, objects = held.record, memory_of(held), held.record.objects
+    if held.mapping is not None and record.objects_checksum is not None:
+        objects = checked_objects(record, held.header()[8:].tobytes())
     plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
@@ -141,17 +143,17 @@ def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionErro
     return CorruptionError(key=key, path=path, detail=detail)
 
 
-def verify(root: Root, key: str, held: Held, done: Callable[[int], None]) -> bool:
+def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None]) -> bool:
     """Compares the bytes of a value with their checksums; `done` is told how many there were.
 
     Returns whether it has any; an inline value has its record's. Raises CorruptionError.
     """
-    record, mapping, start = held
+    record, mapping = held.record, held.mapping
     file = np.asarray(mapping) if mapping is not None else np.frombuffer(record.inline or b"", np.uint8)
-    memory = file[start : start + record.nbytes]
+    memory = file[record.start : record.start + record.nbytes]
     try:
         if mapping is not None and record.objects_checksum is not None:
-            checked_objects(record, file[8:start].tobytes())
+            checked_objects(record, held.header()[8:].tobytes())
         plan = structure.plan_of(record.description)
         if plan.nbytes != memory.nbytes:
             raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")

@@ -11,7 +11,7 @@ mapping, placing, adopted     files in memory, those of others too
 catalog, tables, record       the index; readers: which of its pages are kept, and by whom
 pages, lockfile               what processes share beside it: the mutex, the doorbell, locks of files
 inspection, survey, verify    is it whole? salvage, triage, repair: what is left of it
-reference                     versions on their way to other processes
+pin                           versions that stay readable, on their way to other processes too
 usage, holders, room, limits  what a store takes, and who holds it; no room; the kernel's refusals
 syscalls/                     every call into the kernel: the seam where tests inject faults
 """
@@ -27,9 +27,8 @@ from memstore.engine.files import (
     Sources,
     file_offsets,
     lies_in_mapping,
-    map_sources,
+    map_external,
     opened,
-    read_sources,
     segment_path,
     watch,
 )
@@ -46,8 +45,7 @@ from memstore.engine.format import (
     Span,
     belongs,
     check_header,
-    decode_record,
-    encode_record,
+    decode_external,
     lay_out,
     leading_base64,
     names_put,
@@ -55,11 +53,12 @@ from memstore.engine.format import (
     read_objects,
 )
 from memstore.engine.opening import Creation, open_root
+from memstore.engine.pin import Pin, PinOptions
 from memstore.engine.protocols import (
     MISFIT,
     Change,
     Content,
-    Held,
+    MappedEntry,
     abandon,
     check_version,
     claim,
@@ -68,13 +67,12 @@ from memstore.engine.protocols import (
     files_of,
     hold,
     hold_at_once,
-    map_record,
+    map_entry,
     missing,
     park,
     retry_after_sweep,
     sweep_all,
 )
-from memstore.engine.reference import arrive, gone, take_lease
 from memstore.engine.repair import repair_store, verify_store
 from memstore.engine.root import (
     Root,
@@ -83,7 +81,6 @@ from memstore.engine.root import (
     close_root,
     filesystem_name,
     reopen_root,
-    retain_root,
 )
 from memstore.engine.sync import deadline_after
 from memstore.engine.usage import huge_page_bytes, measure
@@ -98,12 +95,14 @@ __all__ = [
     "HEADER_LIMIT",
     "HEAD_SIZE",
     "Header",
-    "Held",
+    "MappedEntry",
     "Leaf",
     "MISFIT",
     "Mapping",
     "OBJECTS_IN_RECORD",
     "Path",
+    "Pin",
+    "PinOptions",
     "Record",
     "Root",
     "SAFETENSORS_DTYPES",
@@ -113,7 +112,6 @@ __all__ = [
     "abandon",
     "abandon_root",
     "absolute_path",
-    "arrive",
     "belongs",
     "check_header",
     "check_version",
@@ -122,12 +120,9 @@ __all__ = [
     "commit",
     "commit_inline",
     "deadline_after",
-    "decode_record",
-    "encode_record",
     "file_offsets",
     "files_of",
     "filesystem_name",
-    "gone",
     "hold",
     "hold_at_once",
     "huge_page_bytes",
@@ -136,8 +131,9 @@ __all__ = [
     "lay_out",
     "leading_base64",
     "lies_in_mapping",
-    "map_record",
-    "map_sources",
+    "map_entry",
+    "map_external",
+    "decode_external",
     "measure",
     "missing",
     "names_put",
@@ -146,15 +142,12 @@ __all__ = [
     "opened",
     "park",
     "read_objects",
-    "read_sources",
     "reopen_root",
     "repair_store",
     "resource_errors",
-    "retain_root",
     "segment_path",
     "sweep_all",
     "syscalls",
-    "take_lease",
     "verify_store",
     "watch",
     "retry_after_sweep",

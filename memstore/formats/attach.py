@@ -15,7 +15,16 @@ from typing import Any, Literal
 import numpy as np
 
 from memstore import structure
-from memstore.engine import HEADER_LIMIT, Content, Sources, check_header, map_sources, opened, read_sources, syscalls
+from memstore.engine import (
+    HEADER_LIMIT,
+    Content,
+    Sources,
+    check_header,
+    decode_external,
+    map_external,
+    opened,
+    syscalls,
+)
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 from memstore.formats import npy, safetensors_files, torch_files
 from memstore.formats.torch_archives import is_pickle
@@ -48,7 +57,7 @@ def load(key: str, path: str | os.PathLike[str], format: Format | None, *, allow
             return torch_files.load_file(name, allow_pickle)
     content = adopt(key, path, format, allow_pickle=allow_pickle)
     assert content.adopted is not None
-    mapping = map_sources(read_sources(content.adopted))
+    mapping = map_external(decode_external(content.adopted))
     memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
     plan = structure.plan_of(content.description)
     with _naming(key, name):

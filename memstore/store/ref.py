@@ -5,23 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memstore import contents
-from memstore.engine import (
-    Held,
-    Mapping,
-    Record,
-    Root,
-    abandon_root,
-    arrive,
-    close_root,
-    decode_record,
-    encode_record,
-    gone,
-    map_record,
-    resource_errors,
-    retain_root,
-    take_lease,
-)
-from memstore.errors import MemstoreError, VersionGoneError
+from memstore.engine import MappedEntry, Pin, resource_errors
 from memstore.view import view
 
 
@@ -36,15 +20,11 @@ class Ref:
         root: the folder of the store, as a path.
     """
 
-    __slots__ = ("__weakref__", "_lease", "_options", "_pin", "_record", "_root", "key", "root", "version")
+    __slots__ = ("__weakref__", "_pin", "key", "root", "version")
 
-    def __init__(
-        self, root: Root, key: str, record: Record, pin: Mapping | None, lease: float, options: dict[str, Any]
-    ) -> None:
-        retain_root(root)
-        self._root = root
-        self.key, self.version, self.root = key, record.version, root.path
-        self._record, self._pin, self._lease, self._options = record, pin, lease, options
+    def __init__(self, pin: Pin) -> None:
+        self._pin = pin
+        self.key, self.version, self.root = pin.key, pin.record.version, pin.root.path
 
     def get(self, **options: Any) -> Any:
         """Returns the value of this very version. Options as in `Store.get`.
@@ -52,46 +32,31 @@ class Ref:
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        held = self._hold()
+        held, pin = self._map(), self._pin
         default = options.pop("default", ...)
         if held is None and default is not ...:
             return default
         if held is None:
-            raise self._gone()
+            raise pin.gone()
         options.pop("timeout", None)  # of the store's locks, and none is waited for here
         chosen = contents.Options(**options) if options else contents.PLAIN
-        verify, allow_pickle = self._options["verify"], self._options["allow_pickle"]
-        return contents.read(self._root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
+        verify, allow_pickle = pin.options.verify, pin.options.allow_pickle
+        return contents.read(pin.root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
 
     def view(self, **options: Any) -> Any:
         """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
-        held = self._hold()
+        held, pin = self._map(), self._pin
         if held is None:
-            raise self._gone()
-        return view(self._root, self.key, held, {**self._options, "lease": self._lease}, **options)
+            raise pin.gone()
+        return view(pin.root, self.key, held, pin.options, **options)
 
-    def _hold(self) -> Held | None:
-        """The version, mapped anew; None if it is gone."""
-        root, record = self._root, self._record
-        if not record.has_files:
-            return record, None, 0
-        with resource_errors(self.root, self.key), root.guard:
-            mapped = map_record(root, self.key.encode(), record)
-        return (record, *mapped) if mapped else None
-
-    def _gone(self) -> VersionGoneError:
-        return gone(self._root, self.key, self.version, self._lease)
-
-    def __del__(self) -> None:
-        root = getattr(self, "_root", None)
-        if root is not None:
-            abandon_root(root)
+    def _map(self) -> MappedEntry | None:
+        """The version, mapped anew: what a get returns may be written. None if the version is gone."""
+        with resource_errors(self.root, self.key):
+            return self._pin.map()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root, record = self._root, self._record
-        take_lease(root, self.key, record, self._lease, self._options)
-        stored = encode_record(self.key.encode(), record)
-        return _receive, (self.root, self.key, stored, self._lease, self._options, root.settings.store)
+        return Ref, (self._pin,)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ref) and (self.root, self.key, self.version) == (other.root, other.key, other.version)
@@ -101,22 +66,3 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"<memstore.Ref {self.key!r} version {self.version} in {self.root}>"
-
-
-def _receive(path: str, key: str, stored: bytes, lease: float, options: dict[str, Any], store: str) -> Ref:
-    """Unpickles a ref, and pins its version at once, while the lease holds."""
-    name = key.encode()
-    record = decode_record(name, stored)
-    root = arrive(path, store, key, record.version, options)
-    try:
-        pin = None
-        if record.has_files:
-            try:
-                with root.guard:
-                    mapped = map_record(root, name, record)
-                pin = mapped[0] if mapped else None
-            except (OSError, MemstoreError):  # get will say it, where it can be handled
-                pass
-        return Ref(root, key, record, pin, lease, options)
-    finally:
-        close_root(root)

@@ -11,7 +11,9 @@ from memstore import contents, listing
 from memstore.engine import (
     MISFIT,
     Change,
-    Held,
+    MappedEntry,
+    Pin,
+    PinOptions,
     Root,
     check_version,
     commit,
@@ -169,12 +171,12 @@ class Store(Keyspace, AsMapping):
             if default is _REQUIRED:
                 raise missing(name)
             return default
+        self._gets += 1
         if options is contents.PLAIN and not self._verify:
             tensor = contents.read_bare(held)
             if tensor is not None:
-                self._gets += 1
                 return tensor
-        return self._load(root, key, held, options)
+        return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
         """Returns the values of several keys as they were at one moment, in the order of `keys`.
@@ -193,7 +195,7 @@ class Store(Keyspace, AsMapping):
             values[key] = self._load(root, key, found)
         return values
 
-    def _load(self, root: Root, key: str, held: Held, options: Any = None) -> Any:
+    def _load(self, root: Root, key: str, held: MappedEntry, options: Any = None) -> Any:
         self._gets += 1
         options = contents.PLAIN if options is None else options
         return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
@@ -209,8 +211,8 @@ class Store(Keyspace, AsMapping):
         if not float(lease) >= 0:
             encode_key(key)
             raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
-        record, pin, _ = self._held(root, key)
-        return Ref(root, key, record, pin, float(lease), {"mode": self._mode, **self._options()})
+        held = self._held(root, key)
+        return Ref(Pin(root, key, held.record, held, self._pin_options(float(lease))))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
@@ -235,16 +237,19 @@ class Store(Keyspace, AsMapping):
         root = self._opened()
         held = self._held(root, key)
         self._gets += 1
-        return view(root, key, held, {"lease": 60.0, "mode": self._mode, **self._options()}, device)
+        return view(root, key, held, self._pin_options(), device)
 
-    def _held(self, root: Root, key: str) -> Held:
+    def _pin_options(self, lease: float = 60.0) -> PinOptions:
+        return PinOptions(self._mode, self._timeout, self._verify, self._allow_pickle, lease)
+
+    def _held(self, root: Root, key: str) -> MappedEntry:
         name = encode_key(key)
         held = self._hold(root, key, name, None)
         if held is None:
             raise missing(name)
         return held
 
-    def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> Held | None:
+    def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> MappedEntry | None:
         try:
             held = hold_at_once(root, name)
             if held is not MISFIT:
@@ -338,7 +343,7 @@ class Store(Keyspace, AsMapping):
         target, limit = export.check_options(path, format, max_shard_size)
         root = self._opened()
         held = self._held(root, key)
-        description = held[0].description
+        description = held.record.description
         options = contents.Options(device="cpu" if export.has_devices(description) else None)
         export.export(
             key,

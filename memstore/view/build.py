@@ -17,12 +17,12 @@ import torch
 
 from memstore import contents, structure
 from memstore.contents.checksums import CHECKSUM_SIZE
-from memstore.engine import Held, Root
+from memstore.engine import MappedEntry, Pin, PinOptions, Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import RefusedError, Walk, flattens, modes, need_device, over, traits
 from memstore.view.leaf import StoredTensor, guard, kind_of, read, shown_of, span_of, with_kind, wrap
 from memstore.view.saving import goes_to_a_file, plain_tensor
-from memstore.view.source import Source, Span, count_read
+from memstore.view.source import Source, Span, count_read, without_leaves
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(
@@ -30,22 +30,22 @@ _decode = msgspec.msgpack.Decoder(
 ).decode
 
 
-def view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None = None) -> Any:
-    """The held version's containers with lazy leaves. `options`: of the store, and the lease of references."""
+def view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: torch.device | str | None = None) -> Any:
+    """The held version's containers with lazy leaves. References to them are pins with these options."""
     if modes.are_active():
         with modes.put_aside():
             return _view(root, key, held, options, device)
     return _view(root, key, held, options, device)
 
 
-def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: torch.device | str | None) -> Any:
-    record, mapping, _ = held
+def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: torch.device | str | None) -> Any:
+    record, mapping = held.record, held.mapping
     wanted = None if device is None else torch.device(device)
     try:
         plan, objects, memory = contents.locate(root, key, held)
-        source = Source(root, key, record, mapping, memory, options)
+        source = Source(Pin(root, key, without_leaves(record), held, options), memory)
         place = None if wanted is None or wanted.type == "cpu" else wanted
-        sums = record.checksums if options["verify"] else None
+        sums = record.checksums if options.verify else None
 
         def make_leaf(i: int, tensor: torch.Tensor) -> torch.Tensor:
             stored, kind = plan.leaves[i], plan.traits[i]
@@ -69,7 +69,7 @@ def _view(root: Root, key: str, held: Held, options: dict[str, Any], device: tor
                 Span(source, stored.offset, stored.nbytes, checksum, stored.offset).check()
             count_read(stored.nbytes)
         return structure.rebuild_lazily(
-            plan, objects, memory, mapping, make_leaf, allow_pickle=options["allow_pickle"], device=wanted
+            plan, objects, memory, mapping, make_leaf, allow_pickle=options.allow_pickle, device=wanted
         )
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:

@@ -18,25 +18,14 @@ import numpy as np
 import torch
 import xxhash
 
+from memstore import contents
 from memstore.engine import (
     HEAD_SIZE,
-    Mapping,
+    Pin,
     Record,
-    Root,
-    abandon_root,
-    arrive,
     belongs,
-    close_root,
-    decode_record,
-    encode_record,
-    files_of,
-    gone,
-    map_record,
-    retain_root,
     segment_path,
     syscalls,
-    take_lease,
-    watch,
 )
 from memstore.errors import CorruptionError, StoreClosedError
 from memstore.late_imports import between_forks
@@ -68,31 +57,26 @@ def _prepare_torch() -> None:
         importlib.import_module("torch.distributed.tensor")
 
 
+def without_leaves(record: Record) -> Record:
+    """The record without what the leaves know, so that a reference to one leaf of many is small."""
+    return msgspec.structs.replace(record, description=b"", objects=b"", checksums=None, objects_checksum=None)
+
+
 class Source:
-    """A version of a key and its data section in memory.
+    """A version of a key, pinned, and its data section in memory.
 
     Attributes:
         memory: the data section. Never written: nobody else may hold this mapping.
         is_on_disk: whether its bytes may have to come from a disk.
     """
 
-    __slots__ = ("__weakref__", "_options", "_record", "is_on_disk", "key", "mapping", "memory", "root")
+    __slots__ = ("__weakref__", "is_on_disk", "mapping", "memory", "pin")
 
-    def __init__(
-        self,
-        root: Root,
-        key: str,
-        record: Record,
-        mapping: Mapping | None,
-        memory: Memory,
-        options: dict[str, Any],
-    ) -> None:
-        """`options`: the sender's mode, timeout, verify and lease, for references to it."""
+    def __init__(self, pin: Pin, memory: Memory) -> None:
         _prepare_torch()
-        retain_root(root)
-        self.root, self.key, self.mapping, self.memory = root, key, mapping, memory
-        self._record, self._options = record, options
-        self.is_on_disk = mapping is not None and (not root.on_tmpfs or record.adopted is not None)
+        self.pin, self.memory = pin, memory
+        self.mapping = None if pin.held is None else pin.held.mapping
+        self.is_on_disk = self.mapping is not None and (not pin.root.on_tmpfs or pin.record.adopted is not None)
 
     @property
     def address(self) -> int:
@@ -100,82 +84,53 @@ class Source:
         return int(self.memory.__array_interface__["data"][0])
 
     @property
+    def key(self) -> str:
+        return self.pin.key
+
+    @property
     def version(self) -> int:
-        return self._record.version
+        return self.pin.record.version
 
     @property
     def segment(self) -> int:
-        """The store's file that holds it, 0 for inline values and files of others."""
-        return self._record.segment
+        """The store's file that holds it, 0 for inline values and external files."""
+        return self.pin.record.segment
 
     @property
     def start(self) -> int:
         """Of the data section, in its file."""
-        return self._record.start
+        return self.pin.record.start
 
     def open_file(self) -> int | None:
         """The file that is mapped, opened once more; None if its name has it no longer, or there is no room for one.
 
         A folder may be removed while its values are held, and a name be given to another put.
         """
-        root = self.root
+        root = self.pin.root
         try:
             fd = syscalls.open_file(segment_path(root.segments, self.segment), os.O_RDONLY, 0, root.segments_fd)
         except (OSError, StoreClosedError):
             return None
         with contextlib.suppress(OSError):  # a FIFO has no offsets
-            if belongs(syscalls.read_at(fd, HEAD_SIZE, 0), self._record.put_id, root.settings.store):
+            if belongs(syscalls.read_at(fd, HEAD_SIZE, 0), self.pin.record.put_id, root.settings.store):
                 return fd
         syscalls.close(fd)
         return None
 
     def damaged(self, detail: str) -> CorruptionError:
-        root, record = self.root, self._record
-        path = next(iter(files_of(root, record)), f"{root.path} (inline)")
-        return CorruptionError(key=self.key, path=path, detail=detail)
+        return contents.damaged(self.pin.root, self.key, self.pin.record, detail)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root = self.root
-        options = {name: self._options[name] for name in ("mode", "timeout", "lease")}
-        take_lease(root, self.key, self._record, options["lease"], options)
-        # what the leaves know is left out: a reference to one leaf of many shall be small
-        record = msgspec.structs.replace(
-            self._record, description=b"", objects=b"", checksums=None, objects_checksum=None
-        )
-        stored = encode_record(self.key.encode(), record)
-        return receive, (root.path, root.settings.store, self.key, stored, options)
-
-    def __del__(self) -> None:
-        root = getattr(self, "root", None)
-        if root is not None:
-            abandon_root(root)
+        return receive, (self.pin,)
 
 
-def receive(path: str, store: str, key: str, stored: bytes, options: dict[str, Any]) -> Source:
-    """Unpickles a source: opens its store, and maps the version while the lease holds.
-
-    Raises:
-        NotAStoreError: there is no such store here.
-        VersionGoneError: the version was replaced, and the lease is over.
-    """
-    name = key.encode()
-    record = decode_record(name, stored)
-    root = arrive(path, store, key, record.version, options)
-    try:
-        if not record.has_files:
-            memory = np.frombuffer(bytearray(record.inline or b""), np.uint8)
-            if record.inline:
-                watch(memory.__array_interface__["data"][0], memory)
-            return Source(root, key, record, None, memory, options)
-        with root.guard:
-            mapped = map_record(root, name, record)
-        if mapped is None:
-            raise gone(root, key, record.version, options["lease"])
-        mapping, start = mapped
-        memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)[start : start + record.nbytes]
-        return Source(root, key, record, mapping, memory, options)
-    finally:
-        close_root(root)
+def receive(pin: Pin) -> Source:
+    """Unpickles a source. Raises VersionGoneError if the version was replaced, and the lease is over."""
+    held = pin.held or pin.map()
+    if held is None:
+        raise pin.gone()
+    pin.held = held
+    return Source(pin, contents.memory_of(held))
 
 
 class Span:

@@ -70,10 +70,10 @@ def get(root: Root, key: bytes) -> bytes | None:
     (found,) = hold(root, [key], deadline_after(10), may_lock=True)
     if found is None:
         return None
-    record, mapping, start = found
+    record, mapping = found.record, found.mapping
     if mapping is None:
         return record.inline
-    return np.asarray(mapping)[start : start + record.nbytes].tobytes()
+    return np.asarray(mapping)[record.start : record.start + record.nbytes].tobytes()
 
 
 def delete(root: Root, key: bytes) -> None:

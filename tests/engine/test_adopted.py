@@ -1,4 +1,4 @@
-"""Files of others in one range of addresses."""
+"""External files in one range of addresses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.files import external as adopted
-from memstore.engine.files import mapping
-from memstore.engine.files.external import SourceFile, Sources, map_sources, read_sources
+from memstore.engine.files import external, mapping
+from memstore.engine.files.external import Sources, map_external
+from memstore.engine.format.extents import ExternalExtent, decode_external
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.testing.faults import at_step, raising, record
 from tests.leaks import mapped_files
@@ -32,8 +32,8 @@ SIZES = [1, 4095, 4096, 4097, 70_000, (2 << 20) + 3, 5]
 
 def test_each_file_lies_from_its_base_on(tmp_path: Path) -> None:
     sources = sources_of(tmp_path, SIZES)
-    files = read_sources(sources.encode())
-    found = map_sources(files)
+    files = decode_external(sources.encode())
+    found = map_external(files)
     memory = np.asarray(found)
     for i, file in enumerate(files):
         assert bytes(memory[file.base : file.base + file.size]) == bytes([i + 1]) * SIZES[i]
@@ -54,13 +54,13 @@ def test_each_file_lies_from_its_base_on(tmp_path: Path) -> None:
 
 def test_an_error_halfway_unmaps_all(tmp_path: Path) -> None:
     files = sources_of(tmp_path, SIZES).files
-    steps = record(lambda: map_sources(files))
+    steps = record(lambda: map_external(files))
     gc.collect()
     for number in range(1, len(steps) + 1):
         if steps[number - 1] in ("close", "close_all"):
             continue
         with at_step(number, raising(OSError(5, "injected"))), pytest.raises(OSError):
-            map_sources(files)
+            map_external(files)
         gc.collect()
         assert mapped_files(str(tmp_path)) == []
         assert not [name for name in _open_files() if name.startswith(str(tmp_path))]
@@ -94,13 +94,13 @@ def test_records_that_nobody_wrote_are_refused(files: list[tuple[str, int, int, 
     import msgspec
 
     with pytest.raises(CorruptionError):
-        read_sources(msgspec.msgpack.encode([SourceFile(*file) for file in files]))
+        decode_external(msgspec.msgpack.encode([ExternalExtent(*file) for file in files]))
     with pytest.raises(CorruptionError):
-        read_sources(b"\xc1")
+        decode_external(b"\xc1")
 
 
 def test_there_are_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopted, "MOST_FILES", 3)
+    monkeypatch.setattr(external, "MOST_FILES", 3)
     with pytest.raises(UnsupportedValueError, match="limit"):
         sources_of(tmp_path, [1, 1, 1, 1])
     large = tmp_path / "large"

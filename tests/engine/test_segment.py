@@ -22,9 +22,10 @@ from memstore.engine.files.mapping import Mapping
 from memstore.engine.files.segment import Filling, map_segment
 from memstore.engine.files.slots import write_state
 from memstore.engine.format import header as headers
+from memstore.engine.format.extents import SegmentExtent
 from memstore.engine.format.header import Header, Slots
 from memstore.engine.format.layout import Span, lay_out
-from memstore.engine.format.record import FILLING, LIVE, RETIRED, Record
+from memstore.engine.format.record import FILLING, LIVE, RETIRED
 from memstore.engine.protocols.reuse import size_class
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
@@ -49,8 +50,9 @@ def create(path: Path, size: int, put_id: int = 0x1234) -> Filling:
 
 
 def find(path: Path, nbytes: int, put_id: int = 0x1234, *, keep_open: bool = False) -> tuple[Mapping, int] | None:
-    record = Record(7, put_id, 1, size_class(nbytes) + 4096, 4096, nbytes, 0.0, b"", b"")
-    return map_segment(str(path), record, store=STORE, keep_open=keep_open)
+    extent = SegmentExtent(1, put_id, size_class(nbytes) + 4096, 4096)
+    mapping = map_segment(str(path), extent, store=STORE, keep_open=keep_open)
+    return None if mapping is None else (mapping, extent.start)
 
 
 def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: bool = False) -> Filling:

@@ -96,7 +96,7 @@ def test_it_survives_a_lease_and_then_pins(store: memstore.Store, monkeypatch: p
 def test_a_ref_gives_its_own_lease(store: memstore.Store) -> None:
     store.put("key", value())
     view = store.ref("key", lease=7.0).view()
-    assert view["a"]._span.source._options["lease"] == 7.0
+    assert view["a"]._span.source.pin.options.lease == 7.0
 
 
 def test_where_the_store_isnt_it_says_what_it_looked_for(scratch: str) -> None:

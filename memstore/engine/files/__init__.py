@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memstore.engine.files.external import Sources, map_sources, opened, read_sources
+from memstore.engine.files.external import Sources, map_external, opened
 from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
@@ -21,11 +21,10 @@ __all__ = [
     "erase_put_id",
     "file_offsets",
     "lies_in_mapping",
+    "map_external",
     "map_file",
     "map_segment",
-    "map_sources",
     "opened",
-    "read_sources",
     "remove_file",
     "segment_path",
     "vacate",

@@ -18,7 +18,7 @@ from memstore.engine.files.lockfile import LockFile, OwnedFile
 from memstore.engine.files.mapping import Mapping, map_file
 from memstore.engine.files.slots import vacate, write_slots
 from memstore.engine.files.spares import Spare
-from memstore.engine.format import HEAD_SIZE, LIVE, Header, Record, Slots, belongs
+from memstore.engine.format import HEAD_SIZE, LIVE, Header, SegmentExtent, Slots, belongs
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError
 
@@ -197,9 +197,15 @@ class Filling:
 
 
 def map_segment(
-    path: str, record: Record, *, store: str, dir_fd: int | None = None, live: bool = False, keep_open: bool = False
-) -> tuple[Mapping, int] | None:
-    """Locks, checks and maps the segment that a record names. Returns the mapping and where in it the data starts.
+    path: str,
+    extent: SegmentExtent,
+    *,
+    store: str,
+    dir_fd: int | None = None,
+    live: bool = False,
+    keep_open: bool = False,
+) -> Mapping | None:
+    """Locks, checks and maps the segment that a record names.
 
     None if it was replaced since the record was read: another's lock, no file, another put id; with `live`, also if its
     header says so. Raises CorruptionError if the file isn't as long as record and header say: mapping it would be a
@@ -214,15 +220,15 @@ def map_segment(
         if not syscalls.lock_shared(fd):
             return None
         head = syscalls.read_at(fd, HEAD_SIZE, 0)  # after the lock: before it, it may be a writer's
-        if not belongs(head, record.put_id, store, live=live):
+        if not belongs(head, extent.put_id, store, live=live):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
         size = syscalls.size_of(fd)
-        if (start, size) != (record.start, record.size):
-            expected = f"{record.size:,} and {record.start:,}"
+        if (start, size) != (extent.start, extent.size):
+            expected = f"{extent.size:,} and {extent.start:,}"
             detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
             raise CorruptionError(path=path, detail=detail)
-        return map_file(fd, size, closing if keep_open else None), start
+        return map_file(fd, size, closing if keep_open else None)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from memstore.engine.format.extents import (
+    MAPPED_LIMIT,
+    Extent,
+    ExternalExtent,
+    SegmentExtent,
+    decode_external,
+    encode_external,
+    extents_of,
+)
 from memstore.engine.format.header import (
     HEAD_SIZE,
     HEADER_LIMIT,
@@ -45,6 +54,13 @@ from memstore.engine.format.record import (
 )
 
 __all__ = [
+    "MAPPED_LIMIT",
+    "Extent",
+    "ExternalExtent",
+    "SegmentExtent",
+    "decode_external",
+    "encode_external",
+    "extents_of",
     "ALIGNMENT",
     "FILLING",
     "Found",

@@ -46,17 +46,13 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
     checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
     objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
-    adopted: bytes | None = None  # the files of others that hold the data: see `files/external.py`
+    adopted: bytes | None = None  # the files of others that hold the data: see `extents.py`
 
     @property
     def kind(self) -> Kind:
         if self.adopted is not None:
             return "adopted"
         return "segment" if self.segment else "inline"
-
-    @property
-    def has_files(self) -> bool:
-        return bool(self.segment) or self.adopted is not None
 
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):

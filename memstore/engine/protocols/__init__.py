@@ -5,7 +5,7 @@ from __future__ import annotations
 from memstore.engine.protocols.claim import abandon, claim, park
 from memstore.engine.protocols.commit import Change, Content, check_version, commit, missing
 from memstore.engine.protocols.commit_inline import commit_inline
-from memstore.engine.protocols.get import MISFIT, Held, files_of, hold, hold_at_once, map_record
+from memstore.engine.protocols.get import MISFIT, MappedEntry, files_of, hold, hold_at_once, map_entry
 from memstore.engine.protocols.leases import lease
 from memstore.engine.protocols.retry import retry_after_sweep
 from memstore.engine.protocols.rollback import LOOKED_AT, check_headers, check_publications
@@ -15,7 +15,7 @@ __all__ = [
     "retry_after_sweep",
     "Change",
     "Content",
-    "Held",
+    "MappedEntry",
     "LOOKED_AT",
     "MISFIT",
     "abandon",
@@ -29,7 +29,7 @@ __all__ = [
     "hold",
     "hold_at_once",
     "lease",
-    "map_record",
+    "map_entry",
     "missing",
     "park",
     "sweep_all",

@@ -2,13 +2,14 @@
 
 1. Read the record; no transaction outlives the call. Inline values are done.
 2. Open the segment, lock it shared without waiting, **then** compare the put id in its header with the record's. A
-   refused lock, a missing file, another id, or a state that isn't live: it was replaced since. Start again once, then
-   do the same under the store's mutex, where nobody can replace it: progress is certain, and a misfit is damage. Files
-   of others are compared with what the record says of them (`external.py`) instead of being locked.
+   refused lock, a missing file, another put id, or a state that isn't live says that the entry was replaced since its
+   record was read. Start again once, then do the same under the store's mutex, where nobody can replace it: progress is
+   certain, and a misfit is damage. External files are compared with what the record says of them (`external.py`)
+   instead of being locked.
 3. Check the size, map privately, close the file: the mapping keeps the lock (where it doesn't, the file stays open
-   beside it). A reader that dies owes nothing.
+   beside it). A reader that dies leaves nothing to clean up: the kernel unmaps the file and gives up the lock.
 
-All of it under the process's guard, so that no forked child inherits the file descriptor, and with it the lock.
+All of it runs under the process's guard, so that no forked child inherits the file descriptor, and with it the lock.
 """
 
 from __future__ import annotations
@@ -17,39 +18,55 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from memstore.engine.files import Mapping, map_segment, map_sources, read_sources, segment_path
-from memstore.engine.format import Record
+import msgspec
+
+from memstore.engine.files import Mapping, map_external, map_segment, segment_path
+from memstore.engine.format import Record, SegmentExtent, decode_external, extents_of
 from memstore.engine.root import Root, reopen_root
 from memstore.errors import ContentionError, CorruptionError
 
-Held = tuple[Record, Mapping | None, int]  # the mapping, and where the data starts. None for inline values
 _RETRY_EVERY = 0.0005  # seconds, in mode "r"
+_Replaced = tuple[bytes, Record]  # a key, and its record when it was read
 
 
-def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[Held | None]:
-    """The records of one moment, with their segments mapped; None where there is no such key.
+class MappedEntry(msgspec.Struct, frozen=True):
+    """A version of a key, and its bytes in memory, which stay there as long as the mapping is referred to.
+
+    The data section starts at `record.start` of the mapping, and is `record.nbytes` long.
+    """
+
+    record: Record
+    mapping: Mapping | None = None  # None: the value is in the record, or has no bytes
+
+    def header(self) -> memoryview:
+        """What stands before the data section: in a segment its header. It does not keep the mapping alive."""
+        return memoryview(b"") if self.mapping is None else self.mapping.view()[: self.record.start]
+
+
+def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[MappedEntry | None]:
+    """The entries of one moment, mapped; None where there is no such key.
 
     Raises NotAStoreError if files are missing because the path names another folder by now, and CorruptionError else.
     """
     if root.catalog.is_released:
         reopen_root(root, deadline)
-    held, before = _try(root, keys)
+    held, before = _map_all(root, keys)
     if before is None:
         return held
-    held, misfit = _try(root, keys)
-    if misfit is not None and may_lock:
-        held, misfit = root.mutex.run(lambda: _try(root, keys), deadline)
-        if misfit is not None:
-            raise _damaged(root, *misfit)
-    while misfit is not None and time.monotonic() < deadline:  # mode "r" never takes the mutex
-        if misfit == before:  # twice the same, so nobody replaced it
-            raise _damaged(root, *misfit)
+    held, replaced = _map_all(root, keys)
+    if replaced is not None and may_lock:
+        held, replaced = root.mutex.run(lambda: _map_all(root, keys), deadline)
+        if replaced is not None:
+            raise _damaged(root, *replaced)
+    while replaced is not None and time.monotonic() < deadline:  # mode "r" never takes the mutex
+        if replaced == before:  # twice the same, so nobody replaced it
+            raise _damaged(root, *replaced)
         time.sleep(_RETRY_EVERY)
-        before = misfit
-        held, misfit = _try(root, keys)
-    if misfit is None:
+        before = replaced
+        held, replaced = _map_all(root, keys)
+    if replaced is None:
         return held
-    name = misfit[0].decode()
+    name = replaced[0].decode()
     raise ContentionError(
         f"{name!r} was replaced each time it was read, until the timeout: open the store with mode 'r+', which may "
         "wait for its writers, or get less often",
@@ -60,21 +77,20 @@ def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) 
 MISFIT: Any = object()
 
 
-def hold_at_once(root: Root, key: bytes) -> Held | None:
-    """As `hold` of one key that nobody replaces meanwhile; MISFIT where somebody does, or files of others don't fit."""
+def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
+    """As `hold` of one key, in one try. MISFIT where the key was replaced meanwhile, or names external files."""
     with root.guard:
         record = root.catalog.read(key)
         if record is None:
             return None
         if record.segment:
-            mapped = map_record(root, key, record, live=True)
-            return MISFIT if mapped is None else (record, *mapped)
-        return MISFIT if record.adopted is not None else (record, None, 0)
+            return map_entry(root, key, record, live=True) or MISFIT
+        return MISFIT if record.adopted is not None else MappedEntry(record)
 
 
-def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[bytes, Record] | None]:
-    """Also the key and record whose segment was not there, if any."""
-    held: list[Held | None] = []
+def _map_all(root: Root, keys: Sequence[bytes]) -> tuple[list[MappedEntry | None], _Replaced | None]:
+    """The second result is the first entry that was replaced since its record was read, if any."""
+    held: list[MappedEntry | None] = []
     with root.guard:
         if len(keys) == 1:
             records = [root.catalog.read(keys[0])]
@@ -83,33 +99,33 @@ def _try(root: Root, keys: Sequence[bytes]) -> tuple[list[Held | None], tuple[by
         for key, record in zip(keys, records, strict=True):
             if record is None:
                 held.append(None)
-            elif not record.has_files:
-                held.append((record, None, 0))
-            else:
-                try:
-                    mapped = map_record(root, key, record, live=True)
-                except CorruptionError:
-                    if record.adopted is None:
-                        raise
-                    mapped = None  # a file of others was replaced, and maybe attached anew since the record was read
-                if mapped is None:
-                    return [], (key, record)
-                held.append((record, *mapped))
+                continue
+            try:
+                mapped = map_entry(root, key, record, live=True)
+            except CorruptionError:
+                if record.adopted is None:
+                    raise
+                mapped = None  # an external file was replaced, and maybe attached anew since the record was read
+            if mapped is None:
+                return [], (key, record)
+            held.append(mapped)
     return held, None
 
 
-def map_record(root: Root, key: bytes, record: Record, *, live: bool = False) -> tuple[Mapping | None, int] | None:
-    """Maps what a record names; None if its segment holds another put by now. Call it under the guard.
+def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> MappedEntry | None:
+    """Maps the extents of a record; None if its segment holds another put by now. Call it under the guard.
 
     With `live`, also None if it was replaced: a reference to a version doesn't mind.
     """
     try:
-        if record.adopted is not None:
-            return map_sources(read_sources(record.adopted)), 0
-        path = segment_path(root.segments, record.segment)
-        return map_segment(
-            path, record, store=root.settings.store, dir_fd=root.segments_fd, live=live, keep_open=root.locks_need_files
-        )
+        if record.segment:
+            path = segment_path(root.segments, record.segment)
+            # what `extents_of` does: a call less
+            extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
+            store, dir_fd, keep_open = root.settings.store, root.segments_fd, root.locks_need_files
+            mapping = map_segment(path, extent, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
+            return None if mapping is None else MappedEntry(record, mapping)
+        return MappedEntry(record, None if record.adopted is None else map_external(decode_external(record.adopted)))
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
@@ -118,7 +134,7 @@ def map_record(root: Root, key: bytes, record: Record, *, live: bool = False) ->
 def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
     if record.adopted is not None:
         try:
-            map_record(root, key, record)
+            map_entry(root, key, record)
         except CorruptionError as error:
             return error
     root.check_in_place()
@@ -132,6 +148,7 @@ def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
 
 def files_of(root: Root, record: Record) -> tuple[str, ...]:
     """The paths of the bytes of a version."""
-    if record.adopted is not None:
-        return tuple(file.path for file in read_sources(record.adopted))
-    return (segment_path(root.segments, record.segment),) if record.segment else ()
+    return tuple(
+        segment_path(root.segments, extent.segment) if isinstance(extent, SegmentExtent) else extent.path
+        for extent in extents_of(record)
+    )

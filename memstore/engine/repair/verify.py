@@ -17,14 +17,16 @@ from memstore.engine import syscalls
 from memstore.engine.files import segment_path
 from memstore.engine.format import LIVE, Found, Record, read_header
 from memstore.engine.index import keys_from
-from memstore.engine.protocols import Held, check_publications, hold
+from memstore.engine.protocols import MappedEntry, check_publications, hold
 from memstore.engine.repair.survey import Damage, survey
 from memstore.engine.root import Root, folder
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.info import Progress, VerifyReport
 
-Check = Callable[[Root, str, Held, Callable[[int], None]], bool]  # whether there were checksums; called with bytes done
+Check = Callable[
+    [Root, str, MappedEntry, Callable[[int], None]], bool
+]  # whether there were checksums; called with bytes done
 
 _TRIES = 8  # for a key that is replaced while it is looked at
 
@@ -113,21 +115,21 @@ def look_at(
         except CorruptionError:
             # The header of what was replaced meanwhile says so, for one.
             record = _record(root, key)
-            if record is not None and record.put_id == held[0].put_id:
+            if record is not None and record.put_id == held.record.put_id:
                 raise
     return False
 
 
-def _check_header(root: Root, name: str, held: Held) -> None:
-    record, mapping, start = held
-    if mapping is None or record.adopted is not None:
+def _check_header(root: Root, name: str, held: MappedEntry) -> None:
+    record = held.record
+    if not record.segment:
         return
-    with mapping.view() as view, view[:start] as header:
-        try:
+    try:
+        with held.header() as header:
             _compare(read_header(header, record.size), record, name, root.settings.store)
-        except CorruptionError as error:
-            path = segment_path(root.segments, record.segment)
-            raise CorruptionError(key=name, path=path, detail=error.detail) from None
+    except CorruptionError as error:
+        path = segment_path(root.segments, record.segment)
+        raise CorruptionError(key=name, path=path, detail=error.detail) from None
 
 
 def _compare(found: Found, record: Record, name: str, store: str) -> None:

@@ -1,0 +1,131 @@
+"""Pins: one version of a key that stays readable as long as a Pin of it lives, and on its way to another process.
+
+1. In a process, the mapping that the pin refers to keeps the segment's lock, so nobody reuses or removes the file.
+2. To pickle a pin takes a lease, which keeps the version until its receiver is there.
+3. To unpickle it opens the store and maps the version at once, so that the lease may end.
+
+A process that dies leaves nothing to clean up: its locks go with it, and leases end by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from memstore.engine.failures import resource_errors
+from memstore.engine.format import Record, decode_record, encode_record
+from memstore.engine.opening import Creation, open_root
+from memstore.engine.protocols import MappedEntry, lease, map_entry, retry_after_sweep
+from memstore.engine.root import Root, abandon_root, close_root, retain_root
+from memstore.engine.sync import deadline_after
+from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
+
+
+class PinOptions(msgspec.Struct, frozen=True, gc=False):
+    """How the store was opened that a pin comes from; its receiver opens and reads it in the same way."""
+
+    mode: str
+    timeout: float
+    verify: bool
+    allow_pickle: bool
+    lease: float = 60.0  # seconds for the receiver of a pickled pin to arrive
+
+
+class Pin:
+    """A version of a key that stays readable.
+
+    Attributes:
+        record: of the version, as far as its holder needs it.
+        held: its bytes in memory; None if they couldn't be mapped when the pin arrived: `map` says why.
+    """
+
+    __slots__ = ("__weakref__", "held", "key", "options", "record", "root")
+
+    def __init__(self, root: Root, key: str, record: Record, held: MappedEntry | None, options: PinOptions) -> None:
+        retain_root(root)
+        self.root, self.key, self.record, self.held, self.options = root, key, record, held, options
+
+    def map(self) -> MappedEntry | None:
+        """Maps the version anew; None if it is gone."""
+        with self.root.guard:
+            return map_entry(self.root, self.key.encode(), self.record)
+
+    def gone(self) -> VersionGoneError:
+        """The error for a version whose segment holds another put by now."""
+        late = f"it was replaced, and this reference came after its lease of {self.options.lease:g} s"
+        return self._gone(_why_not_in_place(self.root) or f"{late}: take a longer lease, or get the key")
+
+    def _gone(self, why: str) -> VersionGoneError:
+        text = f"version {self.record.version} of {self.key!r} in {self.root.path} is gone: {why}"
+        return VersionGoneError(text, key=self.key)
+
+    def _take_lease(self) -> None:
+        """Keeps the version for its receiver. Raises VersionGoneError where that would not find the store."""
+        root, options = self.root, self.options
+        if (why := _why_not_in_place(root)) is not None:
+            raise self._gone(why)
+        if not self.record.segment:
+            return
+        if options.mode == "r":
+            text = f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'"
+            raise ReadOnlyError(text, key=self.key)
+        deadline = deadline_after(options.timeout)
+        with resource_errors(root.path, self.key, root):
+            take = partial(lease, put_id=self.record.put_id, seconds=options.lease)
+            retry_after_sweep(take, root, self.record.segment, deadline)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._take_lease()
+        root, stored = self.root, encode_record(self.key.encode(), self.record)
+        return receive, (root.path, root.settings.store, self.key, stored, *msgspec.structs.astuple(self.options))
+
+    def __del__(self) -> None:
+        root = getattr(self, "root", None)
+        if root is not None:
+            abandon_root(root)
+
+
+def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pin:
+    """Unpickles a pin. A version that can't be mapped is no error here: its holder says so where it can be handled.
+
+    Raises:
+        NotAStoreError: there is no such store here.
+        VersionGoneError: another store is there.
+    """
+    name, chosen = key.encode(), PinOptions(*options)
+    record = decode_record(name, stored)
+    root = _open(path, store, key, record.version, chosen)
+    try:
+        pin = Pin(root, key, record, None, chosen)
+        with contextlib.suppress(OSError, MemstoreError):
+            pin.held = pin.map()
+        return pin
+    finally:
+        close_root(root)
+
+
+def _open(path: str, store: str, key: str, version: int, options: PinOptions) -> Root:
+    """The store that a pin comes from, to be answered by one `close_root`."""
+    try:
+        root = open_root(path, options.mode, Creation(), options.timeout)
+    except NotAStoreError as error:
+        raise NotAStoreError(
+            f"a reference to version {version} of {key!r} came where its store isn't: it looked for store {store} "
+            f"at {path}: {error}",
+            key=key,
+        ) from error
+    if root.settings.store != store:
+        close_root(root)
+        raise VersionGoneError(f"version {version} of {key!r} is gone: {path} is another store now", key=key)
+    return root
+
+
+def _why_not_in_place(root: Root) -> str | None:
+    try:
+        root.check_in_place()
+    except (MemstoreError, OSError) as error:
+        return str(error)
+    return None
