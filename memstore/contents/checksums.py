@@ -8,15 +8,14 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine import Record, Root, leading_base64, objects_at, read_objects
+from memstore.engine import Record, leading_base64, objects_at, read_objects
 from memstore.errors import CorruptionError
 
 CHECKSUM_SIZE = 8  # bytes a leaf
 
 
-def checksums_of(root: Root, plan: structure.Plan, data: memoryview) -> bytes | None:
-    if not root.settings.checksum:
-        return None
+def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
+    """Those of all leaves of a data section, in their order."""
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 

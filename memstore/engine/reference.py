@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memstore.engine.failures import resource_errors
 from memstore.engine.format import Record
 from memstore.engine.opening import Creation, open_root
 from memstore.engine.protocols import lease, retry_after_sweep
@@ -29,8 +28,7 @@ def take_lease(root: Root, key: str, record: Record, seconds: float, options: Ma
             f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'", key=key
         )
     deadline = deadline_after(options["timeout"])
-    with resource_errors(root.path, key, root):
-        retry_after_sweep(partial(lease, put_id=record.put_id, seconds=seconds), root, record.segment, deadline)
+    retry_after_sweep(partial(lease, put_id=record.put_id, seconds=seconds), root, record.segment, deadline, key)
 
 
 def arrive(path: str, store: str, key: str, version: int, options: Mapping[str, Any]) -> Root:

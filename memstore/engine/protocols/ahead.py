@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import Filling, LockFile, segment_path
+from memstore.engine.files import ClaimedFile, LockFile, SegmentWriter, segment_path
 from memstore.engine.format import FILLING, RETIRED, SegmentRow, vacate, write_state
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import suits, unclaim
@@ -121,7 +121,7 @@ def booking_for(root: Root, need: int) -> Booking | None:
     return Booking(root, need, before)
 
 
-def take(root: Root, need: int) -> Filling | None:
+def take(root: Root, need: int) -> SegmentWriter | None:
     """The file that was kept, if it suits: locked and booked as a claim would have done."""
     with root.guard:
         ahead = root.ahead
@@ -136,7 +136,7 @@ def take(root: Root, need: int) -> Filling | None:
             file.close()  # its row is left to the sweep
             return None
         path = segment_path(root.segments, segment)
-        return Filling(path, segment, put_id, size, file, is_new=False, dir_fd=root.segments_fd)
+        return SegmentWriter(ClaimedFile(path, file, root.segments_fd), segment, put_id, size, is_new=False)
 
 
 def _is_whole(file: LockFile, size: int) -> bool:
@@ -148,15 +148,15 @@ def _is_whole(file: LockFile, size: int) -> bool:
     return status.st_nlink > 0 and status.st_size == size
 
 
-def keep(root: Root, fillings: Sequence[Filling]) -> bool:
+def keep(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     """Whether what was filled is kept, if no mutex was to be had to publish it: to give it back takes the mutex too."""
-    if len(fillings) != 1:
+    if len(writers) != 1:
         return False
-    filling = fillings[0]
+    writer = writers[0]
     with root.guard:
-        if root.ahead is not None or filling.size >= syscalls.HUGE_PAGE or not filling.is_whole:
+        if root.ahead is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
             return False
-        root.ahead = KeptFile(filling.segment, filling.put_id, filling.size, filling.file)
+        root.ahead = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
     return True
 
 

@@ -29,50 +29,25 @@ versions.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import Filling
-from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow
+from memstore.engine.files import SealedSegment
+from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow, Slots
 from memstore.engine.protocols.ahead import Booking, booking_for
+from memstore.engine.protocols.change import Change, check_versions, record_of
 from memstore.engine.protocols.recovery import mark_retired
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.protocols.sweep import needs_sweep, sweep_some
 from memstore.engine.root import Root
 from memstore.engine.sync import deadline_after
-from memstore.errors import KeyNotFoundError, MemstoreError, VersionConflictError
+from memstore.errors import MemstoreError
 
 log = logging.getLogger("memstore")
 
 SWEPT_A_PUT = 4  # files at most
 _RECENT = 64  # a large batch is forgotten after about so many smaller ones
 SWEEP_WAIT = 0.1  # seconds for the mutex: the put is done, and others sweep too
-
-
-@dataclass(slots=True)
-class Content:
-    """What a record says of a value, beside where it lies."""
-
-    description: bytes
-    objects: bytes
-    nbytes: int
-    inline: bytes | None = None
-    filling: Filling | None = None
-    checksums: bytes | None = None
-    objects_checksum: bytes | None = None
-    adopted: bytes | None = None
-
-
-@dataclass(slots=True)
-class Change:
-    """One key's part of a commit: new content, or with None its deletion."""
-
-    key: bytes
-    content: Content | None
-    expect: int | None = None
-    missing_ok: bool = False
 
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
@@ -128,8 +103,8 @@ def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]
 
 
 def _booking(root: Root, changes: Sequence[Change]) -> Booking | None:
-    content = changes[0].content if len(changes) == 1 else None
-    return booking_for(root, content.filling.used) if content is not None and content.filling is not None else None
+    segments = changes[0].segments if len(changes) == 1 else ()
+    return booking_for(root, segments[0].used) if len(segments) == 1 else None
 
 
 def _settle(root: Root, booking: Booking) -> bool:
@@ -142,29 +117,22 @@ def _settle(root: Root, booking: Booking) -> bool:
 
 
 def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], booking: Booking | None) -> _Applied:
-    """The transaction of a commit; it may be called again, on a map that was grown."""
+    """The transaction of a commit. It is called again if the catalog's map had to grow."""
     found = [transaction.record(change.key) for change in changes]
-    _check(changes, found)
-    fillings = [change.content.filling for change in changes if change.content and change.content.filling]
+    check_versions(changes, found)
     counters = transaction.counters()
-    if fillings:
-        batch = root.mutex.batch = fillings[0].put_id
-        if len(fillings) < len(changes):
-            counters.version += 1  # left out, see above
-        counters.recent = max(sum(filling.size for filling in fillings), counters.recent - counters.recent // _RECENT)
-        for filling, version in zip(fillings, _versions(changes, counters.version), strict=True):
-            filling.go_live(version, batch, len(fillings), durable=root.settings.durable)
-    versions: list[int] = []
+    versions = _assign_versions(changes, found, counters)
+    placed = [
+        (segment, version) for change, version in zip(changes, versions, strict=True) for segment in change.segments
+    ]
+    if placed:
+        _go_live(root, placed, counters)
     retired: list[int] = []
-    for change, old in zip(changes, found, strict=True):
+    for change, old, version in zip(changes, found, versions, strict=True):
         if change.content is not None:
-            counters.version += 1
-            _publish(transaction, counters, change.key, change.content)
-            versions.append(counters.version)
-        else:
-            versions.append(old.version if old else 0)
-            if old is not None:
-                transaction.delete_record(change.key)
+            _write_rows(transaction, counters, change, version)
+        elif old is not None:
+            transaction.delete_record(change.key)
         if old is not None and old.segment and not replace_segment(transaction, counters, old.segment, booking):
             retired.append(old.segment)
     counters.publications += 1
@@ -172,22 +140,45 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], book
     return versions, retired, counters
 
 
-def _versions(changes: Sequence[Change], last: int) -> list[int]:
-    """Of the segments among the changes, in their order."""
-    contents = [change.content for change in changes if change.content is not None]
-    return [last + i for i, content in enumerate(contents, 1) if content.filling]
+def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
+    """The version that each change gives its key; for a deletion the one that it had, or 0.
+
+    Where some of a batch's values have files and others none, one version number is skipped before the first, so that a
+    repair can tell by the files alone that they are not all of the batch.
+    """
+    with_files = sum([bool(change.segments) for change in changes])
+    if 0 < with_files < len(changes):
+        counters.version += 1
+    versions: list[int] = []
+    for change, old in zip(changes, found, strict=True):
+        if change.content is None:
+            versions.append(old.version if old else 0)
+            continue
+        versions.append(counters.version + 1 if change.version is None else change.version)
+        counters.version = max(counters.version, versions[-1])
+    return versions
 
 
-def _publish(transaction: Transaction, counters: Counters, key: bytes, content: Content) -> None:
-    filling = content.filling
-    if filling is None:
+def _go_live(root: Root, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
+    """Notes the batch, and writes into the header of each segment that it is live, and under which version."""
+    batch = root.mutex.batch = placed[0][0].put_id
+    nbytes = 0
+    for segment, version in placed:
+        nbytes += segment.size
+        segment.file.go_live(Slots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable)
+    counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
+
+
+def _write_rows(transaction: Transaction, counters: Counters, change: Change, version: int) -> None:
+    assert change.content is not None
+    for segment in change.segments:
+        transaction.put_segment(segment.segment, SegmentRow(change.key, segment.put_id, LIVE, segment.size))
+        transaction.delete_number("filling", segment.segment)
+        counters.filling -= segment.size
+        counters.live += segment.size
+    if not change.segments:
         counters.number += 1
-    else:
-        transaction.put_segment(filling.segment, SegmentRow(key, filling.put_id, LIVE, filling.size))
-        transaction.delete_number("filling", filling.segment)
-        counters.filling -= filling.size
-        counters.live += filling.size
-    transaction.put_record(key, record_of(content, counters.version, counters.number))
+    transaction.put_record(change.key, record_of(change.content, change.segments, version, counters.number))
 
 
 def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
@@ -200,46 +191,3 @@ def replace_segment(transaction: Transaction, counters: Counters, segment: int, 
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)
     return False
-
-
-def record_of(content: Content, version: int, number: int) -> Record:
-    filling = content.filling
-    return Record(
-        version=version,
-        put_id=filling.put_id if filling else number,
-        segment=filling.segment if filling else 0,
-        size=filling.size if filling else 0,
-        start=filling.start if filling else 0,
-        nbytes=content.nbytes,
-        created=time.time(),
-        description=content.description,
-        objects=content.objects,
-        inline=content.inline,
-        checksums=content.checksums,
-        objects_checksum=content.objects_checksum,
-        adopted=content.adopted,
-    )
-
-
-def _check(changes: Sequence[Change], found: Sequence[Record | None]) -> None:
-    for change, old in zip(changes, found, strict=True):
-        check_version(change.key, change.expect, old.version if old else 0)
-        if change.content is None and old is None and not change.missing_ok:
-            raise missing(change.key)
-
-
-def check_version(key: bytes, expected: int | None, found: int) -> None:
-    if expected is not None and expected != found:
-        name = key.decode()
-        is_at = f"is at version {found}" if found else "doesn't exist"
-        raise VersionConflictError(
-            f"{name!r} {is_at}, and version {expected} was expected: get it again and decide anew",
-            key=name,
-            expected=expected,
-            found=found,
-        )
-
-
-def missing(key: bytes) -> KeyNotFoundError:
-    name = key.decode()
-    return KeyNotFoundError(f"no key {name!r}", key=name)

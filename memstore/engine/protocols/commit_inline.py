@@ -10,13 +10,16 @@ there.
 from __future__ import annotations
 
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.protocols.commit import Content, record_of, replace_segment, sweep_after
+from memstore.engine.protocols.change import Change, record_of
+from memstore.engine.protocols.commit import replace_segment, sweep_after
 from memstore.engine.protocols.recovery import mark_retired
 from memstore.engine.root import Root
 
 
-def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> int:
+def commit_inline(root: Root, change: Change, deadline: float) -> int:
     """Publishes one inline value in half the time of `commit`. Returns the new version."""
+    key, content = change.key, change.content
+    assert content is not None
     bell, page, guard = root.doorbell.bell(key), root.mutex, root.guard
 
     def apply(transaction: Transaction) -> tuple[int, Counters]:
@@ -24,7 +27,7 @@ def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> 
         counters.version += 1
         counters.number += 1
         counters.publications += 1
-        record = record_of(content, counters.version, counters.number)
+        record = record_of(content, (), counters.version, counters.number)
         replaced = transaction.replace_record(key, record)
         if replaced:
             replace_segment(transaction, counters, replaced)
