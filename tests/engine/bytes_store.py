@@ -35,11 +35,11 @@ def put(root: Root, key: bytes, data: bytes, *, expect: int | None = None) -> in
 
 
 def put_many(root: Root, items: dict[bytes, bytes], *, expect: int | None = None) -> list[int]:
-    drafts = [_draft(root, key, data, expect) for key, data in items.items()]
+    drafts = [draft(root, key, data, expect) for key, data in items.items()]
     return protocols.put(root, drafts, deadline_after(10))
 
 
-def _draft(root: Root, key: bytes, data: bytes, expect: int | None) -> Draft:
+def draft(root: Root, key: bytes, data: bytes, expect: int | None = None) -> Draft:
     if len(data) <= INLINE:
         return Draft(key, Content(b"bytes", b"", len(data), inline=data), expect)
     layout = lay_out([Span(("data",), "uint8", 1, (len(data),), len(data))])

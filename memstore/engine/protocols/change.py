@@ -1,4 +1,4 @@
-"""What a commit is asked for, as nouns, and which of it is refused because a key is at another version."""
+"""What a commit is asked to do, the records that come of it, and what is refused: keys at other versions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         expect: the version that the key must have; 0: it must not exist; None: whatever it has.
         missing_ok: a deletion of a key that doesn't exist is no error.
-        segments: where the data lies, unless it is in the content. A record names one segment as yet.
-        version: the new version; None: the store's next. Whoever gives one answers for it being newer than all that the
-            key has had.
+        segments: where the data lies, unless the content says all. A record can name only one of them, as yet.
+        version: the new version; None: the next one of the store. A given one must be newer than the key's, and those
+            of a batch must follow one another: by that a repair knows that it has all files of the batch.
     """
 
     key: bytes

@@ -1,6 +1,12 @@
-"""Step 2 of a put, see `commit.py`: a file is claimed, to be filled, and given back after an error.
+"""Step 2 of a put, see `put.py`: claims a file for a segment, or gives it back after an error.
 
-Where the put before has kept one (`ahead.py`), it is claimed already: a kill leaves it to the sweep, as any other.
+If the last commit of this process has kept a file for this put (`ahead.py`), it is taken without the mutex. Else, in
+one hold of the mutex, one of these is claimed:
+- a retired file of nearly the size that nobody locks or leases (`reuse.py`): it is locked, **its put id is erased**,
+  and then its row is committed as filling under a new put id;
+- a new file: its row is committed as filling, and then the file is created and locked.
+
+A kill leaves a retired file without a put id, or a filling row with an unlocked file or none: others claim or sweep it.
 """
 
 from __future__ import annotations
@@ -22,18 +28,18 @@ from memstore.engine.root import Root, adopt
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, StoreFullError
 
-_GIVEN_BACK_A_HOLD = 16  # files: they are open until the hold is over
-CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
+CLEANUP_TIMEOUT = 5.0  # seconds to give claimed files back after an error; after that they are left to the next sweep
+_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
 
 
 def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> SegmentWriter:
-    """Step 2: a file for a header and data of these sizes. `batch` 0 starts a batch, named by the put id."""
+    """Claims a file for a header and data of these sizes. `batch` 0 starts a batch, which its first put id names."""
     if root.ahead is not None and not batch:
         kept = ahead.take(root, header + nbytes)
         if kept is not None:
             return kept
     writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
-    if not writer.is_whole:  # new; others are of the store already, and maybe another user's
+    if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
         adopt(writer.file.lock_file.fd, root.settings)
     return writer
 
@@ -99,7 +105,7 @@ def _check_capacity(root: Root, counters: Counters, size: int) -> None:
 
 
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
-    """Of a segment that is not to be published: its row, or with `keep` it is retired."""
+    """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
     row, counters = transaction.segment(segment), transaction.counters()
     transaction.delete_number("filling", segment)
     if row is not None:
@@ -115,7 +121,8 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
 def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
     """Gives claimed files back after an error, if they are still filling under our put ids.
 
-    With `keep`, those that are allocated wholly may be used again: a lost race of compare-and-swaps costs no file.
+    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
+    should not have to allocate the next file anew. All others are removed.
     """
     deadline = deadline_after(CLEANUP_TIMEOUT)
     for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
@@ -135,7 +142,7 @@ def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedF
         for writer in kept:
             writer.file.vacate()
         for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
-            with contextlib.suppress(OSError):  # it is missing, or too many are open
+            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
                 unlinked.append(writer.file.open())
             remove_file(writer.file.path, root.segments_fd)
         if gone:

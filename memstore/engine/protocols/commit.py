@@ -1,29 +1,21 @@
-"""How entries change: the protocols of put, put_many and delete.
+"""Steps 4 and 5 of a put or delete, see `put.py`: all changes of a batch are published at one moment.
 
-Put
-1. *Prepare* (the caller): flatten the value, encode the header. Nothing is written yet.
-2. *Claim* (`claim.py`): what the last commit of this process kept for it (`ahead.py`), without the mutex. Else, in one
-   hold of the mutex: a retired file of nearly the size that nobody locks or leases: it is
-   locked, **its put id is zeroed**, then its row is committed as filling under a new put id. Or a new file: its row is
-   committed, then it is created and locked. A kill leaves a retired file without a put id, or a filling row with an
-   unlocked file or none: claimed or swept by others.
-3. *Fill* (the caller): allocate, which is where a full disk shows, and copy the tensors. `seal` writes the header, and
-   what was assembled in memory, and syncs if the store is durable.
-4. *Commit*, one hold of the mutex: check expected versions, assign versions; note the batch in the lock page; state
-   live into the headers; unlock the files; **commit the transaction: the moment of publication**; clear the note;
-   lock what it booked for the next put and zero its put id, or commit that it is retired (`ahead.py`); state retired
-   into the headers of all else that was replaced; change the doorbell and the ring sequence. A kill before the
-   commit leaves headers that say live: the note tells the next owner to put them back. A kill after it leaves
-   old headers live, a file that is booked and not zeroed, and the bell unrung: the ring sequence tells.
-5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one
-   that was removed or moved must not be acknowledged; close the files. In another hold, if there is something to do:
-   `sweep.py`.
+4. In one hold of the store's mutex:
+   - check that the keys are at the versions that were expected, and assign the new versions;
+   - note the batch in the lock page;
+   - write into the segments' headers that they are live, and unlock their files;
+   - **commit the transaction: this is the moment of publication**; clear the note;
+   - lock the file that was booked for the next put and erase its put id, or give it back if it is held (`ahead.py`);
+   - write into the headers of all else that was replaced that it is retired;
+   - change the doorbell's words and the ring sequence.
+   A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
+   after it leaves old headers live, a booked file that is not locked, and the doorbell unrung: the next owner sees it
+   by the ring sequence (`recovery.py`).
+5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one that
+   was removed or moved must not be acknowledged; sweep, in another hold, if there is something to do (`sweep.py`).
 
-Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. Where some of
-its values are inline, no file tells of these: the batch leaves out one version before its first, by which a repair sees
-that the files are not all of it. A delete is step 4 without a new record. What was replaced or deleted is *retired* in
-the same transaction, unless it is booked for the next put: put ids are given then, so they are not in the order of
-versions.
+What was replaced or deleted is *retired* in the same transaction, unless it is booked for the next put. A booking
+assigns the id of that put, so put ids are not in the order of versions.
 """
 
 from __future__ import annotations
@@ -45,18 +37,21 @@ from memstore.errors import MemstoreError
 
 log = logging.getLogger("memstore")
 
-SWEPT_A_PUT = 4  # files at most
-_RECENT = 64  # a large batch is forgotten after about so many smaller ones
-SWEEP_WAIT = 0.1  # seconds for the mutex: the put is done, and others sweep too
+SWEPT_A_PUT = 4  # files that a sweep after a commit looks at; more if the commit has retired more
+SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done, and others sweep too
+_RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
 
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
-    """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
+    """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
 
-    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    Raises VersionConflictError or KeyNotFoundError before anything is changed; and NotAStoreError if the store was
+    removed or moved: nothing is acknowledged then.
     """
+    # 4. Commit
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
     versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
+    # 5. After the mutex
     for bell in bells:
         root.doorbell.wake(bell)
     root.check_in_place()
@@ -65,11 +60,11 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 
 def sweep_after(root: Root, counters: Counters, retired: int) -> None:
-    """The last part of step 5."""
+    """The last part of step 5. `retired` is how many files the commit has retired."""
     try:
         if needs_sweep(root, counters):
             sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
-    except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
+    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
         log.debug("%s: nothing swept: %s", root.path, str(error))
 
 
@@ -77,7 +72,7 @@ _Applied = tuple[list[int], list[int], Counters]  # new versions; retired segmen
 
 
 def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]) -> _Applied:
-    root.glance()  # it may have waited long for the mutex; a store that was moved meanwhile stays as it was
+    root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
     page = root.mutex
     with root.guard:
         booking = _booking(root, changes)
@@ -103,6 +98,7 @@ def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]
 
 
 def _booking(root: Root, changes: Sequence[Change]) -> Booking | None:
+    """Only a put of one segment may book the file that it replaces."""
     segments = changes[0].segments if len(changes) == 1 else ()
     return booking_for(root, segments[0].used) if len(segments) == 1 else None
 
@@ -111,7 +107,7 @@ def _settle(root: Root, booking: Booking) -> bool:
     try:
         booking.settle()
     except (OSError, MemstoreError) as error:  # the commit stands
-        log.info("%s: what was booked ahead is left to a recovery: %s", root.path, str(error))
+        log.info("%s: the file that was booked for the next put is left to a recovery: %s", root.path, str(error))
         return False
     return True
 
@@ -141,10 +137,10 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], book
 
 
 def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
-    """The version that each change gives its key; for a deletion the one that it had, or 0.
+    """Of each put the new version of its key, of each deletion the old one, or 0.
 
-    Where some of a batch's values have files and others none, one version number is skipped before the first, so that a
-    repair can tell by the files alone that they are not all of the batch.
+    If some values of a batch have segments and others none, it skips one version number before its first, so that a
+    repair, which sees the files only, can tell that they are not all of the batch.
     """
     with_files = sum([bool(change.segments) for change in changes])
     if 0 < with_files < len(changes):
@@ -154,13 +150,17 @@ def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], 
         if change.content is None:
             versions.append(old.version if old else 0)
             continue
-        versions.append(counters.version + 1 if change.version is None else change.version)
-        counters.version = max(counters.version, versions[-1])
+        version = counters.version + 1
+        if change.version is not None:
+            version = change.version
+            assert old is None or version > old.version, f"version {version} is no newer than {old.version}"
+        counters.version = max(counters.version, version)
+        versions.append(version)
     return versions
 
 
 def _go_live(root: Root, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
-    """Notes the batch, and writes into the header of each segment that it is live, and under which version."""
+    """Notes the batch in the lock page, and makes each segment live under its version."""
     batch = root.mutex.batch = placed[0][0].put_id
     nbytes = 0
     for segment, version in placed:
@@ -182,7 +182,7 @@ def _write_rows(transaction: Transaction, counters: Counters, change: Change, ve
 
 
 def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
-    """Retires what was replaced; or books it for the next put, and returns True."""
+    """Retires the segment of a record that was replaced or deleted; or books it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes
