@@ -2,10 +2,11 @@
 
 opening, root, registry       a store folder, opened; what a fork does to it
 folder, filesystem            what may be a store, its settings and its files
-claim, publish                put and delete: their protocols; lookup: that of get
+put, claim, commit            put and delete: their protocols; change: what a commit is asked; get: that of get
 reuse, sweep                  retired segments: used again, or given back; leases: kept meanwhile
 recovery, age                 what the living do for the dead; is the catalog as new as its files?
-segment, spares               the file of one put, and how it is filled; layout: where its tensors lie
+segment, segment_writer       the file of one put, read and filled; spares, ahead: what is kept for the next put
+layout                        where its tensors lie
 header, header_reader         what that file says of itself
 mapping, placing, adopted     files in memory, those of others too
 catalog, tables, record       the index; readers: which of its pages are kept, and by whom

@@ -26,19 +26,19 @@ def map_segment(
 ) -> tuple[Mapping, int] | None:
     """Locks, checks and maps the segment that a record names. Returns the mapping and where in it the data starts.
 
-    None if it was replaced since the record was read: another's lock, no file, another put id; with `live`, also if its
-    header says so. Raises CorruptionError if the file isn't as long as record and header say: mapping it would be a
-    SIGBUS waiting for its reader. With `keep_open`, the file stays open as long as it is mapped; see
-    `filesystem.mappings_keep_locks`.
+    Returns None if the segment was replaced since the record was read: somebody has locked the file, it is gone, or it
+    has another put id; with `live`, also if its header says that it is not live. Raises CorruptionError if the file
+    isn't as long as record and header say: who reads beyond its end would meet SIGBUS. With `keep_open`, the file stays
+    open as long as it is mapped; see `filesystem.mappings_keep_locks`.
     """
     fds: list[int] = []
-    closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # with a lock on it, a file that stays open bars the sweep
+    closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # a file that stays open stays locked, and is never swept
     try:
         syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
         fd = fds[0]
         if not syscalls.lock_shared(fd):
             return None
-        head = syscalls.read_at(fd, HEAD_SIZE, 0)  # after the lock: before it, it may be a writer's
+        head = syscalls.read_at(fd, HEAD_SIZE, 0)  # only now: before the lock it may be a writer's
         if not belongs(head, record.put_id, store, live=live):
             return None
         start = 8 + int.from_bytes(head[:8], "little")
@@ -53,11 +53,11 @@ def map_segment(
     except OSError as error:
         raise _no_file(path, error) from None
     finally:
-        del closing  # not what an error's traceback holds on to
+        del closing  # else the traceback of an error would keep the file open
 
 
 def _no_file(path: str, error: OSError) -> Exception:
-    """What open and read say of links, folders and FIFOs that lie where a segment should."""
+    """What an error of open or read means: there may be a link, a folder or a FIFO where a segment should be."""
     what = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ESPIPE: "a FIFO", errno.ENXIO: "a socket"}
     if error.errno not in what:
         return error
@@ -66,5 +66,5 @@ def _no_file(path: str, error: OSError) -> Exception:
 
 
 def remove_file(path: str, dir_fd: int | None = None) -> None:
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder there is nothing of ours: left alone
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder there isn't ours: it is left alone
         syscalls.unlink(path, dir_fd)

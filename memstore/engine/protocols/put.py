@@ -50,8 +50,9 @@ class Draft(msgspec.Struct, frozen=True):
 
     Attributes:
         expect: the version that the key must have; 0: it must not exist; None: whatever it has.
-        header: of the segment that is to hold the data; None: the content says all, no segment is needed.
-        fill: writes the data into the memory of its segment, and returns the checksums for the record, if it has any.
+        header: of the segment that is to hold the data; None: the content says all, and no segment is needed.
+        fill: with a header: writes the data into the memory that it is given, and returns the checksums for the record,
+            or None if the store has none.
     """
 
     key: bytes
@@ -98,10 +99,11 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
 
 
 def _write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
-    """Steps 2 and 3 for one key. `writers` are those of the batch so far; a new one is appended as soon as it is."""
+    """Steps 2 and 3 for one key. `writers` are those of the batch so far; it appends its own as soon as it has it."""
     header, content = draft.header, draft.content
-    if header is None or draft.fill is None:
+    if header is None:
         return Change(draft.key, content, draft.expect)
+    assert draft.fill is not None, "a header, and nothing that fills its segment"
 
     # 2. Claim
     batch = writers[0].put_id if writers else 0
