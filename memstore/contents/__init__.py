@@ -1,6 +1,6 @@
 """Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
 
-writing      a value into a segment or a record, and the batch published
+writing      a value taken apart, and drafted for a put: what goes into its record or segment
 reading      a mapped segment or a record's bytes as a value; verify, and headers made anew
 checksums    of leaves: made by the one, compared by the other
 """
@@ -8,18 +8,17 @@ checksums    of leaves: made by the one, compared by the other
 from __future__ import annotations
 
 from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, memory_of, read, read_bare, verify
-from memstore.contents.writing import flatten, publish_batch, publish_one
+from memstore.contents.writing import draft, flatten
 
 __all__ = [
     "PLAIN",
     "Options",
     "damaged",
+    "draft",
     "flatten",
     "header_of",
     "locate",
     "memory_of",
-    "publish_batch",
-    "publish_one",
     "read",
     "read_bare",
     "verify",

@@ -8,22 +8,24 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine import Record, Root, leading_base64, objects_at, read_objects
+from memstore.engine import Record, leading_base64, objects_at, read_objects
 from memstore.errors import CorruptionError
 
 CHECKSUM_SIZE = 8  # bytes a leaf
 
 
-def checksums_of(root: Root, plan: structure.Plan, data: memoryview) -> bytes | None:
-    if not root.settings.checksum:
-        return None
+def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
+    """Those of all leaves of a data section, in their order."""
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
 def compare(
     record: Record, plan: structure.Plan, memory: np.ndarray, done: Callable[[int], None] | None = None
 ) -> None:
-    """Compares the leaves with their checksums, if they have any; `done` is told how many bytes more were seen."""
+    """Compares the leaves with their checksums, if the record has any, and raises CorruptionError if one differs.
+
+    `done` is called with how many bytes of the data section were passed since its last call.
+    """
     stored = record.checksums
     if stored is None:
         return
@@ -42,12 +44,12 @@ def compare(
 
 
 def checked_objects(record: Record, header: bytes) -> bytes:
-    """The objects of a value that has too many for its record."""
+    """The objects of a value whose record has no room for them: they are in the header of its segment."""
     return _checked(record, read_objects(header))
 
 
 def placed_objects(record: Record, key: str, store: str, content: memoryview) -> bytes:
-    """The same from a file whose header may be damaged elsewhere: they are found by their place."""
+    """As `checked_objects`, of a header that may be damaged elsewhere: the objects are found by their place in it."""
     at = objects_at(key, store, len(record.checksums or b""))
     return _checked(record, leading_base64(bytes(content[at : record.start])))
 

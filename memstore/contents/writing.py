@@ -1,40 +1,28 @@
-"""What a put writes: values into claimed segments or records, and the batch of them published at one moment."""
+"""What a put stores: a value taken apart, and the draft that tells the engine what to write of it."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.contents.checksums import CHECKSUM_SIZE, checksums_of
+from memstore.contents.checksums import CHECKSUM_SIZE, leaf_checksums
 from memstore.engine import (
     HEADER_LIMIT,
     OBJECTS_IN_RECORD,
-    Change,
     Content,
-    Filling,
+    Draft,
     Header,
     Root,
-    abandon,
+    WritableMemory,
     check_header,
-    claim,
-    commit,
-    commit_inline,
-    park,
+    resource_errors,
 )
-from memstore.engine.protocols import ahead
-from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError, VersionConflictError
+from memstore.errors import UnsupportedValueError
 from memstore.structure import modes
-
-Batch = Sequence[tuple[bytes, structure.Flat, int | None]]  # key, value, expected version
-
-log = logging.getLogger("memstore")
-
-_OPEN_FILES = 16  # of a batch; the rest keep their locks by mappings, where these can
 
 
 def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:
@@ -50,99 +38,42 @@ def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structur
         raise
 
 
-def _is_inline(root: Root, flat: structure.Flat) -> bool:
-    limit = root.settings.inline_limit
-    return bool(limit) and flat.plan.inline and flat.plan.nbytes + len(flat.objects) <= limit
+def draft(root: Root, key: bytes, flat: structure.Flat, expect: int | None) -> Draft:
+    """What the engine is to store of a flattened value: in its record if it is small, else in a segment.
+
+    The bytes of a small value are copied here, those of others when the draft is put.
+    """
+    plan, limit = flat.plan, root.settings.inline_limit
+    is_inline = limit and plan.inline and plan.nbytes + len(flat.objects) <= limit
+    try:
+        return (_inline if is_inline else _in_segment)(root, key, flat, expect)
+    except MemoryError:
+        with resource_errors(root.path, key.decode(), root):
+            raise
 
 
-def _inline(root: Root, key: bytes, flat: structure.Flat) -> Content:
+def _inline(root: Root, key: bytes, flat: structure.Flat, expect: int | None) -> Draft:
     plan = flat.plan
     if len(plan.description) > HEADER_LIMIT:
         check_header(key.decode(), len(plan.description))
     memory = structure.contents(flat)
-    checksums = checksums_of(root, plan, memoryview(memory)) if root.settings.checksum else None
-    return Content(plan.description, flat.objects, plan.nbytes, memory, checksums=checksums)
+    checksums = leaf_checksums(plan, memoryview(memory)) if root.settings.checksum else None
+    return Draft(key, Content(plan.description, flat.objects, plan.nbytes, memory, checksums), expect)
 
 
-def write(root: Root, key: bytes, flat: structure.Flat, fillings: list[Filling], deadline: float) -> Content:
-    """Copies a flattened value to where it is to lie: a claimed and sealed segment, or the bytes of a record.
-
-    `fillings` are the segments of this batch so far; a new one is appended at once, and is the caller's to give back.
-    """
-    if _is_inline(root, flat):
-        return _inline(root, key, flat)
-    plan, objects = flat.plan, flat.objects
-    content = Content(plan.description, objects, plan.nbytes)
+def _in_segment(root: Root, key: bytes, flat: structure.Flat, expect: int | None) -> Draft:
+    plan, objects, settings = flat.plan, flat.objects, root.settings
     if len(objects) > OBJECTS_IN_RECORD:
-        content.objects, content.objects_checksum = b"", xxhash.xxh3_64_digest(objects)
-    header = Header(
-        key.decode(),
-        root.settings.store,
-        plan.description,
-        objects,
-        plan.header,
-        checksums=CHECKSUM_SIZE * len(plan.leaves) if root.settings.checksum else 0,
-    )
-    batch = fillings[0].put_id if fillings else 0
-    filling = claim(root, key, header.nbytes, plan.nbytes, batch, deadline)
-    fillings.append(filling)
-    filling.allocate(header, plan.nbytes, root.guard, huge_pages=root.on_tmpfs)
-    memory = np.asarray(filling)
-    structure.fill(flat, memory)
-    content.checksums = checksums_of(root, plan, memory.data)
-    del memory
-    filling.seal(content.checksums, durable=root.settings.durable)
-    if len(fillings) > _OPEN_FILES:
-        park(root, filling, deadline)
-    content.filling = filling
-    return content
+        content = Content(plan.description, b"", plan.nbytes, objects_checksum=xxhash.xxh3_64_digest(objects))
+    else:
+        content = Content(plan.description, objects, plan.nbytes)
+    checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
+    header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=checksums)
+    return Draft(key, content, expect, header, functools.partial(_fill, flat, with_checksums=settings.checksum))
 
 
-def publish_one(root: Root, put: tuple[bytes, structure.Flat, int | None], deadline: float) -> int:
-    """As `publish_batch`, of one value; a small one takes a short way."""
-    key, flat, expected = put
-    if expected is None and _is_inline(root, flat):
-        return commit_inline(root, key, _inline(root, key, flat), deadline)
-    return publish_batch(root, (put,), deadline)[0]
-
-
-def publish_batch(root: Root, batch: Batch, deadline: float) -> list[int]:
-    fillings: list[Filling] = []
-    try:
-        changes = [
-            Change(name, write(root, name, flat, fillings, deadline), expected) for name, flat, expected in batch
-        ]
-        versions = commit(root, changes, deadline)
-    except BaseException as error:
-        if isinstance(error, StoreTimeoutError) and ahead.keep(root, fillings):
-            raise
-        give_back(root, fillings, keep=isinstance(error, VersionConflictError))
-        raise
-    keep_mapped(root, fillings)
-    return versions
-
-
-def give_back(root: Root, fillings: Sequence[Filling], *, keep: bool) -> None:
-    """After an error: the rows and files of a batch that was not published. `keep` as `claim.abandon` has it."""
-    try:
-        if fillings:
-            abandon(root, fillings, keep=keep)
-    except (OSError, MemstoreError) as error:
-        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(error))
-    finally:
-        close(fillings)
-
-
-def close(fillings: Sequence[Filling]) -> None:
-    for filling in fillings:
-        filling.close()
-
-
-def keep_mapped(root: Root, fillings: Sequence[Filling]) -> None:
-    """Closes what was published, but for the mappings that the next puts can use."""
-    for filling in fillings:
-        spare = filling.spare()
-        if spare is not None:
-            with root.guard:
-                root.spares.keep(filling.segment, spare)
-        filling.close()
+def _fill(flat: structure.Flat, memory: WritableMemory, *, with_checksums: bool) -> bytes | None:
+    """Copies the leaves to their places in the data section. Returns their checksums, if the store has them."""
+    array = np.asarray(memory)
+    structure.fill(flat, array)
+    return leaf_checksums(flat.plan, array.data) if with_checksums else None

@@ -2,10 +2,11 @@
 
 opening, root, registry       a store folder, opened; what a fork does to it
 folder, filesystem            what may be a store, its settings and its files
-claim, publish                put and delete: their protocols; lookup: that of get
+put, claim, commit            put and delete: their protocols; change: what a commit is asked; get: that of get
 reuse, sweep                  retired segments: used again, or given back; leases: kept meanwhile
 recovery, age                 what the living do for the dead; is the catalog as new as its files?
-segment, spares               the file of one put, and how it is filled; layout: where its tensors lie
+segment, segment_writer       the file of one put, read and filled; spares, ahead: what is kept for the next put
+layout                        where its tensors lie
 header, header_reader         what that file says of itself
 mapping, placing, adopted     files in memory, those of others too
 catalog, tables, record       the index; readers: which of its pages are kept, and by whom
@@ -20,11 +21,11 @@ from __future__ import annotations
 
 from memstore.engine import index, syscalls
 from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.failures import is_full, resource_errors
+from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
-    Filling,
     Mapping,
     Sources,
+    WritableMemory,
     file_offsets,
     lies_in_mapping,
     map_external,
@@ -58,19 +59,16 @@ from memstore.engine.protocols import (
     MISFIT,
     Change,
     Content,
+    Draft,
     MappedEntry,
-    abandon,
     check_version,
-    claim,
-    commit,
-    commit_inline,
+    delete,
     files_of,
     hold,
     hold_at_once,
     map_entry,
     missing,
-    park,
-    retry_after_sweep,
+    put,
     sweep_all,
 )
 from memstore.engine.repair import repair_store, verify_store
@@ -91,7 +89,7 @@ __all__ = [
     "Change",
     "Content",
     "Creation",
-    "Filling",
+    "Draft",
     "HEADER_LIMIT",
     "HEAD_SIZE",
     "Header",
@@ -109,17 +107,15 @@ __all__ = [
     "Sources",
     "Span",
     "Transaction",
-    "abandon",
+    "WritableMemory",
     "abandon_root",
     "absolute_path",
     "belongs",
     "check_header",
     "check_version",
-    "claim",
     "close_root",
-    "commit",
-    "commit_inline",
     "deadline_after",
+    "delete",
     "file_offsets",
     "files_of",
     "filesystem_name",
@@ -127,7 +123,6 @@ __all__ = [
     "hold_at_once",
     "huge_page_bytes",
     "index",
-    "is_full",
     "lay_out",
     "leading_base64",
     "lies_in_mapping",
@@ -140,7 +135,7 @@ __all__ = [
     "objects_at",
     "open_root",
     "opened",
-    "park",
+    "put",
     "read_objects",
     "reopen_root",
     "repair_store",
@@ -150,5 +145,4 @@ __all__ = [
     "syscalls",
     "verify_store",
     "watch",
-    "retry_after_sweep",
 ]

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from memstore.engine.failures import resource_errors
 from memstore.engine.format import Record, decode_record, encode_record
 from memstore.engine.opening import Creation, open_root
 from memstore.engine.protocols import MappedEntry, lease, map_entry, retry_after_sweep
@@ -73,9 +72,8 @@ class Pin:
             text = f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'"
             raise ReadOnlyError(text, key=self.key)
         deadline = deadline_after(options.timeout)
-        with resource_errors(root.path, self.key, root):
-            take = partial(lease, put_id=self.record.put_id, seconds=options.lease)
-            retry_after_sweep(take, root, self.record.segment, deadline)
+        take = partial(lease, put_id=self.record.put_id, seconds=options.lease)
+        retry_after_sweep(take, root, self.record.segment, deadline, self.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._take_lease()

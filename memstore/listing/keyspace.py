@@ -18,8 +18,8 @@ from memstore.engine import (
     abandon_root,
     absolute_path,
     close_root,
-    commit,
     deadline_after,
+    delete,
     huge_page_bytes,
     index,
     measure,
@@ -27,7 +27,6 @@ from memstore.engine import (
     open_root,
     reopen_root,
     resource_errors,
-    retry_after_sweep,
     sweep_all,
 )
 from memstore.errors import ReadOnlyError, StoreClosedError
@@ -77,8 +76,7 @@ class Keyspace:
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
         root = self._writable()
-        with resource_errors(self.root, changes[0].key.decode() if len(changes) == 1 else None, root):
-            return retry_after_sweep(commit, root, changes, self._deadline(timeout)) if changes else []
+        return delete(root, changes, self._deadline(timeout)) if changes else []
 
     # --- look ---------------------------------------------------------------------------------------------------------
 

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from memstore import contents, listing
 from memstore.engine import (
     MISFIT,
-    Change,
+    Draft,
     MappedEntry,
     Pin,
     PinOptions,
     Root,
     check_version,
-    commit,
     hold,
     hold_at_once,
     index,
-    is_full,
     missing,
+    put,
     resource_errors,
-    retry_after_sweep,
     verify_store,
 )
 from memstore.info import EntryInfo, Progress, VerifyReport
@@ -84,14 +82,7 @@ class Store(Keyspace, AsMapping):
         flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
-        put = name, flat, expect_version
-        try:
-            version = contents.publish_one(root, put, deadline)
-        except (OSError, MemoryError) as error:
-            with resource_errors(self.root, key, root):
-                if isinstance(error, MemoryError) or not is_full(error):
-                    raise
-                version = retry_after_sweep(contents.publish_one, root, put, deadline)
+        (version,) = put(root, [contents.draft(root, name, flat, expect_version)], deadline)
         self._puts += 1
         return version
 
@@ -114,9 +105,11 @@ class Store(Keyspace, AsMapping):
         flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
         if expected:
             self._check_early(root, expected)
-        batch = list(zip(names, flats, [expected.get(key) for key in items], strict=True))
-        with resource_errors(self.root, next(iter(items)) if len(names) == 1 else None, root):
-            versions = retry_after_sweep(contents.publish_batch, root, batch, deadline)
+        drafts = [
+            contents.draft(root, name, flat, expected.get(key))
+            for key, name, flat in zip(items, names, flats, strict=True)
+        ]
+        versions = put(root, drafts, deadline)
         self._puts += len(names)
         return dict(zip(items, versions, strict=True))
 
@@ -302,14 +295,15 @@ class Store(Keyspace, AsMapping):
         deadline = self._deadline(timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
+        if copy:
+            with resource_errors(self.root, key, root):
+                value = attach.load(key, path, format, allow_pickle=self._allow_pickle)
+            return self.put(key, value, expect_version=expect_version, timeout=timeout)
         with resource_errors(self.root, key, root):
-            if not copy:
-                content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
-                version = retry_after_sweep(commit, root, [Change(name, content, expect_version)], deadline)[0]
-                self._puts += 1
-                return version
-            value = attach.load(key, path, format, allow_pickle=self._allow_pickle)
-        return self.put(key, value, expect_version=expect_version, timeout=timeout)
+            content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
+        (version,) = put(root, [Draft(name, content, expect_version)], deadline)
+        self._puts += 1
+        return version
 
     def export(
         self,

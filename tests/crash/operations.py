@@ -10,7 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import memstore
 from memstore import contents
-from memstore.engine.failures import resource_errors
+from memstore.engine.protocols import put as engine_put
 from memstore.engine.sync.clocks import deadline_after
 from tests.crash.leftovers import opened
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
@@ -93,8 +93,8 @@ def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
     def put(store: memstore.Store, _: object) -> None:
         root, deadline = opened(store), deadline_after(30.0)
         flat = contents.flatten("a", stamped(NEW, nbytes), root, allow_pickle=False)
-        with resource_errors(store.root, "a"), contextlib.suppress(memstore.VersionConflictError):
-            contents.publish_batch(root, [(b"a", flat, 1 << 60)], deadline)
+        with contextlib.suppress(memstore.VersionConflictError):
+            engine_put(root, [contents.draft(root, b"a", flat, 1 << 60)], deadline)
 
     return put
 

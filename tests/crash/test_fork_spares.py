@@ -6,12 +6,12 @@ import gc
 import os
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 import memstore
-from memstore.contents import writing
 from memstore.engine import syscalls
 from memstore.engine.syscalls import mappings
 from memstore.testing.fork_server import ForkServer
@@ -67,12 +67,13 @@ def _replace(stores: list[memstore.Store]) -> None:
 
 def _close_during_put(stores: list[memstore.Store]) -> None:
     """The store is closed when a put is published, and its mapping not kept yet: another thread may do so."""
-    commit = writing.commit
+    put = import_module("memstore.engine.protocols.put")
+    commit = put.commit
 
     def close_afterwards(*arguments: Any) -> list[int]:
         versions = commit(*arguments)
         stores[0].close()
         return versions
 
-    writing.commit = close_afterwards
+    put.commit = close_afterwards
     stores[0].put("key", stamped(1, LARGE))

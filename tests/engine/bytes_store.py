@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
+from memstore.engine import protocols
+from memstore.engine.files import WritableMemory
 from memstore.engine.format.header import Header
 from memstore.engine.format.layout import Span, lay_out
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.protocols.claim import abandon, claim
-from memstore.engine.protocols.commit import Change, Content, commit
+from memstore.engine.protocols import Change, Content, Draft
 from memstore.engine.protocols.get import hold
 from memstore.engine.root.registry import close_root
 from memstore.engine.root.root import Root
@@ -34,36 +35,20 @@ def put(root: Root, key: bytes, data: bytes, *, expect: int | None = None) -> in
 
 
 def put_many(root: Root, items: dict[bytes, bytes], *, expect: int | None = None) -> list[int]:
-    changes: list[Change] = []
-    batch = 0
-    try:
-        for key, data in items.items():
-            content = _content(root, key, data, batch)
-            changes.append(Change(key, content, expect))
-            batch = batch or (content.filling.put_id if content.filling else 0)
-        return commit(root, changes, deadline_after(10))
-    except BaseException:
-        abandon(root, fillings(changes))
-        raise
-    finally:
-        for filling in fillings(changes):
-            filling.close()
+    drafts = [draft(root, key, data, expect) for key, data in items.items()]
+    return protocols.put(root, drafts, deadline_after(10))
 
 
-def _content(root: Root, key: bytes, data: bytes, batch: int) -> Content:
+def draft(root: Root, key: bytes, data: bytes, expect: int | None = None) -> Draft:
     if len(data) <= INLINE:
-        return Content(b"bytes", b"", len(data), inline=data)
+        return Draft(key, Content(b"bytes", b"", len(data), inline=data), expect)
     layout = lay_out([Span(("data",), "uint8", 1, (len(data),), len(data))])
     header = Header(key.decode(), root.settings.store, b"bytes", b"", layout.header)
-    filling = claim(root, key, header.nbytes, layout.nbytes, batch, deadline_after(10))
-    filling.allocate(header, layout.nbytes, root.guard, huge_pages=root.on_tmpfs)
-    np.asarray(filling)[:] = np.frombuffer(data, np.uint8)
-    filling.seal(None, durable=root.settings.durable)
-    return Content(b"bytes", b"", len(data), filling=filling)
 
+    def fill(memory: WritableMemory) -> None:
+        np.asarray(memory)[:] = np.frombuffer(data, np.uint8)
 
-def fillings(changes: Sequence[Change]) -> list:
-    return [change.content.filling for change in changes if change.content and change.content.filling]
+    return Draft(key, Content(b"bytes", b"", len(data)), expect, header, fill)
 
 
 def get(root: Root, key: bytes) -> bytes | None:
@@ -77,7 +62,7 @@ def get(root: Root, key: bytes) -> bytes | None:
 
 
 def delete(root: Root, key: bytes) -> None:
-    commit(root, [Change(key, None)], deadline_after(10))
+    protocols.delete(root, [Change(key, None)], deadline_after(10))
 
 
 def keys(root: Root) -> list[bytes]:

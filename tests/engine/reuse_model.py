@@ -1,9 +1,9 @@
 """A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
-Its steps are those of `claim.py` (claim, fill, abandon), `commit.py` (commit), `sweep.py`, `get.py` (get),
-`recovery.py` and `leases.py`, and are named after the functions there. What the kernel does for a process that dies is
-done: its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as
-atomic.
+Its steps are those of `put.py` with `claim.py` (claim, fill, abandon) and `commit.py` (commit), of `sweep.py`, `get.py`
+(get), `recovery.py` and `leases.py`, and are named after the functions there. What the kernel does for a process that
+dies is done: its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are
+taken as atomic.
 
     PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;

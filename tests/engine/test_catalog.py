@@ -15,7 +15,8 @@ from memstore.engine.catalog import environment as catalogs
 from memstore.engine.catalog.environment import STEP, Catalog
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.record import LIVE, SegmentRow
-from memstore.engine.protocols.commit import Change, Content, commit
+from memstore.engine.protocols.change import Change, Content
+from memstore.engine.protocols.commit import commit
 from memstore.engine.protocols.sweep import sweep, sweep_all
 from memstore.engine.sync.clocks import deadline_after
 from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memstore.engine.files import mapping, segment
+from memstore.engine.files import claimed_file, mapping, segment, segment_writer
 from memstore.engine.format import header
 from memstore.engine.protocols import ahead, leases, recovery, reuse, sweep
 from memstore.engine.protocols import get as lookup
@@ -24,12 +24,13 @@ from tests.engine import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_s
 from tests.engine.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.reuse_state import check, is_bad_luck, is_end, start
 
-claim, publish = (import_module(f"memstore.engine.protocols.{name}") for name in ("claim", "commit"))
+claim, publish, put = (import_module(f"memstore.engine.protocols.{name}") for name in ("claim", "commit", "put"))
 
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]
 MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
-CODE = [ahead, claim, header, leases, lookup, mapping, publish, recovery, reuse, segment, sweep, *SYSCALLS]
+FILES: list[ModuleType] = [claimed_file, header, mapping, segment, segment_writer]
+CODE = [ahead, claim, leases, lookup, publish, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},

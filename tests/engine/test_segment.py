@@ -17,9 +17,11 @@ import pytest
 import safetensors
 
 from memstore.engine import syscalls
+from memstore.engine.files.claimed_file import ClaimedFile
 from memstore.engine.files.lockfile import LockFile
 from memstore.engine.files.mapping import Mapping
-from memstore.engine.files.segment import Filling, map_segment
+from memstore.engine.files.segment import map_segment
+from memstore.engine.files.segment_writer import SegmentWriter
 from memstore.engine.files.slots import write_state
 from memstore.engine.format import header as headers
 from memstore.engine.format.extents import SegmentExtent
@@ -43,10 +45,10 @@ def folder(scratch: str) -> Iterator[Path]:
     shutil.rmtree(scratch)
 
 
-def create(path: Path, size: int, put_id: int = 0x1234) -> Filling:
+def create(path: Path, size: int, put_id: int = 0x1234) -> SegmentWriter:
     file = LockFile(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL)
     assert syscalls.lock_exclusive(file.fd)
-    return Filling(str(path), 1, put_id, size, file, is_new=True)
+    return SegmentWriter(ClaimedFile(str(path), file), 1, put_id, size, is_new=True)
 
 
 def find(path: Path, nbytes: int, put_id: int = 0x1234, *, keep_open: bool = False) -> tuple[Mapping, int] | None:
@@ -55,20 +57,24 @@ def find(path: Path, nbytes: int, put_id: int = 0x1234, *, keep_open: bool = Fal
     return None if mapping is None else (mapping, extent.start)
 
 
-def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: bool = False) -> Filling:
+def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: bool = False) -> SegmentWriter:
     layout = lay_out([Span(("data",), "uint8", 1, (data.nbytes,), data.nbytes)])
     header = Header("a key", STORE, b"\xffdescription", b"objects", layout.header)
-    filling = create(path, header.nbytes + size_class(data.nbytes), put_id)
-    filling.allocate(header, data.nbytes, threading.RLock(), huge_pages=huge_pages)
-    np.asarray(filling)[:] = data
-    filling.seal(None, durable=False)
-    return filling
+    writer = create(path, header.nbytes + size_class(data.nbytes), put_id)
+    writer.allocate(header, data.nbytes, threading.RLock(), huge_pages=huge_pages)
+    np.asarray(writer)[:] = data
+    writer.seal(None, durable=False)
+    return writer
 
 
 def publish(path: Path, data: np.ndarray, put_id: int = 0x1234) -> None:
-    filling = write(path, data, put_id)
-    filling.go_live(7, 8, 2, durable=True)
-    filling.close()
+    writer = write(path, data, put_id)
+    go_live(writer, 7, 8, 2, durable=True)
+    writer.close()
+
+
+def go_live(writer: SegmentWriter, version: int, batch: int, count: int, *, durable: bool = False) -> None:
+    writer.file.go_live(Slots(writer.put_id, LIVE, version, batch, count), durable=durable)
 
 
 def random_bytes(size: int) -> np.ndarray:
@@ -79,8 +85,8 @@ def random_bytes(size: int) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_segment_is_a_safetensors_file(folder: Path, size: int, huge_pages: bool) -> None:
     path, data = folder / "1.safetensors", random_bytes(size)
-    filling = write(path, data, huge_pages=huge_pages)
-    for change in (lambda: None, lambda: filling.go_live(7, 8, 2, durable=False), filling.close):
+    writer = write(path, data, huge_pages=huge_pages)
+    for change in (lambda: None, lambda: go_live(writer, 7, 8, 2), writer.close):
         change()
         with safetensors.safe_open(path, "np") as file:
             assert (file.get_tensor("data") == data).all()
@@ -93,16 +99,16 @@ def test_a_segment_is_a_safetensors_file(folder: Path, size: int, huge_pages: bo
 
 def test_slots_stand_where_the_format_says(folder: Path) -> None:
     path = folder / "1.safetensors"
-    filling = write(path, random_bytes(100))
+    writer = write(path, random_bytes(100))
     text = path.read_bytes()
     assert text[37:151] == Slots(0x1234).encode()
     assert (text[41:57], text[64:71], text[80:96]) == (b"0000000000001234", b"filling", b"0" * 16)
     assert (text[103:119], text[120:128]) == (b"0" * 16, b"0" * 8)
-    filling.go_live(2**63 + 1, 2**62, 1000, durable=False)
+    go_live(writer, 2**63 + 1, 2**62, 1000)
     text = path.read_bytes()
     assert (text[64:71], text[80:96]) == (b"live   ", b"8000000000000001")
     assert (text[103:119], text[120:128]) == (b"4000000000000000", b"000003e8")
-    filling.close()
+    writer.close()
 
 
 @pytest.mark.parametrize("state", [FILLING, LIVE, RETIRED])
@@ -197,10 +203,10 @@ def test_a_mapping_is_private(folder: Path, size: int) -> None:
 
 def test_large_mappings_are_aligned_for_huge_pages(folder: Path) -> None:
     path = folder / "1.safetensors"
-    filling = write(path, random_bytes(5 << 20))
-    filling.go_live(1, 1, 1, durable=False)
-    assert filling.__array_interface__["data"][0] % syscalls.HUGE_PAGE == filling.size - (5 << 20)
-    filling.close()
+    writer = write(path, random_bytes(5 << 20))
+    go_live(writer, 1, 1, 1)
+    assert writer.__array_interface__["data"][0] % syscalls.HUGE_PAGE == writer.size - (5 << 20)
+    writer.close()
     found = find(path, 5 << 20)
     assert found is not None
     assert found[0].address % syscalls.HUGE_PAGE == 0
@@ -250,11 +256,11 @@ def test_another_put_is_told_apart(folder: Path) -> None:
 
 def test_a_locked_segment_is_left_alone(folder: Path) -> None:
     path = folder / "1.safetensors"
-    filling = write(path, random_bytes(5000))
+    writer = write(path, random_bytes(5000))
     assert find(path, 5000) is None
-    filling.go_live(1, 1, 1, durable=False)
+    go_live(writer, 1, 1, 1)
     assert find(path, 5000) is not None
-    filling.close()
+    writer.close()
 
 
 @pytest.mark.parametrize("change", [-1, 1, 4096, -4096])
@@ -278,20 +284,20 @@ def test_another_header_length_is_damage(folder: Path, bit: int) -> None:
         find(path, 5000)
 
 
-def test_a_forked_child_inherits_no_filling(folder: Path) -> None:
+def test_a_forked_child_inherits_no_writer(folder: Path) -> None:
     path = folder / "1.safetensors"
-    filling = write(path, random_bytes(4 << 20))
+    writer = write(path, random_bytes(4 << 20))
     assert str(path) in mapped_files(str(folder))
     assert in_child(mapped_files, str(folder)) == []
-    filling.close()
+    writer.close()
 
 
 def test_blocks_are_reserved_before_they_are_written(folder: Path) -> None:
     """Else the page that the disk has no room for would be a SIGBUS in the middle of a copy."""
-    filling = create(folder / "1.safetensors", (9 << 20) + 4096)
-    filling.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=True)
-    assert os.stat(filling.path).st_blocks * 512 >= filling.size
-    filling.close()
+    writer = create(folder / "1.safetensors", (9 << 20) + 4096)
+    writer.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=True)
+    assert os.stat(writer.file.path).st_blocks * 512 >= writer.size
+    writer.close()
 
 
 def test_no_room_shows_before_anything_is_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,8 +305,8 @@ def test_no_room_shows_before_anything_is_mapped(folder: Path, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(syscalls, "allocate", full)
-    filling = create(folder / "1.safetensors", (9 << 20) + 4096)
+    writer = create(folder / "1.safetensors", (9 << 20) + 4096)
     with pytest.raises(OSError, match="full"):
-        filling.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=False)
-    filling.close()
+        writer.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=False)
+    writer.close()
     assert mapped_files(str(folder)) == []

@@ -34,14 +34,14 @@ def _claim_and_stay(wire: Wire, path: str) -> None:
 
 def test_files_that_the_living_fill_hide_none_of_the_dead(root: str) -> None:
     with opened(root) as opened_root:
-        fillings = [claim(opened_root, b"live", 4096, 5000, 0, deadline_after(10)) for _ in range(100)]
+        writers = [claim(opened_root, b"live", 4096, 5000, 0, deadline_after(10)) for _ in range(100)]
         with Child(_claim_and_stay, root) as dead:
             dead.receive()  # and is killed
         assert sweep_all(opened_root, deadline_after(10)) == 3 * (4096 + size_class(5000))
-        assert {os.path.basename(filling.path) for filling in fillings} == set(os.listdir(f"{root}/segments"))
-        abandon(opened_root, fillings)
-        for filling in fillings:
-            filling.close()
+        assert {os.path.basename(writer.file.path) for writer in writers} == set(os.listdir(f"{root}/segments"))
+        abandon(opened_root, writers)
+        for writer in writers:
+            writer.close()
 
 
 def test_puts_give_back_what_the_dead_filled(root: str) -> None:
@@ -124,15 +124,15 @@ def test_a_sweep_that_fails_gives_back_the_memory_of_what_it_unlinked(
 def test_parked_files_that_are_abandoned_give_their_memory_back(root: str) -> None:
     with opened(root) as opened_root:
         header = Header("key", opened_root.settings.store, b"bytes", b"", b"")
-        filling = claim(opened_root, b"key", header.nbytes, 100_000, 0, deadline_after(10))
-        filling.allocate(header, 100_000, opened_root.guard, huge_pages=False)
-        filling.seal(None, durable=False)
-        park(opened_root, filling, deadline_after(10))
+        writer = claim(opened_root, b"key", header.nbytes, 100_000, 0, deadline_after(10))
+        writer.allocate(header, 100_000, opened_root.guard, huge_pages=False)
+        writer.seal(None, durable=False)
+        park(opened_root, writer, deadline_after(10))
         with _looked_at(opened_root) as fds:
             assert os.fstat(fds[0]).st_blocks
-            abandon(opened_root, [filling])
+            abandon(opened_root, [writer])
             assert _blocks(fds) == [0]
-        filling.close()
+        writer.close()
 
 
 def test_new_keys_too_use_and_give_back_what_was_held(root: str) -> None:
@@ -169,9 +169,9 @@ def test_an_abandoned_file_takes_its_lease_along(root: str) -> None:
         assert lease(opened_root, record.segment, deadline_after(10), put_id=record.put_id, seconds=0.0)
         del record
         delete(opened_root, b"key")
-        filling = claim(opened_root, b"key", 4096, 100_000, 0, deadline_after(10))
-        assert filling.segment == 1
-        abandon(opened_root, [filling])
-        filling.close()
+        writer = claim(opened_root, b"key", 4096, 100_000, 0, deadline_after(10))
+        assert writer.segment == 1
+        abandon(opened_root, [writer])
+        writer.close()
         with opened_root.guard:
             assert opened_root.catalog.view(lambda transaction: transaction.count("leases")) == 0

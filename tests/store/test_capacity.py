@@ -12,7 +12,8 @@ import torch
 
 import memstore
 from memstore.engine.catalog.environment import Catalog
-from memstore.engine.protocols.commit import Change, Content, commit
+from memstore.engine.protocols.change import Change, Content
+from memstore.engine.protocols.commit import commit
 from memstore.engine.sync.clocks import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases

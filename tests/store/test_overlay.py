@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
 import memstore
-from memstore.contents import writing
 from memstore.engine.root.filesystem import mappings_keep_locks
 from tests.children import Child, Wire, hold_key, in_child
 from tests.leaks import find_leaks, mapped_files, open_files
@@ -164,14 +164,15 @@ def _put_many(root: str, nbytes: int) -> None:
     names = [f"key{number}" for number in range(40)]
     with memstore.open(root, timeout=10.0) as store:
         found: list[list[str]] = []
-        commit = writing.commit
+        put = import_module("memstore.engine.protocols.put")
+        commit = put.commit
 
         def look_first(*arguments: object) -> object:
             found.append(in_child(_sweep, root))
             return commit(*arguments)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writing, "commit", look_first)
+            patch.setattr(put, "commit", look_first)
             store.put_many({name: of_size(nbytes, number) for number, name in enumerate(names)})
         assert found == [[]]
         assert segments_open(root) == []

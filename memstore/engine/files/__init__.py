@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from memstore.engine.files.claimed_file import ClaimedFile
 from memstore.engine.files.external import Sources, map_external, opened
 from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
-from memstore.engine.files.segment import Filling, map_segment, remove_file, segment_path
+from memstore.engine.files.segment import map_segment, remove_file, segment_path
+from memstore.engine.files.segment_writer import SealedSegment, SegmentWriter, WritableMemory
 from memstore.engine.files.slots import erase_put_id, vacate, write_slots, write_state
 from memstore.engine.files.spares import Spares
 
 __all__ = [
-    "Filling",
+    "ClaimedFile",
     "LockFile",
     "Mapping",
     "OwnedFile",
+    "SealedSegment",
+    "SegmentWriter",
     "Sources",
     "Spares",
+    "WritableMemory",
     "close_all",
     "erase_put_id",
     "file_offsets",

@@ -1,8 +1,9 @@
-"""Writable mappings of segments that this process has filled, kept for the next time that it fills them.
+"""Writable mappings of segments that this process has filled, kept for the next time that it fills the same files.
 
-A mapping costs its page faults: 0.6 us for each small page, so that an overwrite through a new mapping is six times
-slower than a memcpy where the kernel refuses huge pages. A kept mapping holds no lock: others may claim the file, and
-fill it, or unlink it. They give its memory back by a hole, since a mapping would keep it; see `sweep.sweep_some`.
+A new mapping costs its page faults: 0.6 us for each small page, so that an overwrite through one is six times slower
+than a memcpy where the kernel refuses huge pages. A kept mapping holds no lock: others may claim the file and fill it,
+or unlink it. Whoever unlinks it gives its memory back by punching a hole, since a mapping would keep the memory: see
+`sweep.close_unlinked`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import NamedTuple
 
 from memstore.engine.syscalls import Reservation
 
-_MOST = 3  # one live, one retired, one being filled
-_MOST_BYTES = 4 << 30  # with small pages, 8 MiB of page tables
+_MOST = 3  # mappings: of one file that is live, one retired, and one being filled
+_MOST_BYTES = 4 << 30  # of all of them: with small pages, these take 8 MiB of page tables
 
 
 class Spare(NamedTuple):
@@ -25,7 +26,7 @@ class Spare(NamedTuple):
 
 
 class Spares:
-    """Of one root in this process, by segment. A segment's file keeps its number for life."""
+    """The kept mappings of one root in this process, by segment: a file keeps its segment's number for life."""
 
     __slots__ = ("_kept",)
 
@@ -42,5 +43,5 @@ class Spares:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Before a fork too: a child would not get these mappings, but what unmaps them."""
+        """Call it before a fork too: the child gets no such mapping, but would inherit the objects that unmap them."""
         self._kept.clear()

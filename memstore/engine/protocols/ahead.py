@@ -1,18 +1,20 @@
 """The file that a put replaces is kept for this process's next put of nearly its size, which then needs no claim.
 
-For files that are assembled in memory: what a claim costs, a hold of the mutex and a transaction, is a third of such a
-put. The file is *booked* by the transaction that replaces what it holds: its row is filling, under the next put's id.
+This is for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a third of what
+such a put costs. The transaction that replaces what the file holds *books* it: its row becomes filling, under the id of
+the next put.
 
-- It is locked after that commit, and never before: of a live file readers rely on the shared lock, and one without the
-  mutex takes two refusals for damage, however short they were.
-- If somebody else locks it then, a second transaction gives it back, to be retired as any other, and for some puts
-  nothing is booked: who holds one version mostly holds the next one too. Whoever dies or fails before, `recovery.py`
-  gives back what it booked.
-- Once it is locked, its put id is erased, and it is as any file that is being filled: nobody else may have it, its lock
-  drops with its process, and then a sweep gives it back. So others can't free it as long as this process lives: it is
-  one file, and smaller than a huge page. Its own `gc`, its puts that find no room, and its closing of the store do.
-- It is booked only when two puts in a row are of nearly its size, so that who puts once, or values of many sizes in
-  turn, pays nothing for it; the last one booked takes the place of the one before.
+- A booked file is locked after that commit, and never before it: readers rely on the shared lock of a live file, and a
+  reader without the mutex takes two refusals for damage, however short they were.
+- If somebody else has locked it by then, a second transaction gives it back, to be retired as any other file, and for
+  some puts nothing is booked: who holds one version mostly holds the next one too. If this process dies or fails before
+  it has locked the file, `recovery.py` gives it back.
+- Once the file is locked, its put id is erased, and it is as any file that is being filled: nobody else can have it.
+  Its lock drops when its process dies, and then a sweep gives it back, so others can't free it as long as this process
+  lives: it is one file, and smaller than a huge page. This process gives it back when its `gc` runs, when one of its
+  puts finds no room, and when it closes the store.
+- A file is booked only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
+  in turn, pays nothing. The file that was booked last takes the place of the one before.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import Filling, LockFile, segment_path, vacate, write_state
+from memstore.engine.files import ClaimedFile, LockFile, SegmentWriter, segment_path, vacate, write_state
 from memstore.engine.format import FILLING, RETIRED, SegmentRow
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import suits, unclaim
@@ -33,25 +35,25 @@ from memstore.errors import MemstoreError
 
 log = logging.getLogger("memstore")
 
-_PUTS_AFTER_A_REFUSAL = 16  # nothing is booked for so many: a refusal costs a transaction
+_PUTS_AFTER_A_REFUSAL = 16  # so many puts book nothing: a refusal costs a transaction
 
 
 class Booking:
-    """Of the file that one commit replaces. `book` is called in its transaction, `settle` once that is committed."""
+    """The booking of the file that one commit replaces: `book` it in its transaction, `settle` it once that is done."""
 
     __slots__ = ("_before", "_file", "_need", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
-        """`need` is what the put has filled, and `before` what the one before it had."""
+        """`need` is how many bytes of its file the put has used, `before` how many the put before it used."""
         self._root, self._need, self._before = root, need, before
         self._file: LockFile | None = None
         self._row: SegmentRow | None = None
         self._segment = 0
         self._put_id = 0  # of the next put
-        self._replaced: KeptFile | None = None  # what was kept before: in the same transaction it may be claimed again
+        self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
 
     def book(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
-        """Whether the file is booked; else it is to be retired. It may be asked again, in a transaction repeated."""
+        """Books the file if that pays, else returns False. It is called again if the transaction is repeated."""
         self._row, size = None, row.nbytes
         if size >= syscalls.HUGE_PAGE or not suits(size, self._need) or not suits(size, self._before):
             return False
@@ -80,7 +82,10 @@ class Booking:
         return True
 
     def settle(self) -> None:
-        """Under the mutex and the guard, when its transaction is committed. After an error a recovery is due."""
+        """Locks the file, or gives it back if somebody holds it. After an error a recovery is due.
+
+        Call it under the mutex and the guard, when the transaction is committed.
+        """
         root, file, row = self._root, self._file, self._row
         if file is None or row is None:
             return
@@ -100,7 +105,10 @@ class Booking:
         transaction.put_counters(counters)
 
     def close(self) -> None:
-        """Also of what was kept before, whatever became of the commit: its row is another's, or left to the sweep."""
+        """Lets go of what was not kept, whatever became of the commit.
+
+        That includes the file that was kept before: its row is retired, or left to the sweep.
+        """
         if self._file is not None:
             self._file.close()
         if self._replaced is not None:
@@ -108,9 +116,9 @@ class Booking:
 
 
 def booking_for(root: Root, need: int) -> Booking | None:
-    """For a commit of one segment of `need` bytes, if the one before was of its size.
+    """For a commit of one segment that uses `need` bytes, if the put before used about as many.
 
-    Call it under the guard, once a commit.
+    Call it under the guard, and once for each commit.
     """
     before, root.filled_before = root.filled_before, need
     if not before or need >= syscalls.HUGE_PAGE:
@@ -121,26 +129,26 @@ def booking_for(root: Root, need: int) -> Booking | None:
     return Booking(root, need, before)
 
 
-def take(root: Root, need: int) -> Filling | None:
-    """The file that was kept, if it suits: locked and booked as a claim would have done."""
+def take(root: Root, need: int) -> SegmentWriter | None:
+    """The file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
         ahead = root.ahead
         if ahead is None or not suits(ahead.size, need):
             return None
         segment, put_id, size, file = ahead
         is_whole = _is_whole(file, size)
-        if root.ahead is not ahead:  # a signal's handler has put
+        if root.ahead is not ahead:  # a signal handler has taken it for a put of its own
             return None
         root.ahead = None
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
         path = segment_path(root.segments, segment)
-        return Filling(path, segment, put_id, size, file, is_new=False, dir_fd=root.segments_fd)
+        return SegmentWriter(ClaimedFile(path, file, root.segments_fd), segment, put_id, size, is_new=False)
 
 
 def _is_whole(file: LockFile, size: int) -> bool:
-    """And not unlinked or cut by somebody."""
+    """Whether nobody has unlinked or cut the file."""
     try:
         status = syscalls.status(file.fd)
     except OSError:
@@ -148,20 +156,23 @@ def _is_whole(file: LockFile, size: int) -> bool:
     return status.st_nlink > 0 and status.st_size == size
 
 
-def keep(root: Root, fillings: Sequence[Filling]) -> bool:
-    """Whether what was filled is kept, if no mutex was to be had to publish it: to give it back takes the mutex too."""
-    if len(fillings) != 1:
+def keep(root: Root, writers: Sequence[SegmentWriter]) -> bool:
+    """Keeps a file that is filled, and could not be published because the mutex was not to be had in time.
+
+    To give it back takes the mutex too. Returns False if the file is none to be kept.
+    """
+    if len(writers) != 1:
         return False
-    filling = fillings[0]
+    writer = writers[0]
     with root.guard:
-        if root.ahead is not None or filling.size >= syscalls.HUGE_PAGE or not filling.is_whole:
+        if root.ahead is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
             return False
-        root.ahead = KeptFile(filling.segment, filling.put_id, filling.size, filling.file)
+        root.ahead = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
     return True
 
 
 def give_back(root: Root) -> None:
-    """What was kept may be claimed or swept by anybody. Under the mutex."""
+    """Retires the file that was kept: anybody may claim or sweep it. Call it under the mutex."""
     with root.guard:
         ahead, root.ahead = root.ahead, None
         if ahead is not None:
@@ -172,14 +183,14 @@ def give_back(root: Root) -> None:
 
 
 def close(root: Root) -> None:
-    """Gives back what was kept if nobody has to be waited for; else the lock is let go, and a sweep does it."""
+    """Gives back what was kept if the mutex is free; else only unlocks it, which leaves it to the next sweep."""
     if root.ahead is None:
         return
     try:
-        if root.is_in_place():  # one that was removed or moved stays as it is
+        if root.is_in_place():  # a store that was removed or moved stays as it is
             root.mutex.run(lambda: give_back(root), 0.0)
     except (OSError, MemstoreError) as error:
-        log.debug("%s: a file that was kept is left to the next sweep: %s", root.path, str(error))
+        log.debug("%s: the file that was kept for the next put is left to the next sweep: %s", root.path, str(error))
     finally:
         _forget(root)
 
@@ -191,7 +202,7 @@ def _forget(root: Root) -> None:
 
 
 def _release(file: LockFile) -> None:
-    """Who is just being started as a subprocess has it open too, until its exec: closed only, it stayed locked."""
+    """Unlocks it first: a subprocess that is being started has it open too, until its exec, and so has its lock."""
     syscalls.unlock(file.fd)
     file.close()
 

@@ -1,6 +1,12 @@
-"""Step 2 of a put, see `commit.py`: a file is claimed, to be filled, and given back after an error.
+"""Step 2 of a put, see `put.py`: claims a file for a segment, or gives it back after an error.
 
-Where the put before has kept one (`ahead.py`), it is claimed already: a kill leaves it to the sweep, as any other.
+If the last commit of this process has kept a file for this put (`ahead.py`), it is taken without the mutex. Else, in
+one hold of the mutex, one of these is claimed:
+- a retired file of nearly the size that nobody locks or leases (`reuse.py`): it is locked, **its put id is erased**,
+  and then its row is committed as filling under a new put id;
+- a new file: its row is committed as filling, and then the file is created and locked.
+
+A kill leaves a retired file without a put id, or a filling row with an unlocked file or none: others claim or sweep it.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import Filling, LockFile, OwnedFile, remove_file, segment_path
+from memstore.engine.files import ClaimedFile, LockFile, OwnedFile, SegmentWriter, remove_file, segment_path
 from memstore.engine.format import FILLING, SegmentRow
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.reuse import Reuse, size_class, unclaim
@@ -22,23 +28,23 @@ from memstore.engine.root import Root, adopt
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, StoreFullError
 
-_GIVEN_BACK_A_HOLD = 16  # files: they are open until the hold is over
-CLEANUP_TIMEOUT = 5.0  # seconds to give a claimed file back after an error; else the next sweep does
+CLEANUP_TIMEOUT = 5.0  # seconds to give claimed files back after an error; after that they are left to the next sweep
+_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
 
 
-def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> Filling:
-    """Step 2: a file for a header and data of these sizes. `batch` 0 starts a batch, named by the put id."""
+def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> SegmentWriter:
+    """Claims a file for a header and data of these sizes. `batch` 0 starts a batch, which its first put id names."""
     if root.ahead is not None and not batch:
         kept = ahead.take(root, header + nbytes)
         if kept is not None:
             return kept
-    found = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
-    if not found.is_whole:  # new; others are of the store already, and maybe another user's
-        adopt(found.fd, root.settings)
-    return found
+    writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
+    if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
+        adopt(writer.file.lock_file.fd, root.settings)
+    return writer
 
 
-def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) -> Filling:
+def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) -> SegmentWriter:
     reuse = Reuse(header + nbytes)
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:
@@ -66,15 +72,15 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) 
         is_new = reuse.file is None
         file = reuse.file or _create(root, path, segment)
         spare = None if is_new else root.spares.take(segment, size)
-        return Filling(path, segment, put_id, size, file, is_new=is_new, dir_fd=root.segments_fd, spare=spare)
+        claimed = ClaimedFile(path, file, root.segments_fd)
+        return SegmentWriter(claimed, segment, put_id, size, is_new=is_new, spare=spare)
 
 
-def park(root: Root, filling: Filling, deadline: float) -> None:
-    """Between steps 3 and 4, for what is too many to be kept open; or mapped, where all have to stay open."""
-    if root.locks_need_files:
-        filling.unmap()
-    else:
-        root.mutex.run(lambda: filling.park(root.guard), deadline)
+def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
+    """Gives back the memory of a sealed segment of a large batch, and closes its file where a mapping keeps locks."""
+    writer.unmap()
+    if not root.locks_need_files:
+        root.mutex.run(lambda: writer.file.park(root.guard), deadline)
 
 
 def _create(root: Root, path: str, segment: int) -> LockFile:
@@ -99,7 +105,7 @@ def _check_capacity(root: Root, counters: Counters, size: int) -> None:
 
 
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
-    """Of a segment that is not to be published: its row, or with `keep` it is retired."""
+    """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
     row, counters = transaction.segment(segment), transaction.counters()
     transaction.delete_number("filling", segment)
     if row is not None:
@@ -112,45 +118,46 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
         transaction.put_counters(counters)
 
 
-def abandon(root: Root, fillings: Sequence[Filling], *, keep: bool = False) -> None:
+def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
     """Gives claimed files back after an error, if they are still filling under our put ids.
 
-    With `keep`, those that are allocated wholly may be used again: a lost race of compare-and-swaps costs no file.
+    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
+    should not have to allocate the next file anew. All others are removed.
     """
     deadline = deadline_after(CLEANUP_TIMEOUT)
-    for start in range(0, len(fillings), _GIVEN_BACK_A_HOLD):
+    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
         unlinked: list[OwnedFile] = []
-        action = functools.partial(_abandon, root, fillings[start : start + _GIVEN_BACK_A_HOLD], unlinked, keep=keep)
+        action = functools.partial(_abandon, root, writers[start : start + _GIVEN_BACK_A_HOLD], unlinked, keep=keep)
         try:
             root.mutex.run(action, deadline)
         finally:
             close_unlinked(unlinked)
 
 
-def _abandon(root: Root, fillings: Sequence[Filling], unlinked: list[OwnedFile], *, keep: bool) -> None:
+def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
     with root.guard:
-        ours = root.catalog.view(lambda transaction: [f for f in fillings if _is_ours(transaction, f)])
-        kept = [filling for filling in ours if keep and filling.is_whole]
-        gone = [filling for filling in ours if filling not in kept]
-        for filling in kept:
-            filling.go_back()
-        for filling in gone:  # before their rows: a row without a file is swept, a file without a row never
-            with contextlib.suppress(OSError):  # it is missing, or too many are open
-                unlinked.append(filling.open_file())
-            remove_file(filling.path, root.segments_fd)
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
+        kept = [writer for writer in ours if keep and writer.is_whole]
+        gone = [writer for writer in ours if writer not in kept]
+        for writer in kept:
+            writer.file.vacate()
+        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
+            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
+                unlinked.append(writer.file.open())
+            remove_file(writer.file.path, root.segments_fd)
         if gone:
             root.sync_unlinked()
         if ours:
             root.catalog.update(functools.partial(_forget, kept=kept, gone=gone), is_delete=True)
 
 
-def _is_ours(transaction: Transaction, filling: Filling) -> bool:
-    row = transaction.segment(filling.segment)
-    return row is not None and row.state == FILLING and row.put_id == filling.put_id
+def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
+    row = transaction.segment(writer.segment)
+    return row is not None and row.state == FILLING and row.put_id == writer.put_id
 
 
-def _forget(transaction: Transaction, *, kept: Sequence[Filling], gone: Sequence[Filling]) -> None:
-    for filling in kept:
-        _drop(transaction, filling.segment, keep=True)
-    for filling in gone:
-        _drop(transaction, filling.segment)
+def _forget(transaction: Transaction, *, kept: Sequence[SegmentWriter], gone: Sequence[SegmentWriter]) -> None:
+    for writer in kept:
+        _drop(transaction, writer.segment, keep=True)
+    for writer in gone:
+        _drop(transaction, writer.segment)

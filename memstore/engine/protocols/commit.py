@@ -1,87 +1,57 @@
-"""How entries change: the protocols of put, put_many and delete.
+"""Steps 4 and 5 of a put or delete, see `put.py`: all changes of a batch are published at one moment.
 
-Put
-1. *Prepare* (the caller): flatten the value, encode the header. Nothing is written yet.
-2. *Claim* (`claim.py`): what the last commit of this process kept for it (`ahead.py`), without the mutex. Else, in one
-   hold of the mutex: a retired file of nearly the size that nobody locks or leases: it is
-   locked, **its put id is zeroed**, then its row is committed as filling under a new put id. Or a new file: its row is
-   committed, then it is created and locked. A kill leaves a retired file without a put id, or a filling row with an
-   unlocked file or none: claimed or swept by others.
-3. *Fill* (the caller): allocate, which is where a full disk shows, and copy the tensors. `seal` writes the header, and
-   what was assembled in memory, and syncs if the store is durable.
-4. *Commit*, one hold of the mutex: check expected versions, assign versions; note the batch in the lock page; state
-   live into the headers; unlock the files; **commit the transaction: the moment of publication**; clear the note;
-   lock what it booked for the next put and zero its put id, or commit that it is retired (`ahead.py`); state retired
-   into the headers of all else that was replaced; change the doorbell and the ring sequence. A kill before the
-   commit leaves headers that say live: the note tells the next owner to put them back. A kill after it leaves
-   old headers live, a file that is booked and not zeroed, and the bell unrung: the ring sequence tells.
-5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one
-   that was removed or moved must not be acknowledged; close the files. In another hold, if there is something to do:
-   `sweep.py`.
+4. In one hold of the store's mutex:
+   - check that the keys are at the versions that were expected, and assign the new versions;
+   - note the batch in the lock page;
+   - write into the segments' headers that they are live, and unlock their files;
+   - **commit the transaction: this is the moment of publication**; clear the note;
+   - lock the file that was booked for the next put and erase its put id, or give it back if it is held (`ahead.py`);
+   - write into the headers of all else that was replaced that it is retired;
+   - change the doorbell's words and the ring sequence.
+   A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
+   after it leaves old headers live, a booked file that is not locked, and the doorbell unrung: the next owner sees it
+   by the ring sequence (`recovery.py`).
+5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one that
+   was removed or moved must not be acknowledged; sweep, in another hold, if there is something to do (`sweep.py`).
 
-Inline values skip 2 and 3. put_many claims and fills each key's segment, then commits all as one batch. Where some of
-its values are inline, no file tells of these: the batch leaves out one version before its first, by which a repair sees
-that the files are not all of it. A delete is step 4 without a new record. What was replaced or deleted is *retired* in
-the same transaction, unless it is booked for the next put: put ids are given then, so they are not in the order of
-versions.
+What was replaced or deleted is *retired* in the same transaction, unless it is booked for the next put. A booking
+assigns the id of that put, so put ids are not in the order of versions.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import Filling
-from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow
+from memstore.engine.files import SealedSegment
+from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow, Slots
 from memstore.engine.protocols.ahead import Booking, booking_for
+from memstore.engine.protocols.change import Change, check_versions, record_of
 from memstore.engine.protocols.recovery import mark_retired
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.protocols.sweep import needs_sweep, sweep_some
 from memstore.engine.root import Root
 from memstore.engine.sync import deadline_after
-from memstore.errors import KeyNotFoundError, MemstoreError, VersionConflictError
+from memstore.errors import MemstoreError
 
 log = logging.getLogger("memstore")
 
-SWEPT_A_PUT = 4  # files at most
-_RECENT = 64  # a large batch is forgotten after about so many smaller ones
-SWEEP_WAIT = 0.1  # seconds for the mutex: the put is done, and others sweep too
-
-
-@dataclass(slots=True)
-class Content:
-    """What a record says of a value, beside where it lies."""
-
-    description: bytes
-    objects: bytes
-    nbytes: int
-    inline: bytes | None = None
-    filling: Filling | None = None
-    checksums: bytes | None = None
-    objects_checksum: bytes | None = None
-    adopted: bytes | None = None
-
-
-@dataclass(slots=True)
-class Change:
-    """One key's part of a commit: new content, or with None its deletion."""
-
-    key: bytes
-    content: Content | None
-    expect: int | None = None
-    missing_ok: bool = False
+SWEPT_A_PUT = 4  # files that a sweep after a commit looks at; more if the commit has retired more
+SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done, and others sweep too
+_RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
 
 
 def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
-    """Steps 4 and 5: publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
+    """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
 
-    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    Raises VersionConflictError or KeyNotFoundError before anything is changed; and NotAStoreError if the store was
+    removed or moved: nothing is acknowledged then.
     """
+    # 4. Commit
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
     versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
+    # 5. After the mutex
     for bell in bells:
         root.doorbell.wake(bell)
     root.check_in_place()
@@ -90,11 +60,11 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 
 def sweep_after(root: Root, counters: Counters, retired: int) -> None:
-    """The last part of step 5."""
+    """The last part of step 5. `retired` is how many files the commit has retired."""
     try:
         if needs_sweep(root, counters):
             sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
-    except (OSError, MemstoreError) as error:  # the commit stands; a later sweep will do
+    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
         log.debug("%s: nothing swept: %s", root.path, str(error))
 
 
@@ -102,7 +72,7 @@ _Applied = tuple[list[int], list[int], Counters]  # new versions; retired segmen
 
 
 def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]) -> _Applied:
-    root.glance()  # it may have waited long for the mutex; a store that was moved meanwhile stays as it was
+    root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
     page = root.mutex
     with root.guard:
         booking = _booking(root, changes)
@@ -128,43 +98,37 @@ def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]
 
 
 def _booking(root: Root, changes: Sequence[Change]) -> Booking | None:
-    content = changes[0].content if len(changes) == 1 else None
-    return booking_for(root, content.filling.used) if content is not None and content.filling is not None else None
+    """Only a put of one segment may book the file that it replaces."""
+    segments = changes[0].segments if len(changes) == 1 else ()
+    return booking_for(root, segments[0].used) if len(segments) == 1 else None
 
 
 def _settle(root: Root, booking: Booking) -> bool:
     try:
         booking.settle()
     except (OSError, MemstoreError) as error:  # the commit stands
-        log.info("%s: what was booked ahead is left to a recovery: %s", root.path, str(error))
+        log.info("%s: the file that was booked for the next put is left to a recovery: %s", root.path, str(error))
         return False
     return True
 
 
 def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], booking: Booking | None) -> _Applied:
-    """The transaction of a commit; it may be called again, on a map that was grown."""
+    """The transaction of a commit. It is called again if the catalog's map had to grow."""
     found = [transaction.record(change.key) for change in changes]
-    _check(changes, found)
-    fillings = [change.content.filling for change in changes if change.content and change.content.filling]
+    check_versions(changes, found)
     counters = transaction.counters()
-    if fillings:
-        batch = root.mutex.batch = fillings[0].put_id
-        if len(fillings) < len(changes):
-            counters.version += 1  # left out, see above
-        counters.recent = max(sum(filling.size for filling in fillings), counters.recent - counters.recent // _RECENT)
-        for filling, version in zip(fillings, _versions(changes, counters.version), strict=True):
-            filling.go_live(version, batch, len(fillings), durable=root.settings.durable)
-    versions: list[int] = []
+    versions = _assign_versions(changes, found, counters)
+    placed = [
+        (segment, version) for change, version in zip(changes, versions, strict=True) for segment in change.segments
+    ]
+    if placed:
+        _go_live(root, placed, counters)
     retired: list[int] = []
-    for change, old in zip(changes, found, strict=True):
+    for change, old, version in zip(changes, found, versions, strict=True):
         if change.content is not None:
-            counters.version += 1
-            _publish(transaction, counters, change.key, change.content)
-            versions.append(counters.version)
-        else:
-            versions.append(old.version if old else 0)
-            if old is not None:
-                transaction.delete_record(change.key)
+            _write_rows(transaction, counters, change, version)
+        elif old is not None:
+            transaction.delete_record(change.key)
         if old is not None and old.segment and not replace_segment(transaction, counters, old.segment, booking):
             retired.append(old.segment)
     counters.publications += 1
@@ -172,26 +136,53 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], book
     return versions, retired, counters
 
 
-def _versions(changes: Sequence[Change], last: int) -> list[int]:
-    """Of the segments among the changes, in their order."""
-    contents = [change.content for change in changes if change.content is not None]
-    return [last + i for i, content in enumerate(contents, 1) if content.filling]
+def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
+    """Of each put the new version of its key, of each deletion the old one, or 0.
+
+    If some values of a batch have segments and others none, it skips one version number before its first, so that a
+    repair, which sees the files only, can tell that they are not all of the batch.
+    """
+    with_files = sum([bool(change.segments) for change in changes])
+    if 0 < with_files < len(changes):
+        counters.version += 1
+    versions: list[int] = []
+    for change, old in zip(changes, found, strict=True):
+        if change.content is None:
+            versions.append(old.version if old else 0)
+            continue
+        version = counters.version + 1
+        if change.version is not None:
+            version = change.version
+            assert old is None or version > old.version, f"version {version} is no newer than {old.version}"
+        counters.version = max(counters.version, version)
+        versions.append(version)
+    return versions
 
 
-def _publish(transaction: Transaction, counters: Counters, key: bytes, content: Content) -> None:
-    filling = content.filling
-    if filling is None:
+def _go_live(root: Root, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
+    """Notes the batch in the lock page, and makes each segment live under its version."""
+    batch = root.mutex.batch = placed[0][0].put_id
+    nbytes = 0
+    for segment, version in placed:
+        nbytes += segment.size
+        segment.file.go_live(Slots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable)
+    counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
+
+
+def _write_rows(transaction: Transaction, counters: Counters, change: Change, version: int) -> None:
+    assert change.content is not None
+    for segment in change.segments:
+        transaction.put_segment(segment.segment, SegmentRow(change.key, segment.put_id, LIVE, segment.size))
+        transaction.delete_number("filling", segment.segment)
+        counters.filling -= segment.size
+        counters.live += segment.size
+    if not change.segments:
         counters.number += 1
-    else:
-        transaction.put_segment(filling.segment, SegmentRow(key, filling.put_id, LIVE, filling.size))
-        transaction.delete_number("filling", filling.segment)
-        counters.filling -= filling.size
-        counters.live += filling.size
-    transaction.put_record(key, record_of(content, counters.version, counters.number))
+    transaction.put_record(change.key, record_of(change.content, change.segments, version, counters.number))
 
 
 def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
-    """Retires what was replaced; or books it for the next put, and returns True."""
+    """Retires the segment of a record that was replaced or deleted; or books it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes
@@ -200,46 +191,3 @@ def replace_segment(transaction: Transaction, counters: Counters, segment: int, 
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)
     return False
-
-
-def record_of(content: Content, version: int, number: int) -> Record:
-    filling = content.filling
-    return Record(
-        version=version,
-        put_id=filling.put_id if filling else number,
-        segment=filling.segment if filling else 0,
-        size=filling.size if filling else 0,
-        start=filling.start if filling else 0,
-        nbytes=content.nbytes,
-        created=time.time(),
-        description=content.description,
-        objects=content.objects,
-        inline=content.inline,
-        checksums=content.checksums,
-        objects_checksum=content.objects_checksum,
-        adopted=content.adopted,
-    )
-
-
-def _check(changes: Sequence[Change], found: Sequence[Record | None]) -> None:
-    for change, old in zip(changes, found, strict=True):
-        check_version(change.key, change.expect, old.version if old else 0)
-        if change.content is None and old is None and not change.missing_ok:
-            raise missing(change.key)
-
-
-def check_version(key: bytes, expected: int | None, found: int) -> None:
-    if expected is not None and expected != found:
-        name = key.decode()
-        is_at = f"is at version {found}" if found else "doesn't exist"
-        raise VersionConflictError(
-            f"{name!r} {is_at}, and version {expected} was expected: get it again and decide anew",
-            key=name,
-            expected=expected,
-            found=found,
-        )
-
-
-def missing(key: bytes) -> KeyNotFoundError:
-    name = key.decode()
-    return KeyNotFoundError(f"no key {name!r}", key=name)

@@ -1,22 +1,24 @@
-"""How a value that lives in its record is put, whatever version its key has: the protocol of `commit.py`, cut short.
+"""Publishes one inline value over whatever version its key has: the protocol of `commit.py`, cut short.
 
-There is nothing to claim or fill, no note and no header; what is left of its steps 4 and 5, in one hold of the mutex:
-write the record over the one that is there, and commit; if that one had a segment, it is retired in the same
-transaction, and its header marked afterwards; change the doorbell and the ring sequence. After the mutex: wake the
-waiters, look whether the path still names this store, sweep if there is something to do. A kill leaves what it leaves
-there.
+Nothing is claimed or filled, noted in the lock page, or written into a header. Of step 4, in one hold of the mutex,
+there remain: write the record over the one that is there, and commit; if that one had a segment, retire it in the same
+transaction, and mark its header afterwards; change the doorbell's word and the ring sequence. Step 5 is the same. A
+kill leaves what it leaves in `commit.py`.
 """
 
 from __future__ import annotations
 
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.protocols.commit import Content, record_of, replace_segment, sweep_after
+from memstore.engine.protocols.change import Change, record_of
+from memstore.engine.protocols.commit import replace_segment, sweep_after
 from memstore.engine.protocols.recovery import mark_retired
 from memstore.engine.root import Root
 
 
-def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> int:
+def commit_inline(root: Root, change: Change, deadline: float) -> int:
     """Publishes one inline value in half the time of `commit`. Returns the new version."""
+    key, content = change.key, change.content
+    assert content is not None
     bell, page, guard = root.doorbell.bell(key), root.mutex, root.guard
 
     def apply(transaction: Transaction) -> tuple[int, Counters]:
@@ -24,7 +26,7 @@ def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> 
         counters.version += 1
         counters.number += 1
         counters.publications += 1
-        record = record_of(content, counters.version, counters.number)
+        record = record_of(content, (), counters.version, counters.number)
         replaced = transaction.replace_record(key, record)
         if replaced:
             replace_segment(transaction, counters, replaced)
@@ -32,7 +34,7 @@ def commit_inline(root: Root, key: bytes, content: Content, deadline: float) -> 
         return replaced, counters
 
     def publish() -> tuple[int, Counters]:
-        root.glance()  # it may have waited long for the mutex
+        root.glance()  # this may have waited long for the mutex
         with guard:
             replaced, counters = root.catalog.update(apply)
         if replaced:

@@ -204,7 +204,7 @@ class Choice:
 def _is_whole(batch: Sequence[Found], last: int | None) -> bool:
     """Whether these files are all that the batch changed, right after version `last`, where that is known.
 
-    A batch with values that have no file leaves out a version before its first, see `commit.py`.
+    A batch with values that have no file skips a version number before its first, see `commit.py`.
     """
     versions = {found.version for found in batch}
     first = min(versions) if last is None else last + 1
