@@ -79,7 +79,14 @@ def open(
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
-    return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
+    return Store(
+        opened,
+        "r" if mode == "r" else "r+",
+        verify=verify,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+        reopen=reopen,
+    )
 
 
 def reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:

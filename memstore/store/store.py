@@ -53,9 +53,19 @@ class Store(Keyspace, AsMapping):
         root: the folder, as an absolute path.
     """
 
-    def __init__(self, root: Root, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
+    def __init__(
+        self,
+        root: Root,
+        mode: Mode,
+        *,
+        verify: bool,
+        allow_pickle: bool,
+        timeout: float,
+        reopen: Callable[[str, Mode, dict[str, Any]], Store],
+    ) -> None:
+        """`reopen` is what opens a pickled store where it arrives."""
         super().__init__(root, mode, timeout=timeout)
-        self._verify, self._allow_pickle = verify, allow_pickle
+        self._verify, self._allow_pickle, self._reopen = verify, allow_pickle, reopen
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -382,10 +392,8 @@ class Store(Keyspace, AsMapping):
         return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from memstore.store.opening import reopen
-
         self._opened()
-        return reopen, (self.root, self._mode, self._options())
+        return self._reopen, (self.root, self._mode, self._options())
 
     def _repr_html_(self) -> str:
         if self._root is None:
