@@ -64,7 +64,7 @@ def _is_writable(value: np.ndarray[Any, Any]) -> bool:
 class ArrayNode(Node):
     __slots__ = ("entry",)
     kind = "ndarray"
-    loads = True
+    reads_leaves = True
 
     def __init__(self, entry: Node) -> None:
         self.entry = entry

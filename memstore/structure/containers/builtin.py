@@ -19,7 +19,7 @@ from memstore.engine import Path
 from memstore.structure.checks import require, unpack
 from memstore.structure.objects import join_dict, join_list, join_tuple
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, read_keys, register
+from memstore.structure.tree import Entries, Node, Parts, Reader, Tree, read_keys, register
 from memstore.structure.walk import Walk, flattens
 
 # The factories of defaultdicts that can be named without running anything.
@@ -47,23 +47,23 @@ def _flatten_tuple(value: tuple[Any, ...], walk: Walk) -> Tree:
 
 @register
 class ListNode(Node):
-    __slots__ = ("kids",)
+    __slots__ = ("entries",)
     kind = "list"
     make: Callable[[list[Any]], Any] = staticmethod(lambda entries: entries)
 
-    def __init__(self, kids: Kids) -> None:
-        self.kids = kids
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         (trees,) = unpack(payload, list)
-        return cls(reader.kids(trees))
+        return cls(reader.entries(trees))
 
     def build(self, parts: Parts) -> Any:
-        return self.make(self.kids.build(parts))
+        return self.make(self.entries.build(parts))
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(range(len(self.kids.nodes)), self.kids)
+        return self.entries.numbered()
 
 
 @register
@@ -106,24 +106,24 @@ def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
 
 @register
 class DictNode(Node):
-    __slots__ = ("keys", "kids")
+    __slots__ = ("keys", "entries")
     kind = "dict"
 
-    def __init__(self, keys: tuple[Any, ...], kids: Kids) -> None:
-        require(len(keys) == len(kids.nodes), "other keys than entries")
+    def __init__(self, keys: tuple[Any, ...], entries: Entries) -> None:
+        require(len(keys) == len(entries.nodes), "other keys than entries")
         self.keys = keys
-        self.kids = kids
+        self.entries = entries
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         keys, trees = unpack(payload, list, list)
-        return cls(read_keys(keys), reader.kids(trees))
+        return cls(read_keys(keys), reader.entries(trees))
 
     def build(self, parts: Parts) -> Any:
-        return dict(zip(self.keys, self.kids.build(parts), strict=True))
+        return dict(zip(self.keys, self.entries.build(parts), strict=True))
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(self.keys, self.kids)
+        return self.entries.named(self.keys)
 
 
 @register
@@ -131,18 +131,18 @@ class OrderedNode(DictNode):
     __slots__ = ("attributes",)
     kind = "ordered"
 
-    def __init__(self, keys: tuple[Any, ...], kids: Kids, attributes: Node | None) -> None:
-        super().__init__(keys, kids)
+    def __init__(self, keys: tuple[Any, ...], entries: Entries, attributes: Node | None) -> None:
+        super().__init__(keys, entries)
         self.attributes = attributes
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         keys, trees, attributes = unpack(payload, list, list, (NoneType, int, list))
-        kids = reader.kids(trees)
-        return cls(read_keys(keys), kids, None if attributes is None else reader.node(attributes))
+        entries = reader.entries(trees)
+        return cls(read_keys(keys), entries, None if attributes is None else reader.node(attributes))
 
     def build(self, parts: Parts) -> Any:
-        built: OrderedDict[Any, Any] = OrderedDict(zip(self.keys, self.kids.build(parts), strict=True))
+        built: OrderedDict[Any, Any] = OrderedDict(zip(self.keys, self.entries.build(parts), strict=True))
         if self.attributes is not None:
             attributes = self.attributes.build(parts)
             require(type(attributes) is dict and all(type(key) is str for key in attributes), "no attributes")
@@ -150,7 +150,7 @@ class OrderedNode(DictNode):
         return built
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from named(self.keys, self.kids)
+        yield from self.entries.named(self.keys)
         if self.attributes is not None:
             yield ("__dict__",), self.attributes
 
@@ -163,18 +163,18 @@ class DefaultDictNode(DictNode):
     __slots__ = ("factory",)
     kind = "defaultdict"
 
-    def __init__(self, factory: type | None, keys: tuple[Any, ...], kids: Kids) -> None:
-        super().__init__(keys, kids)
+    def __init__(self, factory: type | None, keys: tuple[Any, ...], entries: Entries) -> None:
+        super().__init__(keys, entries)
         self.factory = factory
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         factory, keys, trees = unpack(payload, str, list, list)
         require(factory in _FACTORIES, "no factory of a defaultdict")
-        return cls(_FACTORIES[factory], read_keys(keys), reader.kids(trees))
+        return cls(_FACTORIES[factory], read_keys(keys), reader.entries(trees))
 
     def build(self, parts: Parts) -> Any:
-        return defaultdict(self.factory, zip(self.keys, self.kids.build(parts), strict=True))
+        return defaultdict(self.factory, zip(self.keys, self.entries.build(parts), strict=True))
 
 
 @flattens(torch.Size)

@@ -26,16 +26,18 @@ from memstore.structure.checks import require, unpack
 from memstore.structure.objects import (
     NAMESPACES,
     class_name,
+    dotted,
     field_names,
     find_class,
     is_dataclass,
     is_made_plainly,
     read_attributes,
+    short,
     slots_of,
     write_attributes,
 )
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tree import Node, Parts, Reader, Tree, named, read_keys, register
+from memstore.structure.tree import Node, Parts, Reader, Tree, read_keys, register
 from memstore.structure.walk import Flattener, Walk, flattener, flattens, rule
 
 
@@ -63,9 +65,9 @@ def _flatten_namespace(value: Any, walk: Walk) -> Tree:
 
 @register
 class NamespaceNode(Node):
-    __slots__ = ("cls", "kids", "names")
+    __slots__ = ("cls", "entries", "names")
     kind = "namespace"
-    joins = True
+    may_be_object = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -74,14 +76,14 @@ class NamespaceNode(Node):
         node = cls()
         node.cls = NAMESPACES[which]
         node.names = _read_names(names)
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         return node
 
     def build(self, parts: Parts) -> Any:
-        return write_attributes(self.cls(), dict(zip(self.names, self.kids.build(parts), strict=True)))
+        return write_attributes(self.cls(), dict(zip(self.names, self.entries.build(parts), strict=True)))
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(self.names, self.kids)
+        return self.entries.named(self.names)
 
     def describe(self) -> str:
         return self.cls.__name__
@@ -103,7 +105,7 @@ def _flatten_dataclass(value: Any, walk: Walk) -> Tree:
         others = [other for other in attributes if other not in names]
         if others:
             raise RefusedError(
-                f"a dataclass {name.replace(':', '.')} that has attributes beside its fields: {', '.join(others)}; "
+                f"a dataclass {dotted(name)} that has attributes beside its fields: {', '.join(others)}; "
                 "make them fields, or put a dict of what it holds"
             )
     except RefusedError:
@@ -122,9 +124,9 @@ def _is_dataclass(kind: type) -> bool:
 
 @register
 class DataclassNode(Node):
-    __slots__ = ("kids", "name", "names", "unset")
+    __slots__ = ("entries", "name", "names", "unset")
     kind = "dataclass"
-    joins = True
+    may_be_object = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -133,7 +135,7 @@ class DataclassNode(Node):
         require(len(names) == len(trees), "no dataclass")
         node = cls()
         node.name, node.names, node.unset = name, tuple(names), frozenset(unset)
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         return node
 
     def build(self, parts: Parts) -> Any:
@@ -141,16 +143,16 @@ class DataclassNode(Node):
         stored, here = {*self.names, *self.unset}, set(field_names(kind))
         if stored != here:
             raise UnsupportedValueError(
-                f"the dataclass {self.name.replace(':', '.')} has other fields here than in the stored value: "
+                f"the dataclass {dotted(self.name)} has other fields here than in the stored value: "
                 f"{', '.join(sorted(stored ^ here))}"
             )
-        return write_attributes(object.__new__(kind), dict(zip(self.names, self.kids.build(parts), strict=True)))
+        return write_attributes(object.__new__(kind), dict(zip(self.names, self.entries.build(parts), strict=True)))
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(self.names, self.kids)
+        return self.entries.named(self.names)
 
     def describe(self) -> str:
-        return self.name.rpartition(":")[2]
+        return short(self.name)
 
 
 # -- subclasses of dict, and UserDict --------------------------------------------------------------------------------
@@ -179,8 +181,7 @@ def _flatten_mapping(value: Any, walk: Walk) -> Tree:
         others = [other for other, held in attributes.items() if held is not items.get(other)]
         if others:
             raise RefusedError(
-                f"a {name.replace(':', '.')} that has more than its items: {', '.join(map(str, others))}; "
-                "put dict(...) of it"
+                f"a {dotted(name)} that has more than its items: {', '.join(map(str, others))}; put dict(...) of it"
             )
         names = _written_names(attributes, walk)
     except RefusedError:
@@ -207,9 +208,9 @@ def _is_mapping(kind: type) -> bool:
 
 @register
 class MappingNode(Node):
-    __slots__ = ("attributes", "keys", "kids", "name")
+    __slots__ = ("attributes", "keys", "entries", "name")
     kind = "mapping"
-    joins = True
+    may_be_object = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -217,12 +218,12 @@ class MappingNode(Node):
         require(len(keys) == len(trees), "other keys than entries")
         node = cls()
         node.name, node.attributes, node.keys = name, _read_names(attributes), read_keys(keys)
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         return node
 
     def build(self, parts: Parts) -> Any:
         kind = find_class(self.name, _is_mapping, "a dict or UserDict that can be made of its items")
-        items = dict(zip(self.keys, self.kids.build(parts), strict=True))
+        items = dict(zip(self.keys, self.entries.build(parts), strict=True))
         attributes = {name: items.get(name) for name in self.attributes}
         base = _base_of(kind)
         if base is UserDict:
@@ -233,7 +234,7 @@ class MappingNode(Node):
         return write_attributes(made, attributes)
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(self.keys, self.kids)
+        return self.entries.named(self.keys)
 
     def describe(self) -> str:
-        return self.name.rpartition(":")[2]
+        return short(self.name)

@@ -25,7 +25,7 @@ from memstore.late_imports import between_forks
 from memstore.structure.checks import require, unpack
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import traits
-from memstore.structure.tree import TENSOR, Kids, Node, Parts, Reader, Tree, register
+from memstore.structure.tree import TENSOR, Entries, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Walk
 
 # -- nested tensors --------------------------------------------------------------------------------------------------
@@ -46,9 +46,9 @@ def flatten_jagged(value: Any, walk: Walk) -> Tree:
 
 @register
 class JaggedNode(Node):
-    __slots__ = ("bounds", "kids", "ragged", "requires_grad")
+    __slots__ = ("bounds", "entries", "ragged", "requires_grad")
     kind = "jagged"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -60,7 +60,7 @@ class JaggedNode(Node):
         node.bounds = {"min_seqlen": low, "max_seqlen": high}
         node.requires_grad = requires_grad
         reader.exact.update(range(reader.tensors + 1, reader.tensors + len(trees)))
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         return node
 
     def build(self, parts: Parts) -> Any:
@@ -70,7 +70,7 @@ class JaggedNode(Node):
             if any(bound is not None for bound in self.bounds.values()):
                 importlib.import_module("torch._dynamo")  # its constructor does, to mark them
 
-        values, offsets, lengths = [*self.kids.build(parts), None][:3]
+        values, offsets, lengths = [*self.entries.build(parts), None][:3]
         require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "no jagged tensor")
         require(lengths is None or lengths.shape == (len(offsets) - 1,), "no jagged tensor")
         cache = {key: torch.zeros(bound, 0, device="cpu") for key, bound in self.bounds.items() if bound is not None}
@@ -84,8 +84,7 @@ class JaggedNode(Node):
         )
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        for name, node in zip(("values", "offsets", "lengths"), self.kids.nodes, strict=False):
-            yield (name,), node
+        return self.entries.named(("values", "offsets", "lengths")[: len(self.entries.nodes)])
 
     def describe(self) -> str:
         return "nested tensor"
@@ -106,7 +105,7 @@ def flatten_nested(value: torch.Tensor, walk: Walk) -> Tree:
 class NestedNode(Node):
     __slots__ = ("buffer", "requires_grad", "sizes")
     kind = "nested"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -172,7 +171,7 @@ def _check_integers(integers: torch.Tensor) -> None:
 class QuantizedNode(Node):
     __slots__ = ("integers", "parameters")
     kind = "quantized"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -200,9 +199,9 @@ class QuantizedNode(Node):
 
 @register
 class ChannelQuantizedNode(Node):
-    __slots__ = ("axis", "kids")
+    __slots__ = ("axis", "entries")
     kind = "quantized_channels"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -210,18 +209,18 @@ class ChannelQuantizedNode(Node):
         require(trees == [TENSOR] * 3, "no quantized tensor")
         node = cls()
         node.axis = axis
-        node.kids = Kids([reader.fixed_tensor(tree) for tree in trees])
+        node.entries = Entries([reader.fixed_tensor(tree) for tree in trees])
         return node
 
     def build(self, parts: Parts) -> Any:
-        integers, scales, zero_points = self.kids.build(parts)
+        integers, scales, zero_points = self.entries.build(parts)
         _check_integers(integers)
         require(0 <= self.axis < integers.ndim, "no quantized tensor")
         require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "no quantized tensor")
         return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, self.axis)
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from zip(((), ("scales",), ("zero_points",)), self.kids.nodes, strict=True)
+        yield from zip(((), ("scales",), ("zero_points",)), self.entries.nodes, strict=True)
 
     def describe(self) -> str:
         return "quantized tensor"

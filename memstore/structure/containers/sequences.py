@@ -17,9 +17,9 @@ from typing import Any
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import require, unpack
-from memstore.structure.objects import class_name, defines, find_class
+from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.tree import Entries, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Flattener, Walk, flattens, rule
 
 # -- namedtuples -----------------------------------------------------------------------------------------------------
@@ -43,38 +43,38 @@ def _flatten_namedtuple(value: Any, walk: Walk) -> Tree:
     if getattr(value, "__dict__", None):
         if walk.allow_pickle:
             return walk.object(value)
-        raise RefusedError(f"a {name.replace(':', '.')} that has attributes beside its fields; put tuple(...) of it")
+        raise RefusedError(f"a {dotted(name)} that has attributes beside its fields; put tuple(...) of it")
     return ("namedtuple", name, walk.entries(value, type(value)._fields, value))
 
 
 @register
 class NamedTupleNode(Node):
-    __slots__ = ("kids", "name")
+    __slots__ = ("entries", "name")
     kind = "namedtuple"
 
-    def __init__(self, name: str, kids: Kids) -> None:
+    def __init__(self, name: str, entries: Entries) -> None:
         self.name = name
-        self.kids = kids
+        self.entries = entries
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         name, trees = unpack(payload, str, list)
-        return cls(name, reader.kids(trees))
+        return cls(name, reader.entries(trees))
 
     def build(self, parts: Parts) -> Any:
         kind = find_class(self.name, _is_namedtuple, "a namedtuple")
         self.check_fields(len(kind._fields))
-        return tuple.__new__(kind, self.kids.build(parts))
+        return tuple.__new__(kind, self.entries.build(parts))
 
     def check_fields(self, count: int) -> None:
-        if count != len(self.kids.nodes):
+        if count != len(self.entries.nodes):
             raise UnsupportedValueError(f"the class {self.name} has other fields here than in the stored value")
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(range(len(self.kids.nodes)), self.kids)
+        return self.entries.numbered()
 
     def describe(self) -> str:
-        return self.name.rpartition(":")[2]
+        return short(self.name)
 
 
 # -- what torch's functions return -----------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class StructSeqNode(NamedTupleNode):
     def build(self, parts: Parts) -> Any:
         kind = find_class(self.name, _is_structseq, "one of torch.return_types")
         self.check_fields(kind.n_sequence_fields)
-        return kind(self.kids.build(parts))
+        return kind(self.entries.build(parts))
 
 
 # -- deques ----------------------------------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ def _flatten_deque(value: deque[Any], walk: Walk) -> Tree:
 
 @register
 class DequeNode(Node):
-    __slots__ = ("kids", "maxlen")
+    __slots__ = ("entries", "maxlen")
     kind = "deque"
-    joins = True
+    may_be_object = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -125,11 +125,11 @@ class DequeNode(Node):
         require(maxlen is None or len(trees) <= maxlen < 1 << 63, "no length of a deque")
         node = cls()
         node.maxlen = maxlen
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         return node
 
     def build(self, parts: Parts) -> Any:
-        return deque(self.kids.build(parts), self.maxlen)
+        return deque(self.entries.build(parts), self.maxlen)
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(range(len(self.kids.nodes)), self.kids)
+        return self.entries.numbered()

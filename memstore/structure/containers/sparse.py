@@ -58,9 +58,9 @@ def flatten_sparse(value: torch.Tensor, walk: Walk) -> Tree:
 
 @register
 class SparseNode(Node):
-    __slots__ = ("about", "kids", "kind_of_tensor", "layout", "requires_grad")
+    __slots__ = ("about", "entries", "kind_of_tensor", "layout", "requires_grad")
     kind = "sparse"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -70,13 +70,13 @@ class SparseNode(Node):
         node.layout = _LAYOUTS[layout]
         node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
         require(len(trees) == len(_NAMES[node.layout]) and all(tree == TENSOR for tree in trees), "no sparse tensor")
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         node.about = reader.node(about)
         return node
 
     def build(self, parts: Parts) -> Any:
         size, coalesced = unpack(self.about.build(parts), list, bool)
-        shape, tensors = sizes(size), [tensor.detach() for tensor in self.kids.build(parts)]
+        shape, tensors = sizes(size), [tensor.detach() for tensor in self.entries.build(parts)]
         require(not any(map(traits.repeats, tensors)), "indices without memory of their own")
         if self.layout is torch.sparse_coo:
             indices, values = tensors
@@ -90,8 +90,7 @@ class SparseNode(Node):
         return traits.with_traits(made, traits.Traits(self.kind_of_tensor, self.requires_grad, None))
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        for name, node in zip(_NAMES[self.layout], self.kids.nodes, strict=True):
-            yield (name,), node
+        yield from self.entries.named(_NAMES[self.layout])
         yield ("size",), self.about
 
     def describe(self) -> str:

@@ -29,7 +29,7 @@ from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.objects import join_list
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import need_device, read_device
-from memstore.structure.tree import OBJECT, Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.tree import OBJECT, Entries, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Walk, flattens
 
 
@@ -75,31 +75,33 @@ def _lazy_class(value: LazyStackedTensorDict) -> str:
 
 @register
 class LazyNode(Node):
-    __slots__ = ("cls", "kids", "lock", "name", "stack_dim")
+    __slots__ = ("cls", "entries", "lock", "name", "stack_dim")
     kind = "lazy"
 
-    def __init__(self, cls: type[LazyStackedTensorDict], stack_dim: int, name: str | None, lock: bool, kids: Kids):
+    def __init__(
+        self, cls: type[LazyStackedTensorDict], stack_dim: int, name: str | None, lock: bool, entries: Entries
+    ):
         self.cls = cls
         self.stack_dim = stack_dim
         self.name = name
         self.lock = lock
-        self.kids = kids
+        self.entries = entries
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         lazy, stack_dim, name, locked, trees = unpack(payload, str, int, (NoneType, str), bool, list)
         require(lazy in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "no lazy stack")
-        kids, lock = reader.kids_of(locked, trees)
-        return cls(_LAZY_CLASSES[lazy], stack_dim, name, lock, kids)
+        entries, lock = reader.lockable_entries(locked, trees)
+        return cls(_LAZY_CLASSES[lazy], stack_dim, name, lock, entries)
 
     def build(self, parts: Parts) -> Any:
-        members = self.kids.build(parts)
+        members = self.entries.build(parts)
         require(all(map(is_tensor_collection, members)), "a lazy stack of other things than TensorDicts")
         built = self.cls(*members, stack_dim=self.stack_dim, stack_dim_name=self.name)
         return built.lock_() if self.lock else built
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(range(len(self.kids.nodes)), self.kids)
+        return self.entries.numbered()
 
     def describe(self) -> str:
         return self.cls.__name__
@@ -127,7 +129,7 @@ class EmptyLazyNode(Node):
         built: Any = self.cls(
             stack_dim=self.stack_dim,
             batch_size=self.batch,
-            device=need_device(self.device) if parts.device is None else parts.device,
+            device=need_device(self.device, instead=parts.device),
             names=self.names,
         )
         return built.lock_() if self.lock else built
@@ -244,7 +246,7 @@ class NonTensorNode(Node):
         return node
 
     def build(self, parts: Parts) -> Any:
-        device = need_device(self.device) if parts.device is None else parts.device
+        device = need_device(self.device, instead=parts.device)
         names = None if self.names is None else list(self.names)
         inner = TensorDict._new_unsafe({}, batch_size=self.batch, device=device, names=names)
         built = _non_tensor(self.make_class(), self.entry.build(parts), inner)

@@ -29,9 +29,9 @@ import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[repo
 from memstore.engine import Path
 from memstore.structure.checks import require, sizes, unpack
 from memstore.structure.containers.stacks import read_batch
-from memstore.structure.objects import class_name, find_class, make_bare
+from memstore.structure.objects import class_name, find_class, make_bare, short
 from memstore.structure.tensors import need_device
-from memstore.structure.tree import Kids, Node, Parts, Reader, Tree, named, register
+from memstore.structure.tree import Entries, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, rule
 
 # -- TensorDict ------------------------------------------------------------------------------------------------------
@@ -54,18 +54,18 @@ def _flatten_tensordict(value: TensorDict, walk: Walk) -> Tree:
 
 @register
 class TensorDictNode(Node):
-    __slots__ = ("batch", "device", "keys", "kids", "lock", "names")
+    __slots__ = ("batch", "device", "keys", "entries", "lock", "names")
     kind = "td"
 
     def __init__(
-        self, batch: torch.Size, device: torch.device | str | None, names: Any, lock: bool, keys: Any, kids: Kids
+        self, batch: torch.Size, device: torch.device | str | None, names: Any, lock: bool, keys: Any, entries: Entries
     ):
         self.batch = batch
         self.device = device
         self.names = names
         self.lock = lock
         self.keys = keys
-        self.kids = kids
+        self.entries = entries
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -74,22 +74,22 @@ class TensorDictNode(Node):
         )
         shape, device, names = read_batch(batch, device, names)
         require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "no keys of a TensorDict")
-        kids, lock = reader.kids_of(locked, trees)
-        require(len(keys) == len(kids.nodes), "other keys than entries")
-        return cls(shape, device, names, lock, tuple(keys), kids)
+        entries, lock = reader.lockable_entries(locked, trees)
+        require(len(keys) == len(entries.nodes), "other keys than entries")
+        return cls(shape, device, names, lock, tuple(keys), entries)
 
     def build(self, parts: Parts) -> Any:
         built = TensorDict._new_unsafe(
-            dict(zip(self.keys, self.kids.build(parts), strict=True)),
+            dict(zip(self.keys, self.entries.build(parts), strict=True)),
             batch_size=self.batch,
-            device=need_device(self.device) if parts.device is None else parts.device,
+            device=need_device(self.device, instead=parts.device),
             names=None if self.names is None else list(self.names),
             nested=False,
         )
         return built.lock_() if self.lock else built
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        return named(self.keys, self.kids)
+        return self.entries.named(self.keys)
 
     def describe(self) -> str:
         return f"TensorDict{list(self.batch)}"
@@ -115,37 +115,37 @@ def _flatten_tensorclass(value: Any, walk: Walk) -> Tree:
 
 @register
 class TensorClassNode(Node):
-    __slots__ = ("inner", "keys", "kids", "name")
+    __slots__ = ("inner", "keys", "entries", "name")
     kind = "tensorclass"
 
-    def __init__(self, name: str, inner: Node, keys: tuple[str, ...], kids: Kids) -> None:
+    def __init__(self, name: str, inner: Node, keys: tuple[str, ...], entries: Entries) -> None:
         self.name = name
         self.inner = inner
         self.keys = keys
-        self.kids = kids
+        self.entries = entries
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         name, inner, keys, trees = unpack(payload, str, list, list, list)
         require(inner[:1] in (["td"], ["lazy"], ["lazy0"], ["params"]), "a tensorclass around no TensorDict")
         node = reader.node(inner)
-        kids = reader.kids(trees)
-        require(all(type(key) is str for key in keys) and len(keys) == len(kids.nodes), "no fields of a tensorclass")
-        return cls(name, node, tuple(keys), kids)
+        entries = reader.entries(trees)
+        require(all(type(key) is str for key in keys) and len(keys) == len(entries.nodes), "no fields of a tensorclass")
+        return cls(name, node, tuple(keys), entries)
 
     def build(self, parts: Parts) -> Any:
         kind = find_class(self.name, _is_plain_tensorclass, "a tensorclass")
         built = make_bare(kind)  # neither __init__ nor __post_init__ runs
         built.__dict__["_tensordict"] = self.inner.build(parts)
-        built.__dict__["_non_tensordict"] = dict(zip(self.keys, self.kids.build(parts), strict=True))
+        built.__dict__["_non_tensordict"] = dict(zip(self.keys, self.entries.build(parts), strict=True))
         return built
 
     def children(self) -> Iterator[tuple[Path, Node]]:
         yield (), self.inner
-        yield from named(self.keys, self.kids)
+        yield from self.entries.named(self.keys)
 
     def describe(self) -> str:
-        return self.name.rpartition(":")[2]
+        return short(self.name)
 
 
 def _is_plain_tensorclass(kind: type) -> bool:
@@ -207,7 +207,7 @@ def _flatten_unbatched(value: UnbatchedTensor, walk: Walk) -> Tree:
 class UnbatchedNode(Node):
     __slots__ = ("batch", "entry")
     kind = "unbatched"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:

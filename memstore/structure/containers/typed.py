@@ -16,7 +16,7 @@ from tensordict import MetaData, TypedTensorDict, is_tensor_collection
 from memstore.engine import Path
 from memstore.structure.checks import require, unpack
 from memstore.structure.containers.stacks import NonTensorNode, flatten_non_tensor
-from memstore.structure.objects import class_name, find_class
+from memstore.structure.objects import class_name, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tree import Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Flattener, Walk, flattener, rule
@@ -39,7 +39,7 @@ def _flatten_typed(value: Any, walk: Walk) -> Tree:
     name = class_name(type(value))
     others = [other for other in vars(value) if not other.startswith("_")]
     if others:
-        raise RefusedError(f"a {name.replace(':', '.')} with attributes that are no entries: {', '.join(others)}")
+        raise RefusedError(f"a {dotted(name)} with attributes that are no entries: {', '.join(others)}")
     return ("typed", name, walk.visit(value._source))
 
 
@@ -74,7 +74,7 @@ class TypedNode(Node):
         yield (), self.source
 
     def describe(self) -> str:
-        return self.name.rpartition(":")[2]
+        return short(self.name)
 
 
 # -- MetaData of one type --------------------------------------------------------------------------------------------
@@ -100,4 +100,4 @@ class MetaDataOfNode(NonTensorNode):
         return MetaData[find_class(self.name, lambda kind: True, "a class")]
 
     def describe(self) -> str:
-        return f"MetaData[{self.name.rpartition(':')[2]}]"
+        return f"MetaData[{short(self.name)}]"

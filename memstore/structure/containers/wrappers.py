@@ -19,10 +19,10 @@ import torch
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.structure.checks import MalformedError, require, sizes, unpack
-from memstore.structure.objects import class_name, defines, find_class
+from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import traits
-from memstore.structure.tree import Node, Parts, Reader, Tree, named, register
+from memstore.structure.tree import Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Walk, flattener
 
 
@@ -64,9 +64,9 @@ def _is_wrapper(kind: type) -> bool:
 
 @register
 class WrapperNode(Node):
-    __slots__ = ("about", "kids", "kind_of_tensor", "name", "names", "requires_grad")
+    __slots__ = ("about", "entries", "kind_of_tensor", "name", "names", "requires_grad")
     kind = "wrapper"
-    loads = True
+    reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -77,7 +77,7 @@ class WrapperNode(Node):
         node.name, node.names = name, tuple(names)
         node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
         first = reader.tensors
-        node.kids = reader.kids(trees)
+        node.entries = reader.entries(trees)
         reader.fixed.update(range(first, reader.tensors))  # what they mean together, dtype= doesn't know
         node.about = reader.node(about)
         return node
@@ -87,7 +87,7 @@ class WrapperNode(Node):
         require(type(about) is list and len(about) == 3, "no wrapped tensors")
         shape, stride = sizes(about[1]), sizes(about[2])
         require(len(shape) == len(stride), "no wrapped tensors")
-        inner = dict(zip(self.names, self.kids.build(parts), strict=True))
+        inner = dict(zip(self.names, self.entries.build(parts), strict=True))
         require(all(isinstance(tensor, torch.Tensor) for tensor in inner.values()), "no wrapped tensors")
         kind = find_class(self.name, _is_wrapper, "a subclass of torch.Tensor that has __tensor_unflatten__")
         try:
@@ -114,12 +114,13 @@ class WrapperNode(Node):
         return traits.with_traits(made, traits.Traits(self.kind_of_tensor, False, None))
 
     def _refusal(self, why: str) -> UnsupportedValueError:
-        name = self.name.replace(":", ".")
-        return UnsupportedValueError(f"the stored value has a {name}, which can't be made again here: {why}")
+        return UnsupportedValueError(
+            f"the stored value has a {dotted(self.name)}, which can't be made again here: {why}"
+        )
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from named(self.names, self.kids)
+        yield from self.entries.named(self.names)
         yield ("context",), self.about
 
     def describe(self) -> str:
-        return self.name.rpartition(":")[2]
+        return short(self.name)

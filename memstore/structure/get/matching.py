@@ -15,15 +15,15 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import StructureMismatchError
-from memstore.structure.get import target_objects as places
+from memstore.structure.get.target_objects import is_optional
 from memstore.structure.plans import Plan
 from memstore.structure.refusals import RefusedError, render_path
-from memstore.structure.tensors import Extents, places_of, traits
+from memstore.structure.tensors import Footprints, locate_tensors, traits
 from memstore.structure.tree import ObjectNode, TensorNode, Tree, compile_tree, walk_names
 from memstore.structure.walk import Facts, Walk, take_apart
 
 _LISTED = 20  # differences in one message
-_CACHED_MEETINGS = 64
+_CACHED_MATCHES = 64
 
 
 class _TargetWalk(Walk):
@@ -31,17 +31,17 @@ class _TargetWalk(Walk):
 
     __slots__ = ()
 
-    def _written(self, value: Any) -> Any:
+    def write_leaf(self, value: Any) -> Any:
         return None
 
 
-class Meeting:
+class Match:
     """What a stored structure and a target's have in common, and how they differ.
 
     Attributes:
         pairs: (stored leaf, target's tensor) of one name.
         exact: those of them whose contents must be equal already: the lengths of nested tensors.
-        extents: of the target's tensors.
+        footprints: of the target's tensors.
         resolved: target's tensors with a conj or neg bit: their bytes aren't their values.
         apart: addresses at which the target's tensors were found to share no memory, or as the stored ones do.
     """
@@ -50,7 +50,7 @@ class Meeting:
         "apart",
         "differences",
         "exact",
-        "extents",
+        "footprints",
         "object_names",
         "pairs",
         "resolved",
@@ -62,7 +62,7 @@ class Meeting:
         self.root, reader = compile_tree(tree)
         self.resolved = frozenset(i for i, resolve in enumerate(facts.resolve or ()) if resolve)
         self.apart: list[int] | None = None
-        self.extents = Extents(facts.dtypes, facts.shapes, facts.strides)
+        self.footprints = Footprints(facts.dtypes, facts.shapes, facts.strides)
         self.tensor_names: list[Path] = []
         self.object_names: list[Path] = []
         for name, node in walk_names(self.root):
@@ -101,7 +101,7 @@ class Meeting:
 
     def _match_objects(self, plan: Plan) -> None:
         have, want = (
-            {name for name in names if not places.is_optional(name)} for names in (plan.object_names, self.object_names)
+            {name for name in names if not is_optional(name)} for names in (plan.object_names, self.object_names)
         )
         for names, text in (
             (have - want, "an object is stored, but there is none in like"),
@@ -133,25 +133,25 @@ def _why_not_made(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
     return None
 
 
-_meetings: dict[Any, Meeting] = {}
+_matches: dict[Any, Match] = {}
 
 
-class Met(NamedTuple):
+class MatchedTarget(NamedTuple):
     """A target that a stored value has met.
 
     Attributes:
         missing: tensors whose memory is gone.
-        differences: the meeting's, and those tensors.
+        differences: the match's, and those tensors.
     """
 
-    meeting: Meeting
+    match: Match
     tensors: list[torch.Tensor]
     addresses: list[int]
     missing: frozenset[int]
     differences: list[str]
 
 
-def meet(plan: Plan, value: Any, what: str, strict: bool) -> Met:
+def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarget:
     def walk_with(careful: bool) -> _TargetWalk:
         walk = _TargetWalk(allow_pickle=True, careful=careful)
         walk.in_place = what == "out"
@@ -162,20 +162,20 @@ def meet(plan: Plan, value: Any, what: str, strict: bool) -> Met:
     except RefusedError as error:
         raise StructureMismatchError(f"{what}: {error.message()}") from None
     key = (plan, tree, facts, what, strict)
-    meeting = _meetings.get(key)
-    if meeting is None:
-        meeting = Meeting(plan, tree, facts, what, strict)
-        if len(_meetings) >= _CACHED_MEETINGS:
-            _meetings.clear()
-        _meetings[key] = meeting
-    met = {want for _, want in (*meeting.pairs, *meeting.exact)}
-    missing = frozenset(meeting.extents.missing(places_of(walk.tensors, addresses)))
+    match = _matches.get(key)
+    if match is None:
+        match = Match(plan, tree, facts, what, strict)
+        if len(_matches) >= _CACHED_MATCHES:
+            _matches.clear()
+        _matches[key] = match
+    met = {want for _, want in (*match.pairs, *match.exact)}
+    missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses)))
     differences = [
-        f"{render_path(meeting.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
+        f"{render_path(match.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
         for i in sorted(missing)
         if (i in met) == (what == "out")  # of a template that is met only the look matters
     ]
-    return Met(meeting, walk.tensors, addresses, missing, meeting.differences + differences)
+    return MatchedTarget(match, walk.tensors, addresses, missing, match.differences + differences)
 
 
 def raise_differences(differences: Sequence[str], what: str) -> None:

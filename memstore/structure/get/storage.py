@@ -9,108 +9,16 @@ tensor of the same storage. And pickle and deepcopy take a tensor's attributes a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure.plans import Memory, Plan, cluster_leaves, storage_range
-from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, over, traits, with_traits
+from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
+from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, over, with_traits
 from memstore.structure.tree import TensorNode
-
-_NUMPY_DIMENSIONS = 32  # numpy 1 allows no more
-
-
-class _Run(NamedTuple):
-    """Leaves of one dtype and shape that lie one behind the other: one array, whose rows they are."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]  # with the number of leaves in front
-    offset: int
-    leaves: tuple[int, ...]
-
-
-class _Part(NamedTuple):
-    """A leaf somewhere in a storage that others may share."""
-
-    leaf: int
-    dtype: torch.dtype
-    offset: int  # in elements, in the storage
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-class Recipe:
-    """A plan's leaves sorted by the way they are made. A plan makes its recipe once."""
-
-    __slots__ = ("alone", "buffers", "copied", "count", "empty", "parameters", "runs", "same", "storages", "traits")
-
-    def __init__(self, plan: Plan) -> None:
-        leaves = plan.leaves
-        self.count = len(leaves)
-        self.runs: list[_Run] = []
-        self.alone: list[tuple[int, np.dtype[Any], tuple[int, ...], int]] = []  # leaf, dtype, shape, offset
-        self.buffers: list[tuple[int, torch.dtype, tuple[Any, ...], int, int]] = []  # leaf, dtype, sizes, count, offset
-        self.storages: list[tuple[int, int, tuple[_Part, ...]]] = []  # start, stop
-        self.copied: list[tuple[int, int, tuple[_Part, ...]]] = []  # the same; in files of others, between elements
-        self.empty = [i for i, leaf in enumerate(leaves) if not leaf.nbytes and i not in plan.same]
-        self.same = tuple(plan.same.items())
-        marked = [(i, found) for i, found in enumerate(plan.traits) if found is not PLAIN and i not in plan.same]
-        self.parameters = [(i, t.requires_grad) for i, t in marked if t.kind == PARAMETER and t.device is None]
-        self.traits = [(i, t) for i, t in marked if t.kind != PARAMETER or t.device is not None]
-        rows: list[int] = []
-        for cluster in cluster_leaves(leaves, plan.same):
-            if len(cluster) == 1 and leaves[cluster[0]].offset % DTYPES[leaves[cluster[0]].dtype].itemsize:
-                self.copied.append(_storage(leaves, cluster))
-            elif len(cluster) == 1 and _suits_numpy(leaves[cluster[0]]):
-                rows.append(cluster[0])
-            elif len(cluster) == 1 and leaves[cluster[0]].stride is None:
-                leaf = leaves[cluster[0]]
-                dtype = DTYPES[leaf.dtype]
-                sizes = leaf.shape or ((),)  # for resize_: of numbers, or of no dimension
-                self.buffers.append((cluster[0], dtype, sizes, leaf.nbytes // dtype.itemsize, leaf.offset))
-            else:
-                self.storages.append(_storage(leaves, cluster))
-        self._add_runs(leaves, rows)
-
-    def _add_runs(self, leaves: Sequence[Leaf], rows: list[int]) -> None:
-        run: list[int] = []
-        for i in [*rows, -1]:
-            if run and (i < 0 or not _continues(leaves[run[-1]], leaves[i])):
-                first = leaves[run[0]]
-                dtype = NUMPY_DTYPES[first.dtype]
-                if len(run) == 1:
-                    self.alone.append((run[0], dtype, first.shape, first.offset))
-                else:
-                    self.runs.append(_Run(dtype, (len(run), *first.shape), first.offset, tuple(run)))
-                run = []
-            run.append(i)
-
-
-def _suits_numpy(leaf: Leaf) -> bool:
-    return leaf.stride is None and leaf.dtype in NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
-
-
-def _continues(before: Leaf, leaf: Leaf) -> bool:
-    return (
-        before.dtype == leaf.dtype
-        and before.shape == leaf.shape
-        and leaf.shape != ()  # the rows of a one-dimensional array are scalars, not arrays
-        and before.offset + before.nbytes == leaf.offset
-    )
-
-
-def _storage(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int, tuple[_Part, ...]]:
-    start, stop = storage_range(leaves, cluster)
-    parts = []
-    for i in cluster:
-        leaf, dtype = leaves[i], DTYPES[leaves[i].dtype]
-        stride = traits.contiguous_stride(leaf.shape) if leaf.stride is None else leaf.stride
-        parts.append(_Part(i, dtype, (leaf.offset - start) // dtype.itemsize, leaf.shape, stride))
-    return start, stop, tuple(parts)
 
 
 def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Tensor]:
@@ -121,9 +29,9 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
     """
     if memory.nbytes < plan.nbytes:
         raise CorruptionError(f"the value takes {plan.nbytes} bytes, but only {memory.nbytes} are there")
-    if plan.recipe is None:
-        plan.recipe = Recipe(plan)
-    recipe: Recipe = plan.recipe
+    recipe = plan.recipe
+    if recipe is None:
+        recipe = plan.recipe = Recipe(plan.leaves, plan.traits, plan.same)
     tensors: list[Any] = [None] * recipe.count
     from_numpy = torch.from_numpy
     for dtype, shape, offset, leaves in recipe.runs:
@@ -157,18 +65,19 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
 def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
     """The array to make the value of, over the bytes from `start`, if that is a single plain tensor; else None."""
     if plan.bare is None:
-        plan.bare = _bare(plan)
+        plan.bare = _dtype_and_shape(plan)
     if not plan.bare:
         return None
     dtype, shape = plan.bare
     return np.ndarray(shape, dtype, memory, start)
 
 
-def _bare(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
+def _dtype_and_shape(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
+    """Of a value that is a single plain tensor; else nothing."""
     if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
         return ()
     (leaf,) = plan.leaves
-    return (NUMPY_DTYPES[leaf.dtype], leaf.shape) if _suits_numpy(leaf) and not leaf.offset else ()
+    return (NUMPY_DTYPES[leaf.dtype], leaf.shape) if suits_numpy(leaf) and not leaf.offset else ()
 
 
 def _empty(leaf: Leaf) -> torch.Tensor:
@@ -187,7 +96,9 @@ def finish(
     non_blocking: bool,
 ) -> None:
     """Moves the leaves to their devices, converts them, and makes them Parameters and Buffers as they were."""
-    recipe: Recipe = plan.recipe
+    recipe = plan.recipe
+    if recipe is None:
+        raise ValueError("the tensors were not made by tensors_of")
     if device is not None or dtype is not None:
         for i, tensor in enumerate(tensors):
             wanted = dtype if dtype is not None and tensor.is_floating_point() and i not in plan.fixed else tensor.dtype

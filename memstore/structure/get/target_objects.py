@@ -14,7 +14,7 @@ from memstore.structure.tree import name_of
 Setting = Callable[[], None]
 
 
-def find(
+def plan_settings(
     target: Any, names: Sequence[Path], values: Sequence[Any], present: set[Path], strict: bool, differences: list[str]
 ) -> list[Setting]:
     """What to call to set each value; what can't be set is added to `differences`."""
@@ -35,7 +35,7 @@ def find(
     return settings
 
 
-def choose(target: Any, names: Sequence[Path], stored: Mapping[Path, Any], differences: list[str]) -> list[Any]:
+def choose_objects(target: Any, names: Sequence[Path], stored: Mapping[Path, Any], differences: list[str]) -> list[Any]:
     """The value for each name: the stored one, or where there is none the target's own."""
     chosen: list[Any] = []
     for name in names:

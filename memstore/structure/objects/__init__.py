@@ -25,7 +25,7 @@ from memstore.structure.objects.attributes import (
     slots_of,
     write_attributes,
 )
-from memstore.structure.objects.classes import class_name, find_class, make_bare
+from memstore.structure.objects.classes import class_name, dotted, find_class, make_bare, short
 from memstore.structure.objects.pickled import read_pickle
 from memstore.structure.objects.reading import decode_objects
 from memstore.structure.objects.writing import (
@@ -45,6 +45,7 @@ __all__ = [
     "class_name",
     "decode_objects",
     "defines",
+    "dotted",
     "encode_objects",
     "field_names",
     "find_class",
@@ -57,6 +58,7 @@ __all__ = [
     "make_bare",
     "read_attributes",
     "read_pickle",
+    "short",
     "shown_attributes",
     "slots_of",
     "write_attributes",

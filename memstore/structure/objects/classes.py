@@ -16,6 +16,16 @@ from memstore.structure.checks import MalformedError
 from memstore.structure.refusals import RefusedError
 
 
+def dotted(name: str) -> str:
+    """A class's name as messages show it: "module.Class"."""
+    return name.replace(":", ".")
+
+
+def short(name: str) -> str:
+    """A class's name without its module."""
+    return name.rpartition(":")[2]
+
+
 def class_name(kind: type) -> str:
     """The name by which `find_class` finds `kind`; RefusedError if it would find nothing, or another class."""
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -36,11 +46,9 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
         advice = f"import the module {module!r}, which must define it, before the get"
         if module == "__main__":
             advice = "a script defined it: move it to a module that both import, and put the value again"
-        raise UnsupportedValueError(
-            f"the stored value has a {name.replace(':', '.')}, which this process doesn't know; {advice}"
-        )
+        raise UnsupportedValueError(f"the stored value has a {dotted(name)}, which this process doesn't know; {advice}")
     if not isinstance(found, type) or not suits(found):
-        raise UnsupportedValueError(f"the stored value has a {name.replace(':', '.')}, but that is not {what} here")
+        raise UnsupportedValueError(f"the stored value has a {dotted(name)}, but that is not {what} here")
     return found
 
 

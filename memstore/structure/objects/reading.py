@@ -64,7 +64,7 @@ def _read_dict(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> dict[Any, 
 def _read_tree(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     tree, items = unpack(as_list(decoder.decode(data)), list, list)
     kind = tree[0] if tree else None
-    require(type(kind) is str and kind in NODES and NODES[kind].joins, "no container of objects")
+    require(type(kind) is str and kind in NODES and NODES[kind].may_be_object, "no container of objects")
     reader = Reader()
     node = reader.node(tree)
     require(all(type(child) is ObjectNode for _, child in node.children()), "no container of objects")

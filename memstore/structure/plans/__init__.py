@@ -2,6 +2,7 @@
 
 plan          the plan
 description   plans as bytes, and back; the cache of plans that were read
+recipe        how the tensors of its leaves are made over memory
 clusters      leaves by the storages that they share
 """
 
@@ -10,14 +11,17 @@ from __future__ import annotations
 from memstore.structure.plans.clusters import cluster_leaves, spans_of, storage_range
 from memstore.structure.plans.description import check_extent, describe, plan_of
 from memstore.structure.plans.plan import Memory, Plan
+from memstore.structure.plans.recipe import Recipe, suits_numpy
 
 __all__ = [
     "Memory",
     "Plan",
+    "Recipe",
     "check_extent",
     "cluster_leaves",
     "describe",
     "plan_of",
     "spans_of",
     "storage_range",
+    "suits_numpy",
 ]

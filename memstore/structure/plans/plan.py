@@ -1,6 +1,6 @@
 """The plan of a structure: where its leaves lie, and how they become the value again. Made once, cached, shared.
 
-description.py makes plans of descriptions, and keeps them.
+description.py makes plans of descriptions, and keeps them. What only puts, gets or views need is made by the first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from memstore.engine import Leaf, Path, lay_out
 from memstore.structure.plans.clusters import spans_of
+from memstore.structure.plans.recipe import Recipe
 from memstore.structure.tensors import PLAIN, Traits
 from memstore.structure.tree import Node, TensorNode
 
@@ -79,8 +80,9 @@ class Plan:
         self.nbytes = max((leaf.offset + leaf.nbytes for leaf in leaves), default=0)
         self._loaded: frozenset[int] | None = None
         self._header: bytes | None = None
-        self.recipe: Any = None  # see storage.py
-        self.bare: Any = None  # the same
+        # These two are made by the first get; see get/storage.py.
+        self.recipe: Recipe | None = None
+        self.bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] | None = None
 
     @property
     def header(self) -> bytes:
@@ -107,4 +109,4 @@ def _leaves_looked_into(node: Node, inside: bool) -> Iterator[int]:
             yield node.index
         return
     for _, child in node.children():
-        yield from _leaves_looked_into(child, inside or node.loads)
+        yield from _leaves_looked_into(child, inside or node.reads_leaves)

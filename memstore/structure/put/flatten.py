@@ -21,7 +21,7 @@ from memstore.structure.plans import Plan
 from memstore.structure.put.fill import Copies, Flat
 from memstore.structure.put.planning import make_plan, unsupported
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import NO_TIES, Extents, Places, Ties, places_of, ties
+from memstore.structure.tensors import NO_TIES, Footprints, Locations, Ties, locate_tensors, ties
 from memstore.structure.walk import Facts, Walk, take_apart
 
 _CACHED_PLANS = 256
@@ -31,11 +31,11 @@ _CACHED_LEAVES = 1 << 18  # of all these plans
 class _Structure:
     """What the cache knows of a tree and its facts: how far its tensors reach, and a plan for each way to be tied."""
 
-    __slots__ = ("apart", "extents", "plans")
+    __slots__ = ("apart", "footprints", "plans")
 
     def __init__(self, facts: Facts) -> None:
-        self.extents = Extents(facts.dtypes, facts.shapes, facts.strides)
-        self.apart: Places | None = None  # of the last value, if it was whole and had no tensors that overlap
+        self.footprints = Footprints(facts.dtypes, facts.shapes, facts.strides)
+        self.apart: Locations | None = None  # of the last value, if it was whole and had no tensors that overlap
         self.plans: dict[Ties, tuple[Plan, Copies]] = {}
 
 
@@ -66,17 +66,17 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
     tensors = walk.tensors
     key = (tree, facts, inline_limit)
     structure = _structures.get(key) or _Structure(facts)
-    extents, places = structure.extents, places_of(tensors, addresses)
+    footprints, locations = structure.footprints, locate_tensors(tensors, addresses)
     found = NO_TIES
-    if places != structure.apart:  # an optimizer writes in place: all lies where it lay at the last put
-        missing = extents.missing(places)
+    if locations != structure.apart:  # an optimizer writes in place: all lies where it lay at the last put
+        missing = footprints.missing(locations)
         if missing:
             raise unsupported(tree, missing[0], "a tensor whose storage was freed or cut: its bytes aren't there")
-        overlapping = ties.overlapping(addresses, extents.spans)
+        overlapping = ties.overlapping(addresses, footprints.spans)
         if overlapping:
             alone = facts.resolve or (False,) * len(tensors)
-            found = ties.find_ties(tensors, addresses, extents, alone, overlapping)
-        structure.apart = None if overlapping else places
+            found = ties.find_ties(tensors, addresses, footprints, alone, overlapping)
+        structure.apart = None if overlapping else locations
     planned = structure.plans.get(found)
     if planned is None:
         planned = make_plan(tree, facts, found, inline_limit)
@@ -84,7 +84,7 @@ def flatten(value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536)
     plan, copies = planned
     flat = Flat(plan, tensors, encode_objects(walk.objects), copies)
     if type(value) is torch.Tensor and len(tensors) == 1 and tensors[0] is value:
-        _remember_bare(flat, facts, extents, inline_limit)
+        _remember_bare(flat, facts, footprints, inline_limit)
     return flat
 
 
@@ -111,8 +111,8 @@ def _flatten_bare(tensor: torch.Tensor, inline_limit: int) -> Flat | None:
     return Flat(found[0], [tensor], b"", found[1])
 
 
-def _remember_bare(flat: Flat, facts: Facts, extents: Extents, inline_limit: int) -> None:
-    nbytes = int(extents.spans[0])
+def _remember_bare(flat: Flat, facts: Facts, footprints: Footprints, inline_limit: int) -> None:
+    nbytes = int(footprints.spans[0])
     if facts.traits is None and facts.resolve is None and nbytes:
         if len(_bare) >= _CACHED_PLANS:
             _bare.clear()

@@ -10,7 +10,7 @@ modes        modes and transforms of torch, put aside while memstore works with 
 from __future__ import annotations
 
 from memstore.structure.tensors.devices import need_device, read_device
-from memstore.structure.tensors.footprints import Extents, Places, places_of
+from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
 from memstore.structure.tensors.traits import (
     DTYPE_NAMES,
@@ -36,17 +36,17 @@ __all__ = [
     "NUMPY_DTYPES",
     "PARAMETER",
     "PLAIN",
-    "Extents",
+    "Footprints",
     "Group",
-    "Places",
+    "Locations",
     "Ties",
     "Traits",
     "contiguous_stride",
     "count",
+    "locate_tensors",
     "may_be_dtype",
     "need_device",
     "over",
-    "places_of",
     "read_device",
     "read_flags",
     "repeats",

@@ -22,8 +22,13 @@ def read_device(name: str) -> torch.device | str:
         raise MalformedError(f"no device is called {name!r}") from None
 
 
-def need_device(device: torch.device | str | None) -> torch.device | None:
-    """What `read_device` read, where the device itself is needed; raises UnsupportedValueError."""
+def need_device(device: torch.device | str | None, instead: torch.device | None = None) -> torch.device | None:
+    """What `read_device` read, where the device itself is needed, or the one that the caller asked for instead of it.
+
+    Raises UnsupportedValueError.
+    """
+    if instead is not None:
+        return instead
     if isinstance(device, str):
         try:
             return torch.device(device)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memstore.structure.tensors.footprints import Extents
+from memstore.structure.tensors.footprints import Footprints
 
 
 class Group(NamedTuple):
@@ -54,7 +54,7 @@ def overlapping(addresses: Sequence[int], spans: np.ndarray[tuple[int], np.dtype
 def find_ties(
     tensors: Sequence[torch.Tensor],
     addresses: Sequence[int],
-    extents: Extents,
+    footprints: Footprints,
     alone: Sequence[bool],
     candidates: Sequence[int],
 ) -> Ties:
@@ -64,7 +64,7 @@ def find_ties(
     firsts: dict[int, int] = {}
     ranges: dict[torch.device, list[_Range]] = {}
     for i in candidates:
-        tensor, span = tensors[i], int(extents.spans[i])
+        tensor, span = tensors[i], int(footprints.spans[i])
         if not span:
             continue
         first = firsts.setdefault(id(tensor), i)
@@ -73,12 +73,12 @@ def find_ties(
         elif not alone[i]:
             ranges.setdefault(tensor.device, []).append(_Range(addresses[i], addresses[i] + span, i))
     for found in ranges.values():
-        clusters = _clusters([part for part in found if not extents.gaps[part.leaf]])
+        clusters = _clusters([part for part in found if not footprints.gaps[part.leaf]])
         starts = [cluster[0].start for cluster in clusters]
         ends = [max(part.stop for part in cluster) for cluster in clusters]
         looks: dict[Any, list[int]] = {}
         for part in found:
-            if extents.gaps[part.leaf]:
+            if footprints.gaps[part.leaf]:
                 cover = bisect.bisect_right(starts, part.start) - 1
                 if cover >= 0 and part.stop <= ends[cover]:
                     clusters[cover].append(part)

@@ -10,7 +10,7 @@ flattened the same tree is made of tuples, and serves as the key of the plan cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -42,8 +42,8 @@ class Node:
 
     __slots__ = ()
     kind: ClassVar[str] = ""
-    loads: ClassVar[bool] = False  # it looks into the tensors below, so that in a view they come loaded
-    joins: ClassVar[bool] = False  # without a tensor below it is one object: see objects.py
+    reads_leaves: ClassVar[bool] = False  # it looks into the tensors below, so that in a view they come loaded
+    may_be_object: ClassVar[bool] = False  # without a tensor below it is one object: see objects.py
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
@@ -84,7 +84,7 @@ class ObjectNode(Node):
         return parts.objects[self.index]
 
 
-class Kids:
+class Entries:
     """The entries of a container. A run of tensors is one slice: 300 of them build in 2 µs instead of 30."""
 
     __slots__ = ("nodes", "start", "stop")
@@ -98,6 +98,14 @@ class Kids:
         if self.start >= 0:
             return parts.tensors[self.start : self.stop]
         return [node.build(parts) for node in self.nodes]
+
+    def named(self, keys: Iterable[Any]) -> Iterator[tuple[Path, Node]]:
+        """The nodes, each with what its key adds to a leaf's name."""
+        for key, node in zip(keys, self.nodes, strict=True):
+            yield (name_of(key),), node
+
+    def numbered(self) -> Iterator[tuple[Path, Node]]:
+        return self.named(range(len(self.nodes)))
 
 
 NODES: dict[str, type[Node]] = {}
@@ -161,16 +169,18 @@ class Reader:
         self.host.add(self.tensors)
         return self.fixed_tensor(tree)
 
-    def kids(self, trees: Any) -> Kids:
-        return Kids([self.node(tree) for tree in as_list(trees)])
+    def entries(self, trees: Any) -> Entries:
+        return Entries([self.node(tree) for tree in as_list(trees)])
 
-    def kids_of(self, locked: bool, trees: Any) -> tuple[Kids, bool]:
+    def lockable_entries(self, locked: bool, trees: Any) -> tuple[Entries, bool]:
         """The entries of a container that locks those below, if it is locked; and whether it has to lock itself."""
         above = self.locked
         self.locked = above or locked
-        kids = Kids([self.node(tree) for tree in as_list(trees)])  # not self.kids: a level of Python's stack less
+        entries = Entries(
+            [self.node(tree) for tree in as_list(trees)]
+        )  # not self.entries: a level of Python's stack less
         self.locked = above
-        return kids, locked and not above
+        return entries, locked and not above
 
 
 def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
@@ -189,8 +199,3 @@ def leaf_names(root: Node) -> Iterator[tuple[Path, Node]]:
         parts += len(name)
         require(parts <= MAX_NAME_PARTS, "too many leaves on too many levels: their names would fill the memory")
         yield name, node
-
-
-def named(keys: Sequence[Any], kids: Kids) -> Iterator[tuple[Path, Node]]:
-    for key, node in zip(keys, kids.nodes, strict=True):
-        yield (name_of(key),), node

@@ -52,7 +52,7 @@ class Walk:
         kind = type(value)
         if kind in _NATIVE:
             if (kind is int and not -(1 << 63) <= value < 1 << 63) or (kind is str and not value.isascii()):
-                value = self._written(value)
+                value = self.write_leaf(value)
             self.objects.append(value)
             return OBJECT
         if kind in _TENSOR_TYPES and not self.careful:
@@ -107,7 +107,7 @@ class Walk:
 
     def object(self, value: Any) -> Tree:
         """A leaf that is no tensor."""
-        self.objects.append(self._written(value))
+        self.objects.append(self.write_leaf(value))
         return OBJECT
 
     def take_objects(self, count: int) -> list[Any]:
@@ -146,7 +146,7 @@ class Walk:
                 raise _refused_key(key, "a key with a lone surrogate: it is no Unicode text") from None
         return tuple(written)
 
-    def _written(self, value: Any) -> Any:
+    def write_leaf(self, value: Any) -> Any:
         try:
             return write_object(value, self.allow_pickle)
         except (RefusedError, MemoryError):
