@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.catalog.environment import Catalog
+from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.protocols.commit import Change, Content, commit
 from memstore.engine.sync.clocks import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
