@@ -209,7 +209,7 @@ def _assemble(
     with registry.lock:  # a child that is forked meanwhile would keep the lock too
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
-    doorbell = Doorbell(f"{path}/{DOORBELL}", writable=writable)
+    doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable)
 
     def register() -> Root:
         with registry.lock:  # so that no child gets an environment that it doesn't know of

@@ -68,41 +68,16 @@ def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Gen
         return lambda *arguments, **options: step(name, call, *arguments, **options)
 
     real = {name: getattr(syscalls, name) for name in STEPS - {COMMIT}}
-    environment = Catalog._environment  # pyright: ignore[reportPrivateUsage]
+    commit = Catalog.commit
     try:
         for name, call in real.items():
             setattr(syscalls, name, replacement(name, call))
-        Catalog._environment = lambda self: _Environment(environment(self), step)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        Catalog.commit = staticmethod(replacement(COMMIT, commit))
         yield
     finally:
-        Catalog._environment = environment  # pyright: ignore[reportPrivateUsage]
+        Catalog.commit = staticmethod(commit)
         for name, call in real.items():
             setattr(syscalls, name, call)
-
-
-class _Environment:
-    """LMDB's environment; the commits of its write transactions are steps."""
-
-    def __init__(self, env: Any, step: Callable[..., Any]) -> None:
-        self._env, self._step = env, step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def begin(self, db: Any = None, parent: Any = None, write: bool = False, buffers: bool = False) -> Any:
-        transaction = self._env.begin(db, parent, write, buffers)
-        return _Transaction(transaction, self._step) if write else transaction
-
-
-class _Transaction:
-    def __init__(self, transaction: Any, step: Callable[..., Any]) -> None:
-        self._transaction, self._step = transaction, step
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transaction, name)
-
-    def commit(self) -> None:
-        self._step(COMMIT, self._transaction.commit)
 
 
 def record(operation: Callable[[], object], *, names: frozenset[str] = STEPS) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.engine.catalog.environment import Catalog
+from memstore.engine.catalog.catalog import Catalog
 from tests.children import in_child
 
 

@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore.engine import index as entries
-from memstore.engine.sync.pages import Doorbell
+from memstore.listing import opened
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import blockers, workers
@@ -86,7 +86,8 @@ def test_delete_does_not_wake(store: memstore.Store, waiter: Waiter) -> None:
 
 
 def test_another_key_on_the_same_bell_does_not_end_a_wait(store: memstore.Store, waiter: Waiter) -> None:
-    other = next(key for key in map(str, range(100_000)) if Doorbell.bell(key.encode()) == Doorbell.bell(b"k"))
+    bell = opened(store).doorbell.bell
+    other = next(key for key in map(str, range(100_000)) if bell(key.encode()) == bell(b"k"))
     worker = waiter()
     store.put(other, VALUE)
     assert not worker.channel.poll(PROMPTLY / 5)

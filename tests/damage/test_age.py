@@ -18,7 +18,7 @@ from memstore.engine import syscalls
 from memstore.engine.files.slots import write_slots, write_state
 from memstore.engine.format.header import Slots
 from memstore.engine.format.record import LIVE, RETIRED
-from memstore.engine.sync.pages import publications_rung
+from memstore.engine.sync.lock_page import publications_rung
 from memstore.testing import faults
 from memstore.testing.equality import is_same
 from tests.children import in_child
@@ -183,7 +183,7 @@ def test_a_value_whose_file_says_that_it_was_replaced(scratch: str) -> None:
 def test_verify_reports_it(scratch: str) -> None:
     with memstore.open(scratch) as store:
         store.put("key", 1)
-        engine_of(store).mutex.ring += 1
+        engine_of(store).mutex.publications_rung += 1
         (error,) = store.verify().damaged
         assert error.path == f"{scratch}/{CATALOG}" and "older" in error.detail
 
@@ -254,7 +254,7 @@ def test_who_may_only_read_the_lock_page_reads_the_same(scratch: str) -> None:
     with memstore.open(scratch) as store:
         for number in range(3):
             store.put("key", number)
-            assert publications_rung(f"{scratch}/lock") == engine_of(store).mutex.ring > number
+            assert publications_rung(f"{scratch}/lock") == engine_of(store).mutex.publications_rung > number
 
 
 # --- every bit of the pages that start it -----------------------------------------------------------------------------

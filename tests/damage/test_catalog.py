@@ -284,6 +284,6 @@ def test_puts_go_on_while_it_looks(scratch: str) -> None:
             assert store.verify(["nested"]).ok
             store.put("nested", torch.full((5000,), number))
             assert (store.get("nested") == number).all()
-        env = engine_of(store).catalog._env
+        env = engine_of(store).catalog._environment.handle
         env.reader_check()
         assert env.readers().count("\n") <= 3

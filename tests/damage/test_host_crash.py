@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.catalog.environment import Catalog
+from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.root import folder
 from memstore.testing import faults
 from tests.children import in_child

@@ -12,7 +12,8 @@ import lmdb
 import pytest
 
 from memstore.engine.catalog import environment as catalogs
-from memstore.engine.catalog.environment import STEP, Catalog
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.environment import STEP
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.record import LIVE, SegmentRow
 from memstore.engine.protocols.change import Change, Content

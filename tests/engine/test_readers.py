@@ -43,9 +43,9 @@ def test_the_list_of_readers(listed: str, expected: Reader | None) -> None:
 
 def pages_of(root: Root) -> tuple[int, int]:
     """How many pages are free, by what all tables leave; how many the list of them takes."""
-    env = root.catalog._env
+    env = root.catalog._environment.handle
     with env.begin() as handle:
-        stats = [env.stat(), *(handle.stat(root.catalog._tables[name]) for name in NAMES)]
+        stats = [env.stat(), *(handle.stat(root.catalog._environment.tables[name]) for name in NAMES)]
     used = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
     with open(f"{root.path}/catalog/local/data.mdb", "rb") as file:
         metas = [os.pread(file.fileno(), 4096, place) for place in (0, 4096)]
@@ -84,7 +84,7 @@ def test_those_that_a_reader_keeps_are_not_counted(root: str) -> None:
     """It stays while they come to fill a tree."""
     with opened(root) as opened_root:
         put_many(opened_root, {b"%d" % number: VALUE for number in range(500)})
-        env = opened_root.catalog._env
+        env = opened_root.catalog._environment.handle
         with Child(stay_in_a_read, root) as child:
             child.receive()
             moment = env.info()["last_txnid"]
@@ -102,7 +102,7 @@ def test_a_damaged_list(scratch: str) -> None:
     with opened(scratch) as root:
         for number in range(10):
             put(root, b"%d" % number, VALUE)
-        last = root.catalog._env.info()["last_pgno"]
+        last = root.catalog._environment.handle.info()["last_pgno"]
     path = f"{scratch}/catalog/local/data.mdb"
     with open(path, "r+b") as file:
         file.seek(2 * 4096)

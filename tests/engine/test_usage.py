@@ -10,7 +10,7 @@ import torch
 
 import memstore
 from memstore.engine import usage
-from memstore.engine.catalog.environment import Catalog
+from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.catalog.tables import Transaction
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.catalog.environment import Catalog
+from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import commit
 from memstore.engine.sync.clocks import deadline_after

@@ -212,5 +212,5 @@ def test_a_repair_syncs_what_it_unlinked(disk_root: str) -> None:
 def test_the_catalogs_commits_are_synced_if_asked(disk_root: str, durability: Any) -> None:
     with memstore.open(disk_root, durability=durability) as store:
         assert store._root is not None
-        flags = store._root.catalog._env.flags()
+        flags = store._root.catalog._environment.handle.flags()
     assert (flags["sync"], flags["metasync"]) == (durability == "disk", durability == "disk")

@@ -12,7 +12,7 @@ import torch
 import memstore
 from memstore.engine import syscalls
 from memstore.engine.files import segment_writer
-from memstore.engine.sync.pages import Doorbell
+from memstore.engine.sync.doorbell import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
 from tests.small_tmpfs import free_bytes, on_small_tmpfs

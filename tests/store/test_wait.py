@@ -11,6 +11,7 @@ import torch
 
 import memstore
 from memstore.engine import index as entries
+from memstore.listing import opened
 from tests.children import Child, Wire
 
 
@@ -94,10 +95,9 @@ def test_a_delete_doesnt_count(store: memstore.Store) -> None:
 
 
 def test_many_keys_share_a_word_and_dont_mix(store: memstore.Store) -> None:
-    from memstore.engine.sync.pages import Doorbell
-
+    bell = opened(store).doorbell.bell
     names = [f"{number}" for number in range(4000)]
-    twin = next(name for name in names[1:] if Doorbell.bell(name.encode()) == Doorbell.bell(names[0].encode()))
+    twin = next(name for name in names[1:] if bell(name.encode()) == bell(names[0].encode()))
     with Child(_follow, store.root, names[0], 0) as child:
         child.receive()
         for _ in range(100):

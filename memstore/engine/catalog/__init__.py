@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memstore.engine.catalog.environment import Catalog, has_gone_back
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.meta import has_gone_back
 from memstore.engine.catalog.tables import NAMES, Counters, Transaction, check_row, read_counters, read_segment
 
 __all__ = [

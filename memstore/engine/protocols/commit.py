@@ -91,7 +91,7 @@ def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]
     for bell in bells:
         root.doorbell.change(bell)
     if is_settled:
-        page.ring = counters.publications
+        page.publications_rung = counters.publications
     else:
         page.owe_recovery()
     return applied

@@ -40,7 +40,7 @@ def commit_inline(root: Root, change: Change, deadline: float) -> int:
         if replaced:
             mark_retired(root, [replaced])
         root.doorbell.change(bell)
-        page.ring = counters.publications
+        page.publications_rung = counters.publications
         return replaced, counters
 
     replaced, counters = page.run(publish, deadline)

@@ -42,8 +42,8 @@ def after_death(root: Root) -> None:
         if page.is_new:  # leases tell time by the clock of another boot
             transaction.clear("leases")
         counters = transaction.counters()
-        compare_publications(root, page.ring, counters)
-        behind = page.ring != counters.publications
+        compare_publications(root, page.publications_rung, counters)
+        behind = page.publications_rung != counters.publications
         if behind:
             _unbook(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
@@ -57,10 +57,10 @@ def after_death(root: Root) -> None:
             if batch == page.batch:
                 _mark(root, segment, FILLING)
         page.batch = 0
-    if page.ring != counters.publications:
+    if page.publications_rung != counters.publications:
         mark_retired(root, retired)
         root.doorbell.ring_all()
-        page.ring = counters.publications
+        page.publications_rung = counters.publications
     log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
 
 

@@ -22,7 +22,7 @@ from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import OwnedFile, segment_path
 from memstore.engine.format import HEAD_SIZE, LIVE, read_slots
 from memstore.engine.root import CATALOG, LOCK, Root
-from memstore.engine.sync import pages
+from memstore.engine.sync import publications_rung
 from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")
@@ -35,10 +35,10 @@ SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 def check_publications(root: Root) -> None:
     """Raises CorruptionError if the lock page has counted more of them than the catalog."""
     if root.lock is not None:
-        rung = root.lock.ring
+        rung = root.lock.publications_rung
     else:
         try:
-            rung = pages.publications_rung(f"{root.path}/{LOCK}")
+            rung = publications_rung(f"{root.path}/{LOCK}")
         except PermissionError:
             return
     compare_publications(root, rung, root.catalog.view(Transaction.counters))  # the page first: both are growing

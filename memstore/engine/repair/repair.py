@@ -41,7 +41,7 @@ from memstore.engine.root import (
     folder,
     lock_holders,
 )
-from memstore.engine.sync import deadline_after, noted_batch, noted_ring
+from memstore.engine.sync import deadline_after, read_notes
 from memstore.errors import NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport
 
@@ -75,8 +75,8 @@ def repair_store(path: str, mend: Mend, timeout: float, progress: Progress | Non
         with _alone(path, settings, deadline) as lock_fd:
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
             files = {file.segment: file for file in read_segments(f"{path}/{SEGMENTS}", progress)}
-            page = syscalls.read_at(lock_fd, syscalls.PAGE, 0)
-            choice = Choice(old, files, settings.store, noted_batch(page), noted_ring(page), mend)
+            notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
+            choice = Choice(old, files, settings.store, notes.batch, notes.publications_rung, mend)
             _apply(path, settings, choice)
             _warn(path, settings, choice)
             swept = _sweep(choice)

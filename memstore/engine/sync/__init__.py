@@ -1,15 +1,20 @@
-"""What processes share beside files and catalog: the mutex and the doorbell."""
+"""What processes share beside files and catalog: mutexes and doorbells, in pages that all of them map; and clocks."""
 
 from __future__ import annotations
 
 from memstore.engine.sync.clocks import boot_clock, deadline_after
-from memstore.engine.sync.pages import Doorbell, LockPage, noted_batch, noted_ring
+from memstore.engine.sync.doorbell import Doorbell
+from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
+from memstore.engine.sync.mutex import RobustMutex
+from memstore.engine.sync.shared_page import SharedPage
 
 __all__ = [
-    "boot_clock",
     "Doorbell",
     "LockPage",
+    "RobustMutex",
+    "SharedPage",
+    "boot_clock",
     "deadline_after",
-    "noted_batch",
-    "noted_ring",
+    "publications_rung",
+    "read_notes",
 ]

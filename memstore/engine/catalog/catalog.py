@@ -1,0 +1,158 @@
+"""The catalog: the host-local index, an LMDB database, read and changed in transactions.
+
+Its tables are in `tables.py`. Callers hold the store's mutex for every `update`. Each call takes the catalog's guard, a
+lock of this process that forks take too: so no fork splits a transaction, and no two threads share the readers' slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+
+import lmdb
+
+from memstore.engine.catalog.environment import STEP, Environment
+from memstore.engine.catalog.growth import Growth
+from memstore.engine.catalog.lmdb_errors import located
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format import Record, decode_record
+from memstore.errors import CorruptionError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Catalog:
+    """One LMDB environment. Open it once a process, while the root folder is locked, and under the store's mutex.
+
+    Attributes:
+        guard: held in every call. Who needs several calls, or files between them, without a fork in between, takes it.
+        commit: commits LMDB's write transactions. It is C, and costs no frame; tests replace it.
+    """
+
+    commit: ClassVar[staticmethod[[Any], None]] = staticmethod(operator.methodcaller("commit"))
+
+    def __init__(self, folder: str, *, durable: bool, writable: bool, locked: bool = True) -> None:
+        """`locked` False doesn't touch lock.mdb: for who reads while nobody else uses the store."""
+        self.guard = threading.RLock()
+        self._folder = folder
+        self._environment = Environment(folder, durable=durable, writable=writable, locked=locked)
+        self._growth = Growth(self._environment)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, key: bytes) -> Record | None:
+        """As `view` with `Transaction.record`, in one frame: every get of one key comes here."""
+        environment = self._environment
+        with self.guard:
+            environment.ended = None
+            try:
+                handle = environment.handle.begin(None, None, False, False)
+            except (AttributeError, lmdb.Error):  # released; or what `begin` knows a way out of
+                return self.view(Transaction.record, key)
+            try:
+                stored = handle.get(key, None, environment.tables["entries"])
+            except lmdb.Error as error:
+                raise environment.translated(error) from error
+            finally:
+                environment.end(handle)
+                del handle
+        try:
+            return None if stored is None else decode_record(key, stored)
+        except CorruptionError as error:
+            raise located(error, self._folder) from None
+
+    def view(
+        self,
+        action: Callable[Concatenate[Transaction, Arguments], Result],
+        *arguments: Arguments.args,
+        **keywords: Arguments.kwargs,
+    ) -> Result:
+        """Calls `action` with one moment of the catalog, and the arguments."""
+        environment = self._environment
+        with self.guard:
+            handle = environment.begin()
+            transaction = Transaction(handle, environment.tables)
+            try:
+                return action(transaction, *arguments, **keywords)
+            except BaseException as error:
+                transaction.forget()  # who keeps the error keeps its frames, and with them the transaction's slot
+                if isinstance(error, lmdb.Error):
+                    raise environment.translated(error) from error
+                if isinstance(error, CorruptionError):
+                    raise located(error, self._folder) from None
+                raise
+            finally:
+                environment.end(handle)
+                del handle
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def update(self, action: Callable[[Transaction], Result], *, is_delete: bool = False) -> Result:
+        """Calls `action` in a write transaction and commits it; more than once if the map had to grow."""
+        environment, growth = self._environment, self._growth
+        with self.guard:
+            for _ in range(64):
+                try:
+                    if not is_delete:
+                        growth.unlooked -= 1
+                        if growth.unlooked < 0 and growth.is_due(lambda: self.view(Transaction.pages)):
+                            growth.grow(self.view(Transaction.counters))
+                    handle = (environment.handle or environment.opened()).begin(None, None, True, True)
+                    try:
+                        result = action(Transaction(handle, environment.tables))
+                        self.commit(handle)
+                        return result
+                    except BaseException as error:
+                        with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
+                            handle.abort()
+                        if isinstance(error, CorruptionError):
+                            raise located(error, self._folder) from None
+                        raise
+                except lmdb.MapResizedError:  # another process has grown it
+                    environment.map(0)
+                except lmdb.MapFullError:
+                    if not environment.opened().reader_check():  # what a dead reader kept is free then: try again
+                        growth.grow(self.view(Transaction.counters))
+                except lmdb.Error as error:
+                    raise environment.translated(error) from error
+            raise growth.full("the catalog can't be grown fast enough for this transaction")
+
+    @property
+    def growth(self) -> int:
+        """Bytes that the catalog has taken beyond its first step, which count against the store's capacity."""
+        with self.guard:
+            return max(self._environment.opened().info()["map_size"] - STEP, 0)
+
+    @property
+    def nbytes(self) -> int:
+        return self._environment.nbytes
+
+    def forget_dead_readers(self) -> None:
+        """Their slots are free then. Under the store's mutex: where there are any, LMDB locks its table."""
+        with self.guard:
+            self._environment.opened().reader_check()
+
+    # --- forks, and the end -------------------------------------------------------------------------------------------
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, before it does anything: the guard and LMDB's environment are the parent's."""
+        self.guard = threading.RLock()
+        self._environment.release()
+
+    @property
+    def is_released(self) -> bool:
+        """The next call opens it again, and is to be made under the store's mutex."""
+        return self._environment.handle is None and not self._environment.is_closed
+
+    def reopen(self) -> None:
+        """Opens what was released. Under the store's mutex, as any opening."""
+        with self.guard:
+            self._environment.opened()
+
+    def close(self) -> None:
+        with self.guard:
+            self._environment.close()

@@ -1,0 +1,141 @@
+"""The lock page: one of another boot, of a copy, or of another size; and its owner's notes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memstore.engine import syscalls
+from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.sync.lock_page import LockPage, Notes, publications_rung, read_notes
+from memstore.errors import CorruptionError
+from tests.children import Child, Wire
+from tests.engine.bytes_store import get, opened, put
+from tests.leaks import open_files
+
+
+@pytest.fixture
+def folder(scratch: str) -> Iterator[Path]:
+    os.mkdir(scratch)
+    Path(scratch, "lock").write_bytes(bytes(syscalls.PAGE))
+    yield Path(scratch)
+    shutil.rmtree(scratch)
+
+
+def open_page(folder: Path) -> LockPage:
+    page = LockPage(str(folder / "lock"))
+    page.recover = lambda: None
+    page.run(lambda: None, deadline_after(1))  # a new page has its next owner recover
+    return page
+
+
+def soon() -> float:
+    return deadline_after(30)
+
+
+IDENTITY = 64  # magic, two words of the boot id, inode
+
+
+def _hold(wire: Wire, folder: Path) -> None:
+    page = open_page(folder)
+
+    def hold() -> None:
+        wire.send("held")
+        wire.receive()
+
+    page.run(hold, soon())
+
+
+def stuck_page(folder: Path) -> None:
+    """Leaves a page whose mutex is held by somebody who will never unlock it, and whom no kernel remembers."""
+    open_page(folder)
+    with Child(_hold, folder) as child:
+        child.receive()
+        held = (folder / "lock").read_bytes()
+    (folder / "lock").write_bytes(held)
+
+
+def test_a_page_of_another_boot_is_written_anew(folder: Path) -> None:
+    stuck_page(folder)
+    with open(folder / "lock", "r+b") as file:
+        file.seek(IDENTITY + 8)
+        file.write(b"another boot's id")
+    page = LockPage(str(folder / "lock"))
+    recovered: list[int] = []
+    page.recover = lambda: recovered.append(1)
+    page.run(lambda: None, deadline_after(1))
+    assert recovered == [1]
+
+
+def test_a_page_of_a_copied_store_is_written_anew(folder: Path) -> None:
+    stuck_page(folder)
+    shutil.copy(folder / "lock", folder / "copy")
+    os.rename(folder / "copy", folder / "lock")
+    open_page(folder)
+
+
+def test_a_page_in_use_is_left_alone(folder: Path) -> None:
+    page = open_page(folder)
+    page.publications_rung = 17
+    with Child(_hold, folder) as child:
+        child.receive()
+        other = LockPage(str(folder / "lock"))
+        assert other.owner() == child.pid
+        assert other.publications_rung == 17
+
+
+@pytest.mark.parametrize("keep_open", [False, True])
+def test_a_page_is_in_use_until_nothing_refers_to_it(folder: Path, keep_open: bool) -> None:
+    page = LockPage(str(folder / "lock"), keep_open=keep_open)
+    assert open_files(str(folder)) == [str(folder / "lock")] * keep_open
+    fd = os.open(folder / "lock", os.O_RDWR)
+    assert not syscalls.lock_exclusive(fd)
+    del page
+    assert syscalls.lock_exclusive(fd)
+    os.close(fd)
+    assert open_files(str(folder)) == []
+
+
+def test_a_copied_store_opens_while_the_original_is_busy(scratch: str) -> None:
+    with opened(scratch) as root:
+        put(root, b"key", b"x" * 5000)
+        root.mutex.run(lambda: shutil.copytree(scratch, f"{scratch}.copy"), soon())
+    with opened(f"{scratch}.copy") as copy:
+        assert get(copy, b"key") == b"x" * 5000
+        put(copy, b"key", b"y" * 5000)
+    with opened(scratch) as root:
+        assert get(root, b"key") == b"x" * 5000
+
+
+@pytest.mark.parametrize("size", [0, 100, 4095, 4097])
+def test_another_size_is_damage(folder: Path, size: int) -> None:
+    os.truncate(folder / "lock", size)
+    with pytest.raises(CorruptionError, match=f"{size} bytes instead of 4096") as caught:
+        LockPage(str(folder / "lock"))
+    assert caught.value.path == str(folder / "lock")
+
+
+def test_its_notes_can_be_read_without_opening_it(folder: Path) -> None:
+    page = open_page(folder)
+    page.batch, page.publications_rung = 5, 2**40
+    content = (folder / "lock").read_bytes()
+    assert read_notes(content) == Notes(batch=5, publications_rung=2**40)
+    assert publications_rung(str(folder / "lock")) == 2**40
+    damaged = bytearray(content)
+    damaged[IDENTITY] ^= 1
+    assert read_notes(damaged) == read_notes(content[:-1]) == read_notes(b"") == Notes()
+
+
+def test_garbage_in_a_page_is_written_over(scratch: str) -> None:
+    with opened(scratch) as root:
+        put(root, b"key", b"value")
+    del root  # its pages are mapped as long as it lives
+    for name in ("lock", "doorbell"):
+        Path(scratch, name).write_bytes(os.urandom(syscalls.PAGE))
+    with opened(scratch) as root:
+        put(root, b"key", b"other")
+        assert get(root, b"key") == b"other"
