@@ -19,7 +19,7 @@ import time
 import torch
 
 from memstore.engine import syscalls
-from memstore.view.source import Source
+from memstore.view import Source
 
 _SMALL = 64 << 10  # bytes; below, all ways cost their call
 _TRY_AGAIN = 64  # calls

@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
-import xxhash
 
 from memstore import contents
 from memstore.engine import (
@@ -131,28 +129,3 @@ def receive(pin: Pin) -> Source:
         raise pin.gone()
     pin.held = held
     return Source(pin, contents.memory_of(held))
-
-
-class Span:
-    """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
-
-    Attributes:
-        start: where the storages of its lazy leaves start, in the source: others may share them.
-        base: a tensor over the storage that operators read from; None until the first one does.
-        populated: how many bytes, from the first on, are mapped without a fault: see pages.py.
-    """
-
-    __slots__ = ("base", "checksum", "nbytes", "offset", "populated", "source", "start")
-
-    def __init__(self, source: Source, offset: int, nbytes: int, checksum: bytes | None, start: int) -> None:
-        self.source, self.offset, self.nbytes, self.checksum, self.start = source, offset, nbytes, checksum, start
-        self.base: torch.Tensor | None = None
-        self.populated = 0
-
-    def check(self) -> None:
-        """Reads the whole leaf, the first time. Raises CorruptionError."""
-        data = self.source.memory[self.offset : self.offset + self.nbytes]
-        count_read(data.nbytes)
-        if xxhash.xxh3_64_digest(data.data) != self.checksum:
-            raise self.source.damaged(f"the bytes of the leaf at {self.offset:,} don't fit their checksum")
-        self.checksum = None
