@@ -181,12 +181,12 @@ class Gather:
 
 def _fill(job: Job, is_mapped: bool) -> None:
     """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
-    target, source = job.target.detach(), job.stored and job.stored.source
+    target = job.target.detach()
     if target.device.type == "cpu":
-        copy_rows(job.real.cpu(), job.rows, target, source, is_mapped=is_mapped)
+        copy_rows(job.real.cpu(), job.rows, target, is_mapped=is_mapped)
     elif target.device.type != "meta":
         staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
-        copy_rows(job.real.cpu(), job.rows, staged, source, is_mapped=is_mapped)
+        copy_rows(job.real.cpu(), job.rows, staged, is_mapped=is_mapped)
         target.copy_(staged, non_blocking=True)
 
 

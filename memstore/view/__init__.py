@@ -18,6 +18,6 @@ from __future__ import annotations
 from memstore.view.build import view
 from memstore.view.leaf import StoredTensor
 from memstore.view.leaf_bytes import LeafBytes
-from memstore.view.source import Source, bytes_read
+from memstore.view.source import bytes_read
 
-__all__ = ["LeafBytes", "Source", "StoredTensor", "bytes_read", "view"]
+__all__ = ["LeafBytes", "StoredTensor", "bytes_read", "view"]

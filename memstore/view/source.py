@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import threading
 from typing import Any
 
@@ -17,15 +16,8 @@ import msgspec
 import numpy as np
 
 from memstore import contents
-from memstore.engine import (
-    HEAD_SIZE,
-    Pin,
-    Record,
-    belongs,
-    segment_path,
-    syscalls,
-)
-from memstore.errors import CorruptionError, StoreClosedError
+from memstore.engine import Pin, Record
+from memstore.errors import CorruptionError
 from memstore.late_imports import between_forks
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -88,32 +80,6 @@ class Source:
     @property
     def version(self) -> int:
         return self.pin.record.version
-
-    @property
-    def segment(self) -> int:
-        """The store's file that holds it, 0 for inline values and external files."""
-        return self.pin.record.segment
-
-    @property
-    def start(self) -> int:
-        """Of the data section, in its file."""
-        return self.pin.record.start
-
-    def open_file(self) -> int | None:
-        """The file that is mapped, opened once more; None if its name has it no longer, or there is no room for one.
-
-        A folder may be removed while its values are held, and a name be given to another put.
-        """
-        root = self.pin.root
-        try:
-            fd = syscalls.open_file(segment_path(root.segments, self.segment), os.O_RDONLY, 0, root.segments_fd)
-        except (OSError, StoreClosedError):
-            return None
-        with contextlib.suppress(OSError):  # a FIFO has no offsets
-            if belongs(syscalls.read_at(fd, HEAD_SIZE, 0), self.pin.record.put_id, root.settings.store):
-                return fd
-        syscalls.close(fd)
-        return None
 
     def damaged(self, detail: str) -> CorruptionError:
         return contents.damaged(self.pin.root, self.key, self.pin.record, detail)
