@@ -7,10 +7,12 @@ checksums    of leaves: made by the one, compared by the other
 
 from __future__ import annotations
 
+from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, memory_of, read, read_bare, verify
 from memstore.contents.writing import draft, flatten
 
 __all__ = [
+    "CHECKSUM_SIZE",
     "PLAIN",
     "Options",
     "damaged",

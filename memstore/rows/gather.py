@@ -13,9 +13,7 @@ from memstore.late_imports import between_forks
 from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
 from memstore.structure import traits
-from memstore.view import pages
-from memstore.view.leaf import StoredTensor, count_of, geometry, span_of
-from memstore.view.source import Span
+from memstore.view import LeafBytes, StoredTensor
 
 Path = tuple[Any, ...]
 
@@ -24,15 +22,16 @@ class Job(NamedTuple):
     """The rows of one leaf, and the tensor that they fill."""
 
     path: Path
-    real: torch.Tensor
-    leaf: StoredTensor | None
+    box: torch.Tensor  # the leaf's elements, as `LeafBytes` wants them
+    real: torch.Tensor  # the same where they can be read
+    stored: LeafBytes | None  # None: of a tensor in memory
     rows: torch.Tensor
     target: torch.Tensor
     is_given: bool
 
-    @property
-    def span(self) -> Span | None:
-        return None if self.leaf is None else span_of(self.leaf)
+    def prefetch(self) -> None:
+        if self.stored is not None:
+            self.stored.prefetch(self.box, self.rows)
 
 
 class Gather:
@@ -110,8 +109,12 @@ class Gather:
             )
         if source.ndim == 0:
             raise ValueError(f"{name(path)} has no dimension, and so no rows")
-        leaf = source if isinstance(source, StoredTensor) else None
-        real = geometry(leaf) if leaf is not None else source.detach()
+        if isinstance(source, StoredTensor):
+            box, stored = source.shown, source.stored
+            real = stored.tensor(box)
+        else:
+            box = real = source.detach()
+            stored = None
         rows = self.rows(len(real), path)
         shape = (len(rows), *real.shape[1:])
         if out is None:
@@ -124,7 +127,7 @@ class Gather:
         else:
             _check_memory(out, path)
             target = out
-        self._jobs.append(Job(path, real, leaf, rows, target, out is not None))
+        self._jobs.append(Job(path, box, real, stored, rows, target, out is not None))
         return target
 
     # --- checks -------------------------------------------------------------------------------------------------------
@@ -146,7 +149,7 @@ class Gather:
         for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
             if start < stop and _share_elements(given, ranges):
                 raise ValueError(f"{name(given[i].path)} and {name(given[j].path)} of out overlap in memory")
-        read = [job.real for job in self._jobs if job.leaf is None] + [self._index.memory]
+        read = [job.real for job in self._jobs if job.stored is None] + [self._index.memory]
         for job in given:
             if traits.overlaps_itself(job.target.shape, job.target.stride()):
                 raise ValueError(f"{name(job.path)} of out overlaps itself in memory")
@@ -161,30 +164,29 @@ class Gather:
 
     def prefetch(self) -> None:
         for job in self._jobs:
-            if job.span is not None and job.span.source.is_on_disk:
-                pages.ask_for(job.real, job.rows)
+            job.prefetch()
 
     def read(self) -> None:
-        cold = {i for i, job in enumerate(self._jobs) if job.span and pages.is_cold(job.span, job.real, job.rows)}
+        cold = {i for i, job in enumerate(self._jobs) if job.stored and job.stored.is_cold(job.box, job.rows)}
         for i in cold:  # all of them before the first is waited for
-            pages.ask_for(self._jobs[i].real, self._jobs[i].rows)
+            self._jobs[i].prefetch()
         with torch.no_grad():
             for i, job in enumerate(self._jobs):
                 is_mapped = i not in cold
-                if job.leaf is not None:
-                    count_of(job.leaf, job.target.nbytes)
-                    is_mapped = is_mapped and pages.populate(span_of(job.leaf), job.target.nbytes)
+                if job.stored is not None:
+                    job.stored.use(job.target.nbytes)
+                    is_mapped = is_mapped and job.stored.populate(job.target.nbytes)
                 _fill(job, is_mapped)
 
 
 def _fill(job: Job, is_mapped: bool) -> None:
     """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
-    target, source = job.target.detach(), job.span and job.span.source
+    target = job.target.detach()
     if target.device.type == "cpu":
-        copy_rows(job.real.cpu(), job.rows, target, source, is_mapped=is_mapped)
+        copy_rows(job.real.cpu(), job.rows, target, is_mapped=is_mapped)
     elif target.device.type != "meta":
         staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
-        copy_rows(job.real.cpu(), job.rows, staged, source, is_mapped=is_mapped)
+        copy_rows(job.real.cpu(), job.rows, staged, is_mapped=is_mapped)
         target.copy_(staged, non_blocking=True)
 
 

@@ -1,19 +1,23 @@
 """Views: the stored containers with lazy leaves, which read what is used.
 
-source       a pinned version, its bytes in memory, and what has been read of them
+From below upwards:
+
+source       a pinned version, its bytes in memory, and the count of what was read
+pages        which pages lie on a disk still, and which are mapped already
+leaf_bytes   what lazy leaves read: boxes and rows of a stored leaf
+lazy         a tensor that shows a box of a stored leaf and reads it later
 operators    what an operator of torch does with its arguments, by its schema
-leaf         StoredTensor, the lazy leaf
 run          operators on lazy leaves
-pages        what lies on a disk still, and what is mapped already
-build        views of held versions; lazy leaves as references in pickles
-saving       lazy leaves as plain tensors in files
+references   lazy leaves in pickles that are sent; saving: those in files
+leaf         StoredTensor, the lazy leaf that users have
+build        views of held versions
 """
 
 from __future__ import annotations
 
-import memstore.view.run  # noqa: F401  # pyright: ignore[reportUnusedImport] - the leaves import it when they are used
 from memstore.view.build import view
 from memstore.view.leaf import StoredTensor
+from memstore.view.leaf_bytes import LeafBytes
 from memstore.view.source import bytes_read
 
-__all__ = ["StoredTensor", "bytes_read", "view"]
+__all__ = ["LeafBytes", "StoredTensor", "bytes_read", "view"]

@@ -10,51 +10,47 @@ from typing import Any
 import torch
 
 from memstore.structure import over
-from memstore.view.leaf import StoredTensor, count_of, nbytes_of, read, refusal, wrap
+from memstore.view.lazy import LazyTensor, read, refusal, wrap
+from memstore.view.leaf_bytes import nbytes_of
 from memstore.view.operators import Rule, rule_of
-from memstore.view.pages import bring_rows
 
 _STRIDED = torch.strided
 _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})
 
 
 def run(
-    cls: type[StoredTensor], operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    cls: type[LazyTensor], operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """An operator with lazy leaves among its arguments."""
     rule = rule_of(operator)
     if rule.written:
         _refuse_writes(operator, rule, args, kwargs or {})
-    if not rule.reads_all and (not rule.reads_rows or isinstance(args[0], StoredTensor)):
+    if not rule.reads_all and (not rule.reads_rows or isinstance(args[0], LazyTensor)):
         return _run_lazily(operator, rule, args, kwargs or {})
-    if len(args) == 1 and not kwargs and type(args[0]) is StoredTensor:  # as below: 1 us less
-        real = read(args[0])
+    if len(args) == 1 and not kwargs and type(args[0]) is cls:  # as below: 1 us less
+        real = args[0].stored.read(args[0].shown)
         made = operator._op(real)
         if type(made) is torch.Tensor and made.layout is _STRIDED:
             return made.clone() if made.untyped_storage()._cdata == real.untyped_storage()._cdata else made
         return _apart(made, (real.untyped_storage()._cdata,))
     reals: list[torch.Tensor] = []
 
-    def use(leaf: StoredTensor) -> torch.Tensor:
-        real = read(leaf)
+    def use(leaf: LazyTensor) -> torch.Tensor:
+        real = leaf.stored.read(leaf.shown)
         reals.append(real)
         return real.clone() if rule.keeps else real
 
     arguments: list[Any] = []
     for one in args:
         kind = type(one)
-        arguments.append(use(one) if kind is StoredTensor else one if kind in _FLAT else _replace(one, use))
+        arguments.append(use(one) if kind is cls else one if kind in _FLAT else _replace(one, use))
     made = operator(*arguments, **_replace(kwargs, use)) if kwargs else operator(*arguments)
     return _apart(made, [real.untyped_storage()._cdata for real in reals])
 
 
-# set here, for leaves can't import what makes leaves, and an import for each operator takes 0.4 us
-StoredTensor.__torch_dispatch__ = classmethod(run)  # type: ignore[assignment]
-
-
 def _refuse_writes(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for place, name in rule.written:
-        found: list[StoredTensor] = []
+        found: list[LazyTensor] = []
         _replace(args[place] if place < len(args) else kwargs.get(name), lambda leaf, found=found: found.append(leaf))
         if found:
             raise refusal(found[0], f"{operator} (its argument {name!r})")
@@ -65,26 +61,26 @@ def _run_lazily(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[s
     if rule.reads_rows:
         leaf = args[0]
         rest = [_on_cpu(_replace(argument, read)) for argument in args[1:]]
-        real = leaf._real
+        real = leaf.stored.tensor(leaf.shown)
         return results(operator(real, *rest, **_replace(kwargs, read)), leaf, real)
-    used: list[StoredTensor] = []
+    used: list[LazyTensor] = []
 
-    def use(leaf: StoredTensor) -> torch.Tensor:
+    def use(leaf: LazyTensor) -> torch.Tensor:
         used.append(leaf)
-        return leaf._shown
+        return leaf.shown
 
     arguments, options = _replace(args, use), _replace(kwargs, use)
     if rule.reads_nothing:
         made = operator(*arguments, **options)
         return made if kwargs.get("device") or not used else _on_place(made, used[0])
-    if rule.moves and used[0]._place is not None:
+    if rule.moves and used[0].stored.place is not None:
         return operator(*_replace(args, read), **_replace(kwargs, read))
-    return results(operator(*arguments, **options), used[0], used[0]._shown)
+    return results(operator(*arguments, **options), used[0], used[0].shown)
 
 
-def _replace(value: Any, change: Callable[[StoredTensor], Any]) -> Any:
+def _replace(value: Any, change: Callable[[LazyTensor], Any]) -> Any:
     """`value` with every lazy leaf in it changed."""
-    if isinstance(value, StoredTensor):
+    if isinstance(value, LazyTensor):
         return change(value)
     kind = type(value)
     if kind is tuple or kind is list:
@@ -94,25 +90,26 @@ def _replace(value: Any, change: Callable[[StoredTensor], Any]) -> Any:
     return value
 
 
-def results(made: Any, leaf: StoredTensor, source: torch.Tensor) -> Any:
+def results(made: Any, leaf: LazyTensor, source: torch.Tensor) -> Any:
     """What an operator made of a leaf's `source`, the tensor that it saw: lazy where it lies there, else loaded."""
     if isinstance(made, (tuple, list)):
         return type(made)(results(one, leaf, source) for one in made)
     if not isinstance(made, torch.Tensor):
         return made
     if made.untyped_storage()._cdata != source.untyped_storage()._cdata:
-        count_of(leaf, made.nbytes)
+        leaf.stored.use(made.nbytes)
         return _on_place(made, leaf) if made.is_cpu else made
     if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
-        count_of(leaf, nbytes_of(made))
+        leaf.stored.use(nbytes_of(made))
         return _on_place(made.resolve_conj().resolve_neg(), leaf)
-    if source is not leaf._shown:
-        made = over(leaf._shown.untyped_storage(), made.dtype, made.storage_offset(), made.shape, made.stride())
-    return wrap(made, leaf._span, leaf._place)
+    if source is not leaf.shown:
+        made = over(leaf.shown.untyped_storage(), made.dtype, made.storage_offset(), made.shape, made.stride())
+    return wrap(type(leaf), made, leaf.stored)
 
 
-def _on_place(made: torch.Tensor, leaf: StoredTensor) -> torch.Tensor:
-    return made if leaf._place is None else made.to(leaf._place)
+def _on_place(made: torch.Tensor, leaf: LazyTensor) -> torch.Tensor:
+    place = leaf.stored.place
+    return made if place is None else made.to(place)
 
 
 def _apart(made: Any, storages: Sequence[int]) -> Any:
@@ -138,9 +135,21 @@ def _on_cpu(value: Any) -> Any:
     return kind(_on_cpu(one) for one in value) if kind is tuple or kind is list else value
 
 
-def index_leaf(leaf: StoredTensor, index: Any) -> Any:
+def index_leaf(leaf: LazyTensor, index: Any) -> Any:
     """`leaf[index]` for any index: lists, masks and tensors read their rows at once."""
     index = plain_index(index)
-    bring_rows(leaf._span, leaf._real, index)
-    real = leaf._real
+    if leaf.stored.source.is_on_disk:
+        _prefetch(leaf, index)
+    real = leaf.stored.tensor(leaf.shown)
     return results(real[index], leaf, real)
+
+
+def _prefetch(leaf: LazyTensor, index: object) -> None:
+    """Asks for the rows of an index of one dimension, if they are on a disk still."""
+    if isinstance(index, list) and all(type(row) is int for row in index):
+        index = torch.tensor(index, dtype=torch.int64)
+    if not leaf.ndim or not isinstance(index, torch.Tensor) or index.ndim != 1 or index.dtype != torch.int64:
+        return
+    rows = torch.where(index < 0, index + len(leaf), index)
+    if len(rows) and 0 <= int(rows.min()) <= int(rows.max()) < len(leaf) and leaf.stored.is_cold(leaf.shown, rows):
+        leaf.stored.prefetch(leaf.shown, rows)

@@ -1,11 +1,9 @@
 """Lazy leaves in files: `torch.save` writes their bytes, as plain tensors. Who sends a leaf sends a reference.
 
 A reference is good for a minute, so a checkpoint must not have any. But who saves and who sends call the same
-`__reduce_ex__`, and neither says what becomes of the pickle. So the stack is looked at for one of the modules that
+`__reduce_ex__`, and neither says what becomes of the pickle. So the stack is searched for one of the modules that
 write files and nothing else. `pickle.dump` can't be told from `pickle.dumps`, and sends.
 """
-
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -15,14 +13,15 @@ from types import FrameType
 import torch
 
 from memstore.structure import traits
-from memstore.view.leaf import StoredTensor, kind_of, nbytes_of, read
+from memstore.view.lazy import LazyTensor, kind_of, read
+from memstore.view.leaf_bytes import nbytes_of
 
 _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
 
 
 def goes_to_a_file() -> bool:
     """Whether what is pickled now is written to a file, for all that can be told."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if frame.f_globals.get("__name__") in _WRITERS:
             return True
@@ -30,7 +29,7 @@ def goes_to_a_file() -> bool:
     return False
 
 
-def plain_tensor(leaf: StoredTensor) -> torch.Tensor:
+def plain_tensor(leaf: LazyTensor) -> torch.Tensor:
     """What is saved: over the mapping, which isn't copied first, or of a part of a stored leaf just that part.
 
     So leaves that share their bytes still do when they are loaded. Not to be written, nor to be given to a user.
@@ -38,11 +37,11 @@ def plain_tensor(leaf: StoredTensor) -> torch.Tensor:
     with torch.inference_mode(False), torch.no_grad():
         plain = read(leaf).detach()
         if plain.untyped_storage().nbytes() != nbytes_of(plain):
-            plain = _apart(plain)
+            plain = _copy_apart(plain)
         return traits.with_traits(plain, kind_of(leaf)._replace(requires_grad=leaf.requires_grad))
 
 
-def _apart(part: torch.Tensor) -> torch.Tensor:
+def _copy_apart(part: torch.Tensor) -> torch.Tensor:
     """A copy of its bytes; with its strides, unless there are gaps."""
     reach = traits.reach(part.shape, part.stride())
     if reach > part.numel():

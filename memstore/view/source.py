@@ -9,25 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 import threading
 from typing import Any
 
 import msgspec
 import numpy as np
-import torch
-import xxhash
 
 from memstore import contents
-from memstore.engine import (
-    HEAD_SIZE,
-    Pin,
-    Record,
-    belongs,
-    segment_path,
-    syscalls,
-)
-from memstore.errors import CorruptionError, StoreClosedError
+from memstore.engine import Pin, Record
+from memstore.errors import CorruptionError
 from memstore.late_imports import between_forks
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -91,32 +81,6 @@ class Source:
     def version(self) -> int:
         return self.pin.record.version
 
-    @property
-    def segment(self) -> int:
-        """The store's file that holds it, 0 for inline values and external files."""
-        return self.pin.record.segment
-
-    @property
-    def start(self) -> int:
-        """Of the data section, in its file."""
-        return self.pin.record.start
-
-    def open_file(self) -> int | None:
-        """The file that is mapped, opened once more; None if its name has it no longer, or there is no room for one.
-
-        A folder may be removed while its values are held, and a name be given to another put.
-        """
-        root = self.pin.root
-        try:
-            fd = syscalls.open_file(segment_path(root.segments, self.segment), os.O_RDONLY, 0, root.segments_fd)
-        except (OSError, StoreClosedError):
-            return None
-        with contextlib.suppress(OSError):  # a FIFO has no offsets
-            if belongs(syscalls.read_at(fd, HEAD_SIZE, 0), self.pin.record.put_id, root.settings.store):
-                return fd
-        syscalls.close(fd)
-        return None
-
     def damaged(self, detail: str) -> CorruptionError:
         return contents.damaged(self.pin.root, self.key, self.pin.record, detail)
 
@@ -131,28 +95,3 @@ def receive(pin: Pin) -> Source:
         raise pin.gone()
     pin.held = held
     return Source(pin, contents.memory_of(held))
-
-
-class Span:
-    """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
-
-    Attributes:
-        start: where the storages of its lazy leaves start, in the source: others may share them.
-        base: a tensor over the storage that operators read from; None until the first one does.
-        populated: how many bytes, from the first on, are mapped without a fault: see pages.py.
-    """
-
-    __slots__ = ("base", "checksum", "nbytes", "offset", "populated", "source", "start")
-
-    def __init__(self, source: Source, offset: int, nbytes: int, checksum: bytes | None, start: int) -> None:
-        self.source, self.offset, self.nbytes, self.checksum, self.start = source, offset, nbytes, checksum, start
-        self.base: torch.Tensor | None = None
-        self.populated = 0
-
-    def check(self) -> None:
-        """Reads the whole leaf, the first time. Raises CorruptionError."""
-        data = self.source.memory[self.offset : self.offset + self.nbytes]
-        count_read(data.nbytes)
-        if xxhash.xxh3_64_digest(data.data) != self.checksum:
-            raise self.source.damaged(f"the bytes of the leaf at {self.offset:,} don't fit their checksum")
-        self.checksum = None

@@ -17,7 +17,6 @@ import memstore
 from memstore import StoredTensor
 from memstore.engine.sync.clocks import boot_clock
 from memstore.testing.equality import assert_same
-from memstore.view.build import reduce_leaf
 from tests.children import in_child
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -74,7 +73,7 @@ def test_what_arrives_is_what_was_sent(root: str, inline_limit: int) -> None:
         parameter = found["view"]["p"]
         assert isinstance(parameter, torch.nn.Parameter)
         assert parameter.requires_grad
-        assert found["view"]["a"]._span.source is found["leaf"]._span.source
+        assert found["view"]["a"].stored.source is found["leaf"].stored.source
         del view, plain, sent, found, leaf, parameter
 
 
@@ -96,7 +95,7 @@ def test_it_survives_a_lease_and_then_pins(store: memstore.Store, monkeypatch: p
 def test_a_ref_gives_its_own_lease(store: memstore.Store) -> None:
     store.put("key", value())
     view = store.ref("key", lease=7.0).view()
-    assert view["a"]._span.source.pin.options.lease == 7.0
+    assert view["a"].stored.source.pin.options.lease == 7.0
 
 
 def test_where_the_store_isnt_it_says_what_it_looked_for(scratch: str) -> None:
@@ -136,7 +135,7 @@ def test_a_reference_is_checked_on_arrival(store: memstore.Store, change: Any) -
     import msgspec
 
     store.put("key", torch.rand(100, 10))
-    restore, (source, packed) = reduce_leaf(store.view("key")[3:, 1:])
+    restore, (source, packed) = store.view("key")[3:, 1:].__reduce_ex__(2)
     assert torch.equal(restore(source, packed).clone(), store.get("key")[3:, 1:])
     fields = msgspec.msgpack.decode(packed)
     change(fields)

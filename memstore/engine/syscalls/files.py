@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import functools
 import os
@@ -53,15 +52,6 @@ def close(fd: int) -> None:
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
     return os.pread(fd, size, offset)
-
-
-def read_into(fd: int, buffer: memoryview, offset: int) -> None:
-    """Fills the buffer."""
-    while buffer:
-        count = os.preadv(fd, [buffer], offset)
-        if not count:
-            raise OSError(errno.EIO, f"the file ends at {offset}, {len(buffer)} bytes too soon")
-        buffer, offset = buffer[count:], offset + count
 
 
 def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
