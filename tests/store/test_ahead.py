@@ -14,8 +14,8 @@ import torch
 
 import memstore
 from memstore.engine.format.record import FILLING, RETIRED
-from memstore.engine.protocols.ahead import Ahead
 from memstore.engine.protocols.claim import CLEANUP_TIMEOUT
+from memstore.engine.root.root import KeptFile
 from memstore.engine.sync.clocks import deadline_after
 from memstore.testing import faults
 from tests.children import Child, Wire, in_child
@@ -30,7 +30,7 @@ def of_size(size: int, number: int = 7) -> torch.Tensor:
     return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
-def kept(store: memstore.Store) -> Ahead:
+def kept(store: memstore.Store) -> KeptFile:
     ahead = opened(store).ahead
     assert ahead is not None, "nothing is kept"
     return ahead
@@ -335,7 +335,7 @@ def test_a_forked_child_has_none(store: memstore.Store) -> None:
     assert leftovers(store, spares=True) == []
 
 
-def _fork_and_put(store: memstore.Store) -> tuple[Ahead | None, list[str], int]:
+def _fork_and_put(store: memstore.Store) -> tuple[KeptFile | None, list[str], int]:
     root = opened(store)
     found, there = root.ahead, open_files(store.root)
     put_in_a_row(store, "theirs", puts=20)
