@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -27,6 +28,9 @@ SHM = Path("/dev/shm")
 hypothesis.settings.register_profile("memstore", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
+
+# One import of torch for all the processes that tests start with the method "forkserver", not one in each.
+multiprocessing.set_forkserver_preload(["tensordict", "memstore.store", "memstore.contents"])
 
 
 @pytest.fixture

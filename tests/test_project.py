@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from memstore.testing.faults import STEPS
+from tests.children import in_child
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "memstore"
@@ -194,8 +197,18 @@ def run_example(name: str, *options: str) -> str:
     return done.stdout
 
 
-def test_the_smallest_example_gets_what_was_put() -> None:
-    assert set(run_example("put_get.py").splitlines()) == {"put version 1", "got version 1 12.0"}
+def test_the_smallest_example_gets_what_was_put(tmp_path: Path) -> None:
+    """In a forked child, which has torch imported; the process that it starts has not."""
+    in_child(run_into, str(tmp_path / "output"), "examples/put_get.py", timeout=100.0)
+    assert set((tmp_path / "output").read_text().splitlines()) == {"put version 1", "got version 1 12.0"}
+
+
+def run_into(output: str, script: str) -> None:
+    os.environ["PYTHONPATH"] = str(ROOT)
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        with contextlib.redirect_stdout(file):
+            runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
 @pytest.mark.full

@@ -166,7 +166,7 @@ OPERATIONS = {
     "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
 }
 
-# Those that differ from others only in what they meet: on a disk, and at each signal, in the full run.
+# Those that differ from others only in what they meet: they are killed before each step in the full run only.
 RARE = {
     "book-held",
     "book-another",
@@ -178,3 +178,6 @@ RARE = {
     "delete-and-sweep",
     "put-at-capacity",
 }
+
+# Every kind of change to a file and to the catalog once, where each is synced. All the others in the full run.
+ON_DISK = ["put-inline", "overwrite-small", "overwrite-large", "reuse-small", "use-ahead", "put-many", "delete"]

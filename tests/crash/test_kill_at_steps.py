@@ -14,7 +14,7 @@ from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.blockers import NEVER
 from tests.crash.leftovers import headers_not_live, left_after_gc, opened
-from tests.crash.operations import OPERATIONS, RARE
+from tests.crash.operations import ON_DISK, OPERATIONS, RARE
 from tests.crash.values import LARGE, SMALL, stamp_at, stamped
 
 KILLED = -9
@@ -109,8 +109,9 @@ def _booked(names: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "durability", "stride"),
     [
-        *(pytest.param(name, "process", 1, id=name) for name in OPERATIONS),
-        *(pytest.param(name, "disk", 2, id=f"{name}-disk") for name in OPERATIONS if name not in RARE),
+        *(pytest.param(name, "process", 2 if name in RARE else 1, id=name) for name in OPERATIONS),
+        *(pytest.param(name, "disk", 2, id=f"{name}-disk") for name in ON_DISK),
+        *(pytest.param(name, "process", 1, id=f"{name}-whole", marks=pytest.mark.full) for name in sorted(RARE)),
         *(pytest.param(name, "disk", 1, id=f"{name}-disk-whole", marks=pytest.mark.full) for name in OPERATIONS),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -69,11 +70,18 @@ def modules_of(requirements: list[str]) -> set[str]:
             if (entry := (canonicalize_name(requirement.name), extra)) in seen:
                 continue
             seen.add(entry)
-            try:
-                distribution = metadata.distribution(requirement.name)
-            except metadata.PackageNotFoundError:
-                continue  # not here either: who imports it will be told
-            found |= {file.parts[0].partition(".")[0] for file in distribution.files or ()}
-            needed = map(Requirement, distribution.requires or ())
+            modules, needed = installed(requirement.name)
+            found |= modules
             todo += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
     return found
+
+
+@cache
+def installed(name: str) -> tuple[set[str], list[Requirement]]:
+    """The top-level modules of a distribution, and what it requires. None is here: who imports it will be told."""
+    try:
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return set(), []
+    modules = {file.parts[0].partition(".")[0] for file in distribution.files or ()}
+    return modules, [Requirement(one) for one in distribution.requires or ()]

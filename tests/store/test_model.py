@@ -24,7 +24,8 @@ SIDES = st.sampled_from([0, 1])
 SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
 STEPS = {"get": 5, "send": 8, "collect": 14, "verify": 20, "reopen": 34}  # about so many: where it may die
 DEATHS = st.sampled_from(sorted(STEPS)).flatmap(lambda name: st.tuples(st.just(name), st.integers(1, STEPS[name])))
-EXAMPLES = 3000 if os.environ.get("HYPOTHESIS_PROFILE") == "full" else 100
+IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
+EXAMPLES = 3000 if IS_FULL else 50
 HELD = 6  # values a side
 IN_FILES = {"segment", "like it", "medium", "large"}
 
@@ -230,10 +231,10 @@ class StoreMachine(Model):
         self.side(side).reopen(mode)
 
 
-TestStore = pytest.mark.timeout(7200 if EXAMPLES > 100 else 900)(StoreMachine.TestCase)
+TestStore = pytest.mark.timeout(7200 if IS_FULL else 900)(StoreMachine.TestCase)
 TestStore.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=16,
     deadline=None,
-    phases=set(Phase) - ({Phase.shrink} if EXAMPLES == 100 else set()),  # it takes minutes, and the seed is there
+    phases=set(Phase) - (set() if IS_FULL else {Phase.shrink}),  # it takes minutes, and the seed is there
 )

@@ -24,6 +24,7 @@ from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.crash.blockers import sleepers
+from tests.crash.leftovers import opened
 
 Named = tuple[str, int]
 TAKE_ROOM = frozenset({faults.COMMIT, "open_into", "truncate", "allocate", "collapse", "write_at"})
@@ -167,8 +168,10 @@ class Side:
 
     def limit(self, spare: int | None) -> None:
         """Sets the capacity to what is taken, and so much more. None: no limit that matters."""
-        stats = self.store.stats()
-        taken = stats.live_bytes + stats.reusable_bytes + stats.pinned_bytes + stats.filling_bytes
+        root = opened(self.store)
+        with root.guard:  # `stats` would tell who holds what, too, from the maps of all processes
+            counters = root.catalog.view(lambda transaction: transaction.counters())
+        taken = counters.live + counters.retired + counters.held + counters.filling
         memstore.open(self._path, capacity=1 << 50 if spare is None else taken + spare + 1).close()
 
     def reopen(self, mode: str = "r+") -> None:

@@ -23,6 +23,9 @@ from tests.structure.test_matrix import jagged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
+# What is started anew imports torch anew: one test does in the fast run, the others there by the fork server only.
+STARTED = ["forkserver", pytest.param("spawn", marks=pytest.mark.full)]
+
 
 def mapped(value: Any) -> Any:
     """The value as a get gives it: over a real mapping of a file."""
@@ -67,7 +70,7 @@ def answer(inbox: Any, outbox: Any) -> None:
             outbox.put("written")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *STARTED])
 def test_leaves_arrive_and_the_sender_keeps_its_own(method: str) -> None:
     context = multiprocessing.get_context(method)
     inbox, outbox = context.Queue(), context.Queue()
@@ -156,8 +159,6 @@ def test_data_loader_workers() -> None:
 
 # -- arguments of a process that is started --------------------------------------------------------------------------
 
-STARTED = ["spawn", "forkserver"]
-
 
 @pytest.mark.parametrize("method", STARTED)
 def test_leaves_in_the_data_set_of_started_workers(method: str) -> None:
@@ -171,7 +172,7 @@ def test_leaves_in_the_data_set_of_started_workers(method: str) -> None:
     assert not got["x"].is_shared()
 
 
-@pytest.mark.parametrize("method", STARTED)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_each_started_process_gets_the_contents_of_its_time(method: str) -> None:
     context = multiprocessing.get_context(method)
     value = contents()

@@ -188,7 +188,7 @@ class Rows(Dataset[Any]):
         return memstore.read_rows(self.view["a"], indices)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.full)])
 def test_to_the_workers_of_a_data_loader(method: str, store: memstore.Store) -> None:
     store.put("key", value())
     plain = store.get("key")["a"]
