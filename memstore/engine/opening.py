@@ -29,6 +29,7 @@ from memstore.engine.root import (
     close_root,
     folder,
     mappings_keep_locks,
+    new_settings,
     registry,
 )
 from memstore.engine.sync import Doorbell, LockPage, deadline_after
@@ -131,7 +132,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
 
 def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> Root:
     folder.check_empty(path)
-    settings = folder.new_settings(
+    settings = new_settings(
         durability=creation.durability,
         checksum=creation.checksum,
         inline_limit=creation.inline_limit,

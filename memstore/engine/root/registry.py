@@ -13,8 +13,8 @@ import weakref
 from collections import deque
 
 from memstore.engine.files import close_all
-from memstore.engine.root.folder import Settings
 from memstore.engine.root.root import Root
+from memstore.engine.root.settings import Settings
 from memstore.late_imports import Hooks, around_forks
 
 roots: dict[tuple[int, int], Root] = {}

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.files import LockFile, OwnedFile, Spares
-from memstore.engine.root.folder import SEGMENTS, Settings
+from memstore.engine.root.folder import SEGMENTS
+from memstore.engine.root.settings import Settings
 from memstore.engine.sync import Doorbell, LockPage
 from memstore.errors import NotAStoreError, PermissionDeniedError, StoreClosedError
 
