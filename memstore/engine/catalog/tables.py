@@ -27,6 +27,9 @@ from memstore.engine.format import (
 )
 from memstore.errors import CorruptionError
 
+# Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
+# that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
+OPTIONAL: tuple[str, ...] = ()
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
