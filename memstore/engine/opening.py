@@ -89,7 +89,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
     if root.lock is not None and mode != "r":
         with _closed_on_error(root):
             if is_new:
-                # It recovers first, if the last owner died: its commits are seen from here.
+                # If the last owner died, `run` recovers first, so that what it committed is seen here.
                 root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
                 _sweep(root, deadline)
             if creation.capacity is not None:

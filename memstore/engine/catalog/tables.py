@@ -158,7 +158,7 @@ class Transaction:
         numbers = msgspec.structs.astuple(counters)
         try:
             packed = _COUNTERS.pack(*numbers)
-        except struct.error:  # sums that a damaged row made negative
+        except struct.error:  # a damaged row has made a sum negative
             packed = _COUNTERS.pack(*(max(number, 0) for number in numbers))
         self._handle.put(b"counters", with_checksum(b"counters", packed), db=self._tables["counters"])
 
