@@ -1,20 +1,18 @@
 """Bytes and files only. Imports neither torch nor tensordict.
 
-opening, root, registry       a store folder, opened; what a fork does to it
-folder, filesystem            what may be a store, its settings and its files
-put, claim, commit            put and delete: their protocols; change: what a commit is asked; get: that of get
-reuse, sweep                  retired segments: used again, or given back; leases: kept meanwhile
-recovery, age                 what the living do for the dead; is the catalog as new as its files?
-segment, segment_writer       the file of one put, read and filled; spares, ahead: what is kept for the next put
-layout                        where its tensors lie
-header, header_reader         what that file says of itself
-mapping, placing, adopted     files in memory, those of others too
-catalog, tables, record       the index; readers: which of its pages are kept, and by whom
-pages, lockfile               what processes share beside it: the mutex, the doorbell, locks of files
-inspection, survey, verify    is it whole? salvage, triage, repair: what is left of it
-pin                           versions that stay readable, on their way to other processes too
-usage, holders, room, limits  what a store takes, and who holds it; no room; the kernel's refusals
-syscalls/                     every call into the kernel: the seam where tests inject faults
+Rooms, from below; each file's first lines say what it owns:
+syscalls/     every call into the kernel: the seam where tests inject faults
+format/       records, layouts and headers, as bytes
+files/        segments, mappings, locks of files, files of others
+catalog/      the index of a host, an LMDB database: its tables, transactions, growth and readers
+sync/         what processes share in memory: robust mutexes, doorbells, the store's lock page; deadlines
+root/         a store's folder, opened: its settings and files, who uses it, and what a fork does to it
+usage         what a store takes of its machine; failures: the kernel's refusals, as memstore's errors
+protocols/    put, get and delete step by step; reuse and sweep of files; leases; recovery after a crash
+index         what a Store asks of the catalog: records, versions, keys, the wait for a version
+repair/       verify, and what is saved of a damaged store
+opening       a folder becomes a Root, and is created where there is none
+pin           versions that stay readable, on their way to other processes too
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from memstore.engine.root import (
     close_root,
     folder,
     mappings_keep_locks,
+    new_settings,
     registry,
 )
 from memstore.engine.sync import Doorbell, LockPage, deadline_after
@@ -88,7 +89,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
     if root.lock is not None and mode != "r":
         with _closed_on_error(root):
             if is_new:
-                # It recovers first, if the last owner died: its commits are seen from here.
+                # If the last owner died, `run` recovers first, so that what it committed is seen here.
                 root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
                 _sweep(root, deadline)
             if creation.capacity is not None:
@@ -131,7 +132,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
 
 def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> Root:
     folder.check_empty(path)
-    settings = folder.new_settings(
+    settings = new_settings(
         durability=creation.durability,
         checksum=creation.checksum,
         inline_limit=creation.inline_limit,

@@ -62,7 +62,7 @@ def _retired(root: Root) -> dict[int, tuple[int, int]]:
 
 
 def _page(transaction: Transaction, table: str, after: bytes | None) -> tuple[bytes | None, dict[int, tuple[int, int]]]:
-    """Also the last key, if there may be more."""
+    """The last key, None if there are no more; and the rows."""
     found: dict[int, tuple[int, int]] = {}
     rows = transaction.listed(table, after, _ROWS_A_PAGE)
     for _, segment in rows:

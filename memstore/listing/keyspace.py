@@ -42,7 +42,7 @@ log = logging.getLogger("memstore")
 
 
 class Keyspace:
-    """For Store, which says what its methods have in common.
+    """The part of Store that needs no values. `Store` documents what all methods have in common.
 
     Attributes:
         root: the folder, as an absolute path.
@@ -185,5 +185,5 @@ def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 
 
 
 def opened(store: Keyspace) -> Root:
-    """The root of an opened store, for who looks at it without its methods."""
+    """The root of an opened store, for code that reads the catalog itself."""
     return store._opened()  # pyright: ignore[reportPrivateUsage]

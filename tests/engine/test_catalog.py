@@ -12,6 +12,7 @@ import lmdb
 import pytest
 
 from memstore.engine.catalog import environment as catalogs
+from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.catalog.environment import STEP
 from memstore.engine.catalog.tables import Transaction
@@ -148,6 +149,23 @@ def test_numbers_never_repeat(root: str) -> None:
             counters = opened_root.catalog.view(lambda transaction: transaction.counters())
     assert counters.number == 3  # one segment, used again, and two put ids
     assert counters.version == 2
+
+
+def test_a_table_that_a_later_version_adds(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that was made before has it as soon as somebody may write, and can be read without it."""
+    with opened(scratch) as root:
+        put(root, b"key", b"value")
+    monkeypatch.setattr(tables, "OPTIONAL", ("added",))
+    reading = Catalog(f"{scratch}/catalog/local", durable=False, writable=False)
+    assert reading.read(b"key") is not None
+    reading.close()
+    with opened(scratch) as root:
+        root.mutex.run(lambda: root.catalog.update(lambda found: found.put_number("added", 1, 2)), deadline_after(30))
+    reading = Catalog(f"{scratch}/catalog/local", durable=False, writable=False)
+    assert reading.view(lambda transaction: transaction.numbers("added", 10)) == [(1, 2)]
+    reading.close()
+    monkeypatch.undo()
+    assert in_child(_read, scratch) == b"value"  # an earlier version takes no notice of it
 
 
 def limit_readers(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

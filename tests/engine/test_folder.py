@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import Durability
+from memstore.engine.root.settings import Settings, new_settings
 from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put
 
-SETTINGS = folder.new_settings(durability=None, checksum=None, inline_limit=None, file_mode=0o600, group=None)
+SETTINGS = new_settings(durability=None, checksum=None, inline_limit=None, file_mode=0o600, group=None)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_settings_come_back(
     file_mode: int,
     group: int | None,
 ) -> None:
-    settings = folder.new_settings(
+    settings = new_settings(
         durability=durability, checksum=checksum, inline_limit=inline_limit, file_mode=file_mode, group=group
     )
     folder.write_settings(str(place), settings)
@@ -72,7 +73,7 @@ def test_garbage_is_no_settings(place: Path, content: bytes) -> None:
         folder.read_settings(str(place))
 
 
-@given(st.sampled_from([field.name for field in msgspec.structs.fields(folder.Settings)]), numbers | json_values)
+@given(st.sampled_from([field.name for field in msgspec.structs.fields(Settings)]), numbers | json_values)
 def test_a_field_of_another_kind_is_refused(place: Path, name: str, value: object) -> None:
     fields = msgspec.to_builtins(SETTINGS)
     (place / folder.SETTINGS).write_text(json.dumps({**fields, name: value}))

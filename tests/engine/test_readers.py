@@ -55,7 +55,7 @@ def pages_of(root: Root) -> tuple[int, int]:
 
 
 def counted(root: Root, moment: int = ALL, enough: int = ALL) -> int:
-    return count_free(f"{root.path}/catalog/local/data.mdb", 4096, moment, enough)
+    return count_free(f"{root.path}/catalog/local/data.mdb", moment, enough)
 
 
 def test_none_is_free_in_a_new_store(root: str) -> None:
@@ -108,7 +108,7 @@ def test_a_damaged_list(scratch: str) -> None:
         file.seek(2 * 4096)
         file.write(b"\xff" * 4096 * (last - 1))
     with pytest.raises(CorruptionError, match="list of free pages"):
-        count_free(path, 4096, ALL, ALL)
+        count_free(path, ALL, ALL)
 
 
 # --- a reader that stays ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import safetensors
 import torch
 
 import memstore
-from memstore.engine.root.folder import FORMAT
+from memstore.engine.root.settings import FORMAT
 from memstore.testing.equality import assert_same
 from tests.format.kept import archive, unpack, values
 

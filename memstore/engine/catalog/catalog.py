@@ -57,8 +57,10 @@ class Catalog:
                 stored = handle.get(key, None, environment.tables["entries"])
             except lmdb.Error as error:
                 raise environment.translated(error) from error
-            finally:
-                environment.end(handle)
+            finally:  # as `Environment.end`
+                handle.abort()
+                if environment.keeps_slot:
+                    environment.ended = handle
                 del handle
         try:
             return None if stored is None else decode_record(key, stored)

@@ -13,6 +13,7 @@ What LMDB needs to be safe here, each rule seen to be needed:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -38,12 +39,13 @@ class Environment:
         handle: LMDB's environment; None while it is released, or when `is_closed`.
         tables: LMDB's handles of the tables, by name.
         page_size: that of the machine which made it.
+        keeps_slot: whether a read transaction that has ended leaves its slot to the next one.
         ended: the last read transaction, which has the slot that the next one takes over. It is let go of right before.
     """
 
     __slots__ = (
-        *("_durable", "_identity", "_keeps_slot", "_locked", "_writable"),
-        *("ended", "folder", "handle", "is_closed", "page_size", "path", "tables"),
+        *("_durable", "_identity", "_locked", "_writable"),
+        *("ended", "folder", "handle", "is_closed", "keeps_slot", "page_size", "path", "tables"),
     )
 
     def __init__(self, folder: str, *, durable: bool, writable: bool, locked: bool) -> None:
@@ -53,7 +55,7 @@ class Environment:
         self.tables: dict[str, Any] = {}
         self.page_size = syscalls.PAGE
         self.ended: Any = None
-        self._keeps_slot, self.is_closed = True, False
+        self.keeps_slot, self.is_closed = True, False
         self._identity: tuple[int, int] | None = None
         for attempt in range(3):  # another process may be writing the page that is read here
             try:
@@ -90,11 +92,14 @@ class Environment:
                 lock=self._locked,
                 readahead=False,
                 max_readers=MAX_READERS,
-                max_dbs=len(tables.NAMES) + 2,
-                max_spare_txns=int(self._keeps_slot),
+                max_dbs=len(tables.NAMES) + len(tables.OPTIONAL) + 2,
+                max_spare_txns=int(self.keeps_slot),
             )
             self.page_size = self.handle.stat()["psize"]
             self.tables = {name: self.handle.open_db(name.encode(), create=self._writable) for name in tables.NAMES}
+            for name in tables.OPTIONAL:
+                with contextlib.suppress(lmdb.NotFoundError):  # who may not write can't create it
+                    self.tables[name] = self.handle.open_db(name.encode(), create=self._writable)
             self._check_identity(os.stat(self.path))
             if self._writable:
                 self.handle.reader_check()
@@ -145,7 +150,7 @@ class Environment:
             except lmdb.MapResizedError:
                 handle.set_mapsize(0)
             except lmdb.BadRslotError:  # something here has opened and closed lock.mdb, as a copy of the folder does
-                self._keeps_slot = False
+                self.keeps_slot = False
                 self.release()
             except lmdb.ReadersFullError as error:
                 if not handle.reader_check():  # none of them is dead
@@ -155,7 +160,7 @@ class Environment:
     def end(self, transaction: Any) -> None:
         """Nothing of it remains but its slot. Not even that is left to LMDB's binding, which frees it in a child."""
         transaction.abort()
-        if self._keeps_slot:
+        if self.keeps_slot:
             self.ended = transaction
 
     # --- size ---------------------------------------------------------------------------------------------------------

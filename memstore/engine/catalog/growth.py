@@ -46,7 +46,7 @@ class Growth:
         reader, room = reader_of_the_past(env), pages - info["last_pgno"] - 1
         if reader is None or room >= reserve:
             return False
-        free = count_free(self._environment.path, self._environment.page_size, reader.moment, reserve - room)
+        free = count_free(self._environment.path, reader.moment, reserve - room)
         return room + free < reserve
 
     def grow(self, counters: Counters) -> None:

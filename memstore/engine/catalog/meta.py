@@ -1,6 +1,7 @@
 """The two pages that a data.mdb starts with. Each commit writes one of them, in turn; LMDB opens the newer state.
 
-They are read here from the file, as LMDB 0.9 lays them out, because LMDB looks at neither its length nor its age.
+They are read here from the file, as LMDB 0.9 lays them out: LMDB asks neither whether the file is long enough, nor
+whether the older state was the newest before a page was damaged; and its binding doesn't show where free pages are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from memstore.errors import CorruptionError
 
 _HEAD = 16  # bytes, of any page
-_META = struct.Struct("<II8x8xI92xQQ")
+_META = struct.Struct("<II8x8xI36xQ48xQQ")
 _MAGIC = 0xBEEFC0DE
 
 
@@ -21,6 +22,7 @@ class Meta(NamedTuple):
     magic: int
     version: int
     page_size: int
+    free_root: int  # the page where the table of free pages starts
     last_page: int
     state: int  # the number of the transaction that wrote it
 
@@ -31,7 +33,7 @@ def check_file(path: str, *, is_stable: bool) -> None:
     `is_stable` False: somebody may be committing meanwhile, so the two pages may be of two moments.
     """
     try:
-        metas, size = _read(path)
+        metas, size = read_metas(path)
     except FileNotFoundError:
         return
     if not size:
@@ -53,13 +55,13 @@ def check_file(path: str, *, is_stable: bool) -> None:
 def has_gone_back(folder: str) -> bool:
     """Whether LMDB may take another state of the catalog than the newest, though both can be read. Nobody uses it."""
     try:
-        metas, _ = _read(f"{folder}/data.mdb")
+        metas, _ = read_metas(f"{folder}/data.mdb")
     except (OSError, ValueError):  # whoever reads it will say it
         return False
     return len(metas) == 2 and not _follow(metas)
 
 
-def _read(path: str) -> tuple[list[Meta], int]:
+def read_metas(path: str) -> tuple[list[Meta], int]:
     """The pages, unchecked, fewer than two where the file is too short; and its size."""
     metas: list[Meta] = []
     with open(path, "rb") as file:

@@ -3,6 +3,10 @@
 A page that was replaced is used again once nobody reads a moment from before. LMDB has free pages in a table of its
 own, by the transaction that freed them, and its binding doesn't show it: it is read here from the file, as LMDB 0.9
 lays it out. That is done under the store's mutex, so that nobody writes there.
+
+To guess from the number of transactions instead was tried, in a store of 4 MiB that had been full once, beside a
+stopped reader: at 64 pages a transaction 23 puts were possible instead of 210; and batches of 100 left room for 10
+deletes instead of 49.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memstore.engine import syscalls
+from memstore.engine.catalog.meta import Meta, read_metas
 from memstore.errors import CorruptionError
 
 _PAGE_HEAD = 16  # bytes
-_ROOT_AT, _MOMENT_AT = _PAGE_HEAD + 64, _PAGE_HEAD + 128  # in a meta page: of the table of free pages; of all
 _NO_ROOT = 2**64 - 1
 _FLAGS_AT, _END_AT = 10, 12  # in a page: what it is; where the places of its nodes end
 _BRANCH = 1
@@ -50,12 +54,12 @@ def parse_readers(listed: str) -> Reader | None:
     return min(readers, key=lambda reader: reader.moment, default=None)
 
 
-def count_free(path: str, page_size: int, moment: int, enough: int) -> int:
+def count_free(path: str, moment: int, enough: int) -> int:
     """How many free pages of a data.mdb a writer may use while `moment` is read; it stops counting at `enough`."""
-    found = 0
+    found, (metas, _) = 0, read_metas(path)
     fd = syscalls.open_file(path, os.O_RDONLY)
     try:
-        for freed_by, count in _lists_of_free_pages(fd, page_size):
+        for freed_by, count in _lists_of_free_pages(fd, max(metas, key=lambda meta: meta.state)):
             if freed_by >= moment or found >= enough:
                 break
             found += count
@@ -67,11 +71,9 @@ def count_free(path: str, page_size: int, moment: int, enough: int) -> int:
     return found
 
 
-def _lists_of_free_pages(fd: int, page_size: int) -> Iterator[tuple[int, int]]:
+def _lists_of_free_pages(fd: int, meta: Meta) -> Iterator[tuple[int, int]]:
     """Transactions in their order, and how many pages each has freed."""
-    metas = [syscalls.read_at(fd, page_size, number * page_size) for number in (0, 1)]
-    root = _word(max(metas, key=lambda meta: _word(meta, _MOMENT_AT)), _ROOT_AT)
-    pages = [root] if root != _NO_ROOT else []
+    page_size, pages = meta.page_size, [meta.free_root] if meta.free_root != _NO_ROOT else []
     for _ in range(_MOST_PAGES):
         if not pages:
             return

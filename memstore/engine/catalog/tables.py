@@ -27,6 +27,9 @@ from memstore.engine.format import (
 )
 from memstore.errors import CorruptionError
 
+# Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
+# that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
+OPTIONAL: tuple[str, ...] = ()
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
@@ -155,7 +158,7 @@ class Transaction:
         numbers = msgspec.structs.astuple(counters)
         try:
             packed = _COUNTERS.pack(*numbers)
-        except struct.error:  # sums that a damaged row made negative
+        except struct.error:  # a damaged row has made a sum negative
             packed = _COUNTERS.pack(*(max(number, 0) for number in numbers))
         self._handle.put(b"counters", with_checksum(b"counters", packed), db=self._tables["counters"])
 

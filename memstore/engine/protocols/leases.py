@@ -1,4 +1,4 @@
-"""Leases: until when a segment is kept, whoever locks it or not. They are compared across processes."""
+"""Leases: until when a segment is kept, even if nobody locks it. Their times are those of the clock since boot."""
 
 from __future__ import annotations
 

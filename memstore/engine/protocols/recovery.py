@@ -1,6 +1,6 @@
-"""What the living do for the dead: finish or undo a change whose owner died in the middle of it.
+"""Crash recovery, run by the mutex's next owner: it finishes or undoes a change whose owner died in the middle of it.
 
-All of it runs under the store's mutex. Files that nobody holds are given back by the sweep, see `sweep.py`.
+All of it runs under the store's mutex. Files that the dead owner locked are given back by the sweep, see `sweep.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MOST = 1 << 20  # rows
 def after_death(root: Root) -> None:
     """Runs before anything else of the mutex's next owner, when the last one died or raised in the middle.
 
-    0. A catalog that has gone back in time is refused, before anything is taken for a dead writer's.
-    1. What a commit booked for the next put, and didn't come to lock (`ahead.py`): a filling row, over a file that says
-       live under an older put. It is retired, as all else that was replaced.
-    2. A batch noted as being published: the catalog did not commit what its `filling` rows still name, so those
-       headers go back to filling. (What it did commit is live, and its headers say so.)
-    3. The ring sequence behind the catalog's publications: it committed, and maybe did nothing more. Headers of what
-       it replaced are marked retired, and all waiters are woken.
+    0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
+    1. A commit may have booked a file for the next put without locking it (`ahead.py`): the row says filling, and the
+       file says live under an older put. The file is retired, as all else that was replaced.
+    2. A batch may be noted as being published. The catalog did not commit what its `filling` rows still name, so those
+       headers go back to filling. (What it did commit is live, and the headers say so.)
+    3. Fewer publications may have rung the doorbell than the catalog has committed: the owner committed, and maybe did
+       nothing more. Headers of what was replaced are marked retired, and all waiters are woken.
     """
     page = root.mutex
     if page.is_new:  # it may have been written before the catalog was

@@ -1,8 +1,8 @@
 """Retired segments: how a put claims one, to use its file again.
 
-A file is claimed by a put of nearly its size, oldest first, so that readers of the last versions have time to go. One
-that somebody locks or leases is *held*: set aside, and looked at again by later sweeps (`sweep.py`). A file is never
-cut nor extended: who has it mapped would meet SIGBUS.
+A put claims a file of nearly its size, the oldest first, so that readers of the last versions have time to let go. A
+file that somebody locks or leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`). A file is
+never cut nor extended: a process that has it mapped would die of SIGBUS.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """
@@ -56,7 +56,7 @@ class Reuse:
         self.refused: list[Row] = []
 
     def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
-        """Locks a file, erases its put id, and books it and those that were refused. Call it under the guard."""
+        """Locks a file, erases its put id, and books it; sets the refused ones aside. Call it under the guard."""
         if not self._asked and counters.retired:
             self._ask(root, transaction)
         self._asked = True

@@ -1,14 +1,14 @@
-"""Is the catalog as new as what lies beside it?
+"""Detects a rolled-back catalog: one that is older than the lock page and the segments beside it.
 
 LMDB silently takes the state before the newest where the page that starts the newest one is damaged, and a data.mdb may
 have been restored from a copy that is older than the segments. To go on from there would give old values for new ones,
-and sweep the files of acknowledged puts as if their writers had died. What tells, before anything is changed:
+and sweep the files of acknowledged puts as if their writers had died. Three things tell, before anything is changed:
 
-1. The two pages that start LMDB's states (`catalog/`): they are those of two commits, one behind the other.
-2. The lock page: it counts publications after their commits, so a catalog that has fewer has gone back. This holds
-   after a reboot and in a copy too; but the page may be older than the catalog then, and say nothing.
-3. Headers that say live under put ids, with versions, that the catalog has yet to give. That of a put whose commit was
-   cut off is none of these: the catalog knows it as filling, under that put id.
+1. The two meta pages of data.mdb (`catalog/meta.py`): they must be those of two commits in a row.
+2. The lock page: it counts publications after their commits, so a catalog that has fewer was rolled back. This holds
+   after a reboot and in a copy too; but the page may be older than the catalog then, and prove nothing.
+3. Headers of segments: none may say live under a put id, with a version, that the catalog has yet to give. A put whose
+   commit was cut off has no such header: the catalog knows it as filling, under that put id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memstore.errors import CorruptionError
 log = logging.getLogger("memstore")
 
 LOOKED_AT = 16  # files of each kind, at an opening
-ALL = 1 << 20  # files, where the lock page may say nothing
+ALL = 1 << 20  # files, where the lock page may prove nothing
 SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 
 
@@ -46,7 +46,7 @@ def check_publications(root: Root) -> None:
 
 def compare_publications(root: Root, rung: int, counters: Counters) -> None:
     if rung > counters.publications:
-        raise gone_back(root, f"it has {counters.publications:,} publications, and {rung:,} were made")
+        raise rolled_back(root, f"it has {counters.publications:,} publications, and {rung:,} were made")
 
 
 def check_headers(root: Root, most: int) -> None:
@@ -57,7 +57,7 @@ def check_headers(root: Root, most: int) -> None:
     """
     with root.guard:
         try:
-            counters, put_ids = root.catalog.view(_doomed, most)
+            counters, put_ids = root.catalog.view(_deletable, most)
         except CorruptionError as error:  # a row: who needs it will say it
             log.debug("%s: headers were not compared with the catalog: %s", root.path, str(error))
             return
@@ -77,8 +77,8 @@ def check_headers(root: Root, most: int) -> None:
                 file.close()
 
 
-def _doomed(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:
-    """Segments whose files may go, with the put ids that they have by the catalog."""
+def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:
+    """Segments whose files may be deleted, with the put ids that they have by the catalog."""
     listed = [segment for segment, _ in transaction.numbers("filling", most)]
     listed += [segment for *_, segment in transaction.oldest_retired(most)]
     listed += [segment for _, segment in transaction.numbers("held", most)]
@@ -96,12 +96,12 @@ def check_header(root: Root, fd: int, segment: int, put_id: int, counters: Count
         return
     if slots.put_id > counters.number and slots.version > counters.version:
         path = segment_path(root.segments, segment)
-        raise gone_back(
+        raise rolled_back(
             root, f"{path} has version {slots.version:,}, and the last one that it knows is {counters.version:,}"
         )
 
 
-def gone_back(root: Root, what: str) -> CorruptionError:
+def rolled_back(root: Root, what: str) -> CorruptionError:
     path = f"{root.path}/{CATALOG}/data.mdb"
     detail = (
         f"the catalog is older than what lies beside it: {what}: close the store everywhere, and run memstore.repair"

@@ -1,8 +1,8 @@
 """The sweep: which retired segments are kept to be used again, and which are given back.
 
-What lies idle is bound: by what is live, by twice the largest batch lately put, and by a tenth of the free space; but
-one file of the latest size may always stay. What is *held*, by a lock or a lease, is looked at again by later sweeps,
-and what writers left that died is given back too.
+How many bytes of retired files may stay is limited: by what is live or twice the largest batch lately put, and by a
+tenth of the free space; but one file of the latest size may always stay. Later sweeps look again at a file that is
+*held*, by a lock or a lease. Files that dead writers were filling are given back too.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """
@@ -33,8 +33,8 @@ log = logging.getLogger("memstore")
 
 _SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
 _HELD_A_SWEEP = 16  # files that a put looks at again; 8 us each
-_LOOK_AT_HELD = 0.02  # seconds between a process's looks at held files
-_LOOK_FOR_DEAD = 1.0  # seconds between a process's looks at filling rows
+_LOOK_AT_HELD = 0.02  # seconds between two looks of a process at held files
+_LOOK_FOR_DEAD = 1.0  # seconds between two looks of a process for dead writers, at filling rows
 _FREE_SHARE = 0.1  # of the file system's free space
 
 
@@ -67,15 +67,15 @@ def _may_look_for_dead(root: Root, counters: Counters) -> bool:
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
-    """Looks at everything once, what is kept ahead and dead readers included. Arguments and result as `sweep`."""
-    root.mutex.run(lambda: _let_go(root), deadline)
+    """Looks at everything once, this process's file for its next put and dead readers too. As `sweep` otherwise."""
+    root.mutex.run(lambda: _give_up_what_is_kept(root), deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.looked_for_dead, root.last_filling = 0.0, 0
     return sweep_some(root, rows + 1, deadline, keep=keep)
 
 
-def _let_go(root: Root) -> None:
+def _give_up_what_is_kept(root: Root) -> None:
     ahead.give_back(root)
     root.catalog.forget_dead_readers()
 
@@ -190,9 +190,9 @@ def _look_again(
     *,
     rotate: bool,
 ) -> int:
-    """A held file that nobody holds any more may be reused, or goes. Returns the bytes that went.
+    """Retires or unlinks a held file that nobody holds any more. Returns the bytes that were given back.
 
-    With `rotate`, one that is held still goes behind the others.
+    With `rotate`, a file that is still held goes behind the others.
     """
     found = transaction.segment(row.segment)
     size = found.nbytes if found else 0
@@ -214,7 +214,7 @@ def _look_again(
 
 
 def _is_usable(root: Root, segment: int, size: int) -> bool:
-    """Not so: unlinked by a sweep that died before its commit, or cut by somebody. No claim would ever take it."""
+    """False if it was unlinked by a sweep that died before its commit, or cut: no claim would ever take it then."""
     try:
         name = os.path.basename(segment_path(root.segments, segment))
         found = os.stat(name, dir_fd=root.segments_fd, follow_symlinks=False)
@@ -232,10 +232,10 @@ def _unlink(
     unlinked: list[LockFile],
     now: int,
 ) -> bool:
-    """Unlinks a file that nobody locks or leases, and drops its row. A missing file is done; so is a missing row."""
+    """Unlinks a file that nobody locks or leases, and drops its row. True also where file or row is missing."""
     row = transaction.segment(segment)
     if row is not None:
-        if row.state != state:  # a damaged table names it: never touch what is live
+        if row.state != state:  # a damaged table names the file, which may be live: it is not touched
             return True
         if is_leased(transaction, segment, now):
             return False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, filesystem_name, mappings_keep_locks
-from memstore.engine.root.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings, absolute_path, adopt
+from memstore.engine.root.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, absolute_path, adopt
 from memstore.engine.root.holders import holders_of, lock_holders
 from memstore.engine.root.registry import abandon_root, close_abandoned, close_root, reopen_root, retain_root
 from memstore.engine.root.root import KeptFile, Root
+from memstore.engine.root.settings import Settings, new_settings
 
 __all__ = [
     "CATALOG",
@@ -29,6 +30,7 @@ __all__ = [
     "holders_of",
     "lock_holders",
     "mappings_keep_locks",
+    "new_settings",
     "reopen_root",
     "retain_root",
 ]

@@ -1,4 +1,4 @@
-"""The root folder: what may be a store, who may own it, and the settings that were fixed when it was created.
+"""The root folder: what may be a store, who may own it, and how its files are made.
 
 `memstore.json` is written last, by a rename, while the folder is locked: a folder with it is a whole store, one
 without it is none yet, and whoever finds one half made goes on making it.
@@ -12,74 +12,23 @@ import grp
 import os
 import stat
 import time
-import uuid
 from collections.abc import Generator
 from contextlib import AbstractContextManager
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from memstore.engine import syscalls
 from memstore.engine.files import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem
 from memstore.engine.root.holders import lock_holders
+from memstore.engine.root.settings import Settings, decode_settings, encode_settings
 from memstore.errors import (
-    FormatVersionError,
     NotAStoreError,
     PermissionDeniedError,
     StoreTimeoutError,
 )
 
-FORMAT = 1
 SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
-
-
-class _AnyFormat(msgspec.Struct):
-    """What every version of `memstore.json` has."""
-
-    format: int
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What `memstore.json` holds."""
-
-    format: Annotated[int, Meta(ge=1, le=FORMAT)]
-    store: str
-    durability: Durability
-    checksum: bool
-    inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
-    file_mode: Annotated[int, Meta(ge=0, le=0o777)]
-    unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
-
-    @property
-    def durable(self) -> bool:
-        return self.durability == "disk"
-
-    @property
-    def folder_mode(self) -> int:
-        """The file mode, with the x bits that match its r bits."""
-        return self.file_mode | (self.file_mode & 0o444) >> 2
-
-
-def new_settings(
-    *, durability: Durability | None, checksum: bool | None, inline_limit: int | None, file_mode: int, group: int | None
-) -> Settings:
-    chosen = durability or "process"
-    settings = Settings(
-        format=FORMAT,
-        store=uuid.uuid4().hex,
-        durability=chosen,
-        checksum=chosen == "disk" if checksum is None else checksum,
-        inline_limit=1536 if inline_limit is None else inline_limit,
-        file_mode=file_mode,
-        unix_group=group,
-    )
-    try:  # what was written could else not be read again
-        return msgspec.convert(msgspec.to_builtins(settings), Settings)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"no store can be created so: {error}") from None
 
 
 def read_settings(root: str) -> Settings | None:
@@ -92,20 +41,11 @@ def read_settings(root: str) -> Settings | None:
         text = syscalls.read_at(fd, 1 << 16, 0)
     finally:
         syscalls.close(fd)
-    try:
-        version = msgspec.json.decode(text, type=_AnyFormat).format
-        if version > FORMAT:
-            raise FormatVersionError(
-                f"{root} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
-            )
-        settings = msgspec.json.decode(text, type=Settings)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
-    return settings
+    return decode_settings(text, path)
 
 
 def write_settings(root: str, settings: Settings) -> None:
-    create_file(root, SETTINGS, msgspec.json.format(msgspec.json.encode(settings)) + b"\n", settings)
+    create_file(root, SETTINGS, encode_settings(settings), settings)
 
 
 def create_file(root: str, name: str, content: bytes, settings: Settings) -> None:

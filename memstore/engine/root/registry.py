@@ -1,9 +1,11 @@
 """Which roots this process has open, who uses them, and what becomes of them in a fork.
 
-LMDB wants one environment a process, and so does a fork: before a fork every Root's guard is taken, so that no
-transaction is split and no lock's file descriptor is between opening and registration; the child gives up its copies
-of both and opens the catalog again when it needs it. So too of roots that are closed or were replaced, as long as
-anybody has them: what their spares had mapped must not be unmapped by the child, where something else may lie there.
+LMDB wants one environment a process, so a folder has one Root, with a count of its users.
+
+Before a fork every Root's guard is taken, so that no transaction is split, and no file that is to be locked is between
+its opening and its registration. The child gives up its copies of both, and opens the catalog again when it needs it.
+This is done for closed and replaced roots too, as long as anybody has them: the child must not unmap what their spares
+had mapped, because something else may lie there.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import weakref
 from collections import deque
 
 from memstore.engine.files import close_all
-from memstore.engine.root.folder import Settings
 from memstore.engine.root.root import Root
+from memstore.engine.root.settings import Settings
 from memstore.late_imports import Hooks, around_forks
 
 roots: dict[tuple[int, int], Root] = {}
@@ -68,7 +70,7 @@ def close_root(root: Root) -> None:
 
 
 def abandon_root(root: Root) -> None:
-    """As `close_root`, at the next opening or closing: a finalizer may run anywhere, and must take no lock."""
+    """As `close_root`, but done by the next opening or closing: a finalizer may run anywhere, and must take no lock."""
     _abandoned.append(root)
 
 
@@ -106,7 +108,7 @@ def _before_fork() -> None:
     _forking[:] = _known
     for root in _forking:
         root.guard.acquire()
-        root.spares.clear()  # where these were, a child has holes, that something else may be mapped into
+        root.spares.clear()  # a child doesn't get these mappings, and may map something else where they lay
 
 
 def _after_fork_in_parent() -> None:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.files import LockFile, OwnedFile, Spares
-from memstore.engine.root.folder import SEGMENTS, Settings
+from memstore.engine.root.folder import SEGMENTS
+from memstore.engine.root.settings import Settings
 from memstore.engine.sync import Doorbell, LockPage
 from memstore.errors import NotAStoreError, PermissionDeniedError, StoreClosedError
 
@@ -80,7 +81,7 @@ class Root:
         return fd
 
     def sync_unlinked(self) -> None:
-        """Before their rows go: a file that a crash of the host brings back, and no row names, nobody gives back."""
+        """Call it before the rows go: nobody finds a file that a crash of the host brings back, if no row names it."""
         if self.settings.durable:
             syscalls.sync(self.segments_fd)
 
@@ -108,7 +109,7 @@ class Root:
         return True
 
     def glance(self) -> None:
-        """As `check_in_place`, unless somebody has just looked. For who reads, and for who looks again later."""
+        """As `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
 

@@ -1,0 +1,77 @@
+"""The settings that were fixed when a store was created: what `memstore.json` holds."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from memstore.engine.root.filesystem import Durability
+from memstore.errors import FormatVersionError, NotAStoreError
+
+FORMAT = 1
+
+
+class _AnyFormat(msgspec.Struct):
+    """What every version of `memstore.json` has."""
+
+    format: int
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What `memstore.json` holds."""
+
+    format: Annotated[int, Meta(ge=1, le=FORMAT)]
+    store: str
+    durability: Durability
+    checksum: bool
+    inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
+    file_mode: Annotated[int, Meta(ge=0, le=0o777)]
+    unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
+
+    @property
+    def durable(self) -> bool:
+        return self.durability == "disk"
+
+    @property
+    def folder_mode(self) -> int:
+        """The file mode, with the x bits that match its r bits."""
+        return self.file_mode | (self.file_mode & 0o444) >> 2
+
+
+def new_settings(
+    *, durability: Durability | None, checksum: bool | None, inline_limit: int | None, file_mode: int, group: int | None
+) -> Settings:
+    chosen = durability or "process"
+    settings = Settings(
+        format=FORMAT,
+        store=uuid.uuid4().hex,
+        durability=chosen,
+        checksum=chosen == "disk" if checksum is None else checksum,
+        inline_limit=1536 if inline_limit is None else inline_limit,
+        file_mode=file_mode,
+        unix_group=group,
+    )
+    try:  # what was written could else not be read again
+        return msgspec.convert(msgspec.to_builtins(settings), Settings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no store can be created so: {error}") from None
+
+
+def encode_settings(settings: Settings) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(settings)) + b"\n"
+
+
+def decode_settings(text: bytes, path: str) -> Settings:
+    """Raises FormatVersionError, and NotAStoreError; `path` is where the text was found."""
+    try:
+        version = msgspec.json.decode(text, type=_AnyFormat).format
+        if version > FORMAT:
+            raise FormatVersionError(
+                f"{path} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
+            )
+        return msgspec.json.decode(text, type=Settings)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
