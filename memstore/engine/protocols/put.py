@@ -37,7 +37,7 @@ from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root import Root
 from memstore.errors import MemstoreError, StoreTimeoutError, VersionConflictError
 
-Made = TypeVar("Made")
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 log = logging.getLogger("memstore")
@@ -150,7 +150,7 @@ def _close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
 
 
 def retry_after_sweep(
-    make: Callable[[Root, Made, float], Result], root: Root, change: Made, deadline: float, key: str | None
+    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
 ) -> Result:
     """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
 
