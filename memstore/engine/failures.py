@@ -16,8 +16,8 @@ def is_full(error: OSError) -> bool:
 class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
 
-    With the opened root, and without its guard held, a StoreFullError says in full who takes what, and a missing file
-    is a NotAStoreError if the whole store has gone.
+    If it is given the opened root, a StoreFullError says in full who takes what, and a missing file is a NotAStoreError
+    if the whole store has gone. The root's guard must not be held then.
     """
 
     __slots__ = ("_key", "_opened", "_root")

@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lmdb
@@ -20,6 +22,7 @@ from memstore.engine.format.record import LIVE, SegmentRow
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import commit
 from memstore.engine.protocols.sweep import sweep, sweep_all
+from memstore.engine.root.root import Root
 from memstore.engine.sync.clocks import deadline_after
 from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError
 from tests.children import Child, Wire, children, in_child
@@ -379,6 +382,29 @@ def test_a_failed_update_changes_nothing(root: str) -> None:
         with opened_root.guard, pytest.raises(ZeroDivisionError):
             opened_root.catalog.update(fail)
         assert get(opened_root, b"key") == b"old"
+
+
+@pytest.mark.parametrize("call", [Catalog.view, Catalog.update], ids=["view", "update"])
+def test_a_transaction_holds_the_guard_that_forks_take(root: str, call: Callable[..., bool]) -> None:
+    with opened(root) as opened_root, ThreadPoolExecutor(1) as pool:
+
+        def is_free(_: Transaction | None) -> bool:
+            return pool.submit(opened_root.guard.acquire, blocking=False).result()
+
+        assert not call(opened_root.catalog, is_free)
+        assert is_free(None)
+        pool.submit(opened_root.guard.release).result()
+
+
+def test_a_child_has_a_guard_of_its_own(root: str) -> None:
+    with opened(root) as opened_root, opened_root.guard:
+        before = opened_root.guard
+        in_child(_guard_is_new, opened_root, before)
+        assert opened_root.guard is opened_root.catalog.guard is before
+
+
+def _guard_is_new(root: Root, before: object) -> None:
+    assert root.guard is root.catalog.guard is not before
 
 
 def test_two_openings_in_one_process_share_one_environment(root: str) -> None:
