@@ -1,4 +1,4 @@
-"""What a stored value looks like, for people; and the tensors of a value, by name."""
+"""A stored value, described for people; and the tensors of a value, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int
 
 
 def stored_bytes(plan: Plan) -> int:
-    """Bytes of the tensors, those that several share once."""
+    """Bytes of the tensors; shared bytes are counted once."""
     ranges = [storage_range(plan.leaves, cluster) for cluster in cluster_leaves(plan.leaves, plan.same)]
     return sum(stop - start for start, stop in ranges)
 

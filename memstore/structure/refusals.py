@@ -1,4 +1,4 @@
-"""Refusals on the way through a value: the reason, and the path of the leaf, which grows on the way up."""
+"""Why a part of a value can't be stored: the reason, and the path of that part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """A part of the value can't be stored. `path` grows on the way up, so that the message names the leaf.
+    """A part of the value can't be stored. Each container above adds its key to `path`: so the message names the leaf.
 
     Becomes an UnsupportedValueError where the value is known.
     """
@@ -22,7 +22,7 @@ class RefusedError(Exception):
 
 
 class TooDeepError(RefusedError):
-    """More levels than allowed; on the way up the containers are collected, to tell a cycle from mere depth."""
+    """More levels than allowed. The containers above are collected, so that the message can tell a cycle from depth."""
 
     def __init__(self, levels: int) -> None:
         super().__init__(f"more than {levels} levels of containers")
@@ -39,12 +39,12 @@ class TooDeepError(RefusedError):
 
 
 class SharedTooOftenError(RefusedError):
-    """Containers that stand in so many places that the tree of all of them has no end: a few lines can make it."""
+    """Containers that are shared on level after level: a value of a few lines, whose tree has almost no end."""
 
     def __init__(self, entries: int) -> None:
         super().__init__(
-            f"containers that stand in so many places that their entries, which each place has for itself, are more "
-            f"than {entries:,}; put what is shared once, under a key of its own, and what stands for it instead"
+            f"containers that stand in so many places that their entries, counted for each place, are more than "
+            f"{entries:,}; put what is shared under a key of its own, and store that key in the places"
         )
 
     def message(self) -> str:

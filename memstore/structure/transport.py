@@ -36,24 +36,24 @@ def register() -> None:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    if _is_ours(tensor):
+    if _must_be_copied(tensor):
         tensor = _copy_to_shared_memory(tensor)
     return reductions.reduce_tensor(tensor)
 
 
-def _is_ours(tensor: torch.Tensor) -> bool:
-    # others end at torch's own reducer: what has no storage, and non-leaves, which it refuses
+def _must_be_copied(tensor: torch.Tensor) -> bool:
+    # torch's own reducer takes the rest: tensors without a storage, and non-leaves, which it refuses
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
     if tensor.requires_grad and not tensor.is_leaf:
         return False
-    return tensor.numel() > 0 and _is_at_ours(tensor)
+    return tensor.numel() > 0 and _lies_in_our_mapping(tensor)
 
 
-def _is_at_ours(memory: torch.Tensor | torch.UntypedStorage) -> bool:
+def _lies_in_our_mapping(memory: torch.Tensor | torch.UntypedStorage) -> bool:
     try:
         return lies_in_mapping(memory.data_ptr())
-    except RuntimeError:  # it may be read and not written: that of a view, after `tensor.data = view[...]`
+    except RuntimeError:  # a view's memory, which may be read and not written, after `tensor.data = view[...]`
         return True
 
 
@@ -81,7 +81,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
-    if storage.device.type == "cpu" and storage.nbytes() and _is_at_ours(storage):
+    if storage.device.type == "cpu" and storage.nbytes() and _lies_in_our_mapping(storage):
         copy = torch.UntypedStorage._new_shared(storage.nbytes())
         _keep_for_child(copy)
         copy.copy_(storage, non_blocking=False)
@@ -90,7 +90,7 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Any:
 
 
 class _Started(threading.local):
-    """The process that this thread started last; one is started after the other."""
+    """The process that this thread started last: a thread starts one after the other."""
 
     popen: weakref.ref[Any] | None = None
 

@@ -232,7 +232,7 @@ def test_crafted_parts(tree: Any, leaves: Any, about: Any) -> None:
 
 def test_sizes_of_nested_tensors_are_not_read_if_they_have_no_memory_of_their_own() -> None:
     tree, leaves = ["nested", False, 0, 0], [["float32", [0], 0], ["int64", [2**40, 1], 8, [0, 0]]]
-    with pytest.raises(CorruptionError, match="no nested tensor"):
+    with pytest.raises(CorruptionError, match="a malformed nested tensor"):
         rebuild(plan_of(pack([tree, leaves, True])), b"", np.zeros(64, np.uint8), None)
 
 

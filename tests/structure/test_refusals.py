@@ -339,8 +339,8 @@ def test_shared_containers_without_an_end_are_refused(allow_pickle: bool) -> Non
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousandth of what is allowed, so that it takes a thousandth of the time."""
-    monkeypatch.setattr(walk, "_WATCHED", walk._WATCHED // 1000)
-    monkeypatch.setattr(walk, "_AGAIN", walk._AGAIN // 1000)
+    monkeypatch.setattr(walk, "_COUNTED_FROM", walk._COUNTED_FROM // 1000)
+    monkeypatch.setattr(walk, "_MOST_REPEATED", walk._MOST_REPEATED // 1000)
 
 
 @pytest.mark.usefixtures("small_limits")

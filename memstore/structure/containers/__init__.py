@@ -7,9 +7,10 @@ arrays       numpy arrays, and the rules for subclasses of torch.Tensor
 nested       jagged, strided-nested and quantized tensors: one leaf for a user, several tensors inside
 sparse       sparse tensors, in the same way
 wrappers     tensors of classes that say what they are made of: __tensor_flatten__
-tensordicts  TensorDict, tensorclasses, TensorDictParams; imported only once a value or a description needs it
-stacks       lazy stacks and non-tensor data; imported with them, and so is
-typed        TypedTensorDict, MetaData[type]
+tensordicts  TensorDict, tensorclasses, TensorDictParams; this and what follows is imported once a value needs it
+typed        TypedTensorDict
+stacks       lazy stacks
+non_tensors  NonTensorData, MetaData
 """
 
 from __future__ import annotations

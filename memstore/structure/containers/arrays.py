@@ -4,7 +4,7 @@ An array comes back writable, also if the one that was put was not: its memory i
 where a tensor's are, if they are whole elements and not negative; else it comes back in C order. So do arrays of other
 dtypes (text, dates, foreign byte order), which are stored as objects.
 
-Plain tensors come here only in a careful walk, which names the one that can't be stored.
+Plain tensors come here only in a careful walk, which looks at each of them to name the one that can't be stored.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -33,7 +33,7 @@ _ARRAY_DTYPES = frozenset(NUMPY_DTYPES.values())
 
 
 class _WritableView:
-    """The memory of an array as if it could be written: torch warns about others, and here they are only read."""
+    """The memory of an array, claimed to be writable: torch warns about arrays that are not. It is only read here."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array

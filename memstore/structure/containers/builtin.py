@@ -145,7 +145,7 @@ class OrderedNode(DictNode):
         built: OrderedDict[Any, Any] = OrderedDict(zip(self.keys, self.entries.build(parts), strict=True))
         if self.attributes is not None:
             attributes = self.attributes.build(parts)
-            require(type(attributes) is dict and all(type(key) is str for key in attributes), "no attributes")
+            require(type(attributes) is dict and all(type(key) is str for key in attributes), "malformed attributes")
             built.__dict__.update(attributes)
         return built
 
@@ -170,7 +170,7 @@ class DefaultDictNode(DictNode):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         factory, keys, trees = unpack(payload, str, list, list)
-        require(factory in _FACTORIES, "no factory of a defaultdict")
+        require(factory in _FACTORIES, "a malformed factory of a defaultdict")
         return cls(_FACTORIES[factory], read_keys(keys), reader.entries(trees))
 
     def build(self, parts: Parts) -> Any:

@@ -4,10 +4,10 @@
     ["dataclass", class, names, names of the fields that aren't set, entries]
     ["mapping", class, names of attributes, keys, entries]
 
-A class is looked up as classes.py says. None of its code runs: no `__init__`, no `__post_init__`, no `__setattr__`, no
-`__setitem__`. So only what is whole without them is stored: dataclasses that have nothing but their fields, mappings
-whose attributes say what their items say (each is the item of its name, or None where there is none, as in the outputs
-of transformers).
+A class is looked up as objects/classes.py says. None of its code runs: no `__init__`, no `__post_init__`, no
+`__setattr__`, no `__setitem__`. So only objects that are complete without it are stored: dataclasses that have nothing
+but their fields, and mappings whose attributes repeat their items (each attribute is the item of its name, or None
+where there is none, as in the outputs of transformers).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _written_names(names: Any, walk: Walk) -> tuple[str, ...]:
 
 
 def _read_names(names: list[Any]) -> tuple[str, ...]:
-    require(all(type(name) is str for name in names) and len(set(names)) == len(names), "no names of attributes")
+    require(all(type(name) is str for name in names) and len(set(names)) == len(names), "malformed names of attributes")
     return tuple(names)
 
 
@@ -72,7 +72,7 @@ class NamespaceNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         which, names, trees = unpack(payload, str, list, list)
-        require(which in NAMESPACES and len(names) == len(trees), "no namespace")
+        require(which in NAMESPACES and len(names) == len(trees), "a malformed namespace")
         node = cls()
         node.cls = NAMESPACES[which]
         node.names = _read_names(names)
@@ -132,7 +132,7 @@ class DataclassNode(Node):
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         name, names, unset, trees = unpack(payload, str, list, list, list)
         _read_names([*names, *unset])
-        require(len(names) == len(trees), "no dataclass")
+        require(len(names) == len(trees), "a malformed dataclass")
         node = cls()
         node.name, node.names, node.unset = name, tuple(names), frozenset(unset)
         node.entries = reader.entries(trees)

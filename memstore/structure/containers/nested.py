@@ -53,8 +53,10 @@ class JaggedNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         ragged, low, high, requires_grad, trees = unpack(payload, int, (NoneType, int), (NoneType, int), bool, list)
-        require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "no jagged tensor")
-        require(all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "no lengths of a jagged tensor")
+        require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "a malformed jagged tensor")
+        require(
+            all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "malformed lengths of a jagged tensor"
+        )
         node = cls()
         node.ragged = ragged
         node.bounds = {"min_seqlen": low, "max_seqlen": high}
@@ -71,8 +73,8 @@ class JaggedNode(Node):
                 importlib.import_module("torch._dynamo")  # its constructor does, to mark them
 
         values, offsets, lengths = [*self.entries.build(parts), None][:3]
-        require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "no jagged tensor")
-        require(lengths is None or lengths.shape == (len(offsets) - 1,), "no jagged tensor")
+        require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "a malformed jagged tensor")
+        require(lengths is None or lengths.shape == (len(offsets) - 1,), "a malformed jagged tensor")
         cache = {key: torch.zeros(bound, 0, device="cpu") for key, bound in self.bounds.items() if bound is not None}
         return NestedTensor(
             values,
@@ -112,7 +114,7 @@ class NestedNode(Node):
         requires_grad, buffer, sizes = unpack(payload, bool, int, int)
         node = cls()
         node.requires_grad = requires_grad
-        require(buffer == TENSOR, "no nested tensor")
+        require(buffer == TENSOR, "a malformed nested tensor")
         node.buffer = reader.node(buffer)
         reader.exact.add(reader.tensors)
         node.sizes = reader.host_tensor(sizes)
@@ -121,12 +123,12 @@ class NestedNode(Node):
     def build(self, parts: Parts) -> Any:
         buffer, sizes = self.buffer.build(parts), self.sizes.build(parts)
         # torch trusts these numbers, and would read beyond the buffer
-        require(sizes.dtype == torch.int64 and sizes.ndim == 2 and buffer.ndim == 1, "no nested tensor")
-        require(not traits.repeats(sizes), "no nested tensor")
+        require(sizes.dtype == torch.int64 and sizes.ndim == 2 and buffer.ndim == 1, "a malformed nested tensor")
+        require(not traits.repeats(sizes), "a malformed nested tensor")
         rows: list[list[int]] = sizes.tolist()
-        require(all(size >= 0 for row in rows for size in row), "no nested tensor")
+        require(all(size >= 0 for row in rows for size in row), "a malformed nested tensor")
         counts = [math.prod(row) for row in rows]
-        require(sum(counts) == buffer.numel(), "no nested tensor")
+        require(sum(counts) == buffer.numel(), "a malformed nested tensor")
         strides = [[*itertools.accumulate(row[:0:-1], operator.mul, initial=1)][: len(row)][::-1] for row in rows]
         offsets = [0, *itertools.accumulate(counts)][: len(counts)]
         made = torch._nested_view_from_buffer(  # type: ignore[attr-defined]
@@ -163,8 +165,8 @@ def flatten_quantized(value: torch.Tensor, walk: Walk) -> Tree:
 
 
 def _check_integers(integers: torch.Tensor) -> None:
-    require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "no quantized tensor")
-    require(not traits.repeats(integers), "no quantized tensor")  # torch copies them
+    require(integers.dtype in (torch.int8, torch.uint8, torch.int32), "a malformed quantized tensor")
+    require(not traits.repeats(integers), "a malformed quantized tensor")  # torch copies them
 
 
 @register
@@ -176,7 +178,7 @@ class QuantizedNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         integers, parameters = unpack(payload, int, int)
-        require(integers == TENSOR and parameters != TENSOR, "no quantized tensor")
+        require(integers == TENSOR and parameters != TENSOR, "a malformed quantized tensor")
         node = cls()
         node.integers = reader.fixed_tensor(integers)
         node.parameters = reader.node(parameters)
@@ -184,7 +186,9 @@ class QuantizedNode(Node):
 
     def build(self, parts: Parts) -> Any:
         parameters = self.parameters.build(parts)
-        require(type(parameters) is list and list(map(type, parameters)) == [float, int], "no quantized tensor")
+        require(
+            type(parameters) is list and list(map(type, parameters)) == [float, int], "a malformed quantized tensor"
+        )
         integers = self.integers.build(parts)
         _check_integers(integers)
         return torch._make_per_tensor_quantized_tensor(integers, *parameters)
@@ -206,7 +210,7 @@ class ChannelQuantizedNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         axis, *trees = unpack(payload, int, int, int, int)
-        require(trees == [TENSOR] * 3, "no quantized tensor")
+        require(trees == [TENSOR] * 3, "a malformed quantized tensor")
         node = cls()
         node.axis = axis
         node.entries = Entries([reader.fixed_tensor(tree) for tree in trees])
@@ -215,8 +219,8 @@ class ChannelQuantizedNode(Node):
     def build(self, parts: Parts) -> Any:
         integers, scales, zero_points = self.entries.build(parts)
         _check_integers(integers)
-        require(0 <= self.axis < integers.ndim, "no quantized tensor")
-        require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "no quantized tensor")
+        require(0 <= self.axis < integers.ndim, "a malformed quantized tensor")
+        require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "a malformed quantized tensor")
         return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, self.axis)
 
     def children(self) -> Iterator[tuple[Path, Node]]:

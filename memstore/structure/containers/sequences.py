@@ -3,7 +3,7 @@
 ["namedtuple", class, entries]        ["structseq", class of torch.return_types, entries]
 ["deque", maxlen or nil, entries]
 
-Of a namedtuple's subclass (a PackedSequence), the entries are all that it may have.
+An object of a subclass of a namedtuple (a PackedSequence) may have nothing but its entries.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class DequeNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         maxlen, trees = unpack(payload, (NoneType, int), list)
-        require(maxlen is None or len(trees) <= maxlen < 1 << 63, "no length of a deque")
+        require(maxlen is None or len(trees) <= maxlen < 1 << 63, "a malformed length of a deque")
         node = cls()
         node.maxlen = maxlen
         node.entries = reader.entries(trees)

@@ -65,11 +65,14 @@ class SparseNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         layout, flags, trees, about = unpack(payload, str, int, list, int)
-        require(layout in _LAYOUTS and about != TENSOR, "no sparse tensor")
+        require(layout in _LAYOUTS and about != TENSOR, "a malformed sparse tensor")
         node = cls()
         node.layout = _LAYOUTS[layout]
         node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
-        require(len(trees) == len(_NAMES[node.layout]) and all(tree == TENSOR for tree in trees), "no sparse tensor")
+        require(
+            len(trees) == len(_NAMES[node.layout]) and all(tree == TENSOR for tree in trees),
+            "a malformed sparse tensor",
+        )
         node.entries = reader.entries(trees)
         node.about = reader.node(about)
         return node

@@ -1,9 +1,8 @@
-"""Lazy stacks, and the boxes for what is no tensor: NonTensorData, MetaData, NonTensorStack.
+"""Lazy stacks, of TensorDicts and of values that are no tensors. Imported with tensordicts.
 
 ["lazy", class, stack dim, name of the stack dim, locked, members]
 ["lazy0", class, stack dim, batch size, device, names, locked]      without members; the batch size is a member's
 ["values", locked, object]                                          a NonTensorStack of plain values: their list
-["nontensor", batch size, device, names, locked, entry]             NonTensorData;  "metadata": MetaData
 """
 
 # pyright: reportPrivateUsage=false
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    MetaData,
     NonTensorData,
     NonTensorStack,
     TensorDict,
@@ -25,25 +23,15 @@ from tensordict import (
 )
 
 from memstore.engine import Path
-from memstore.structure.checks import require, sizes, unpack
+from memstore.structure.checks import require, unpack
+from memstore.structure.containers.non_tensors import make_non_tensor, read_batch
 from memstore.structure.objects import join_list
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import need_device, read_device
+from memstore.structure.tensors import need_device
 from memstore.structure.tree import OBJECT, Entries, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Walk, flattens
 
-
-def read_batch(
-    batch: Any, device: Any, names: Any
-) -> tuple[torch.Size, torch.device | str | None, list[str | None] | None]:
-    """Batch size, device and names of dimensions, checked."""
-    shape = torch.Size(sizes(batch))
-    if names is not None:
-        require(len(names) == len(shape) and all(name is None or type(name) is str for name in names), "no names")
-    return shape, None if device is None else read_device(device), names
-
-
-# -- lazy stacks -----------------------------------------------------------------------------------------------------
+# -- stacks of TensorDicts -------------------------------------------------------------------------------------------
 
 
 @flattens(LazyStackedTensorDict)
@@ -90,7 +78,7 @@ class LazyNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         lazy, stack_dim, name, locked, trees = unpack(payload, str, int, (NoneType, str), bool, list)
-        require(lazy in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "no lazy stack")
+        require(lazy in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "a malformed lazy stack")
         entries, lock = reader.lockable_entries(locked, trees)
         return cls(_LAZY_CLASSES[lazy], stack_dim, name, lock, entries)
 
@@ -117,7 +105,7 @@ class EmptyLazyNode(Node):
         lazy, stack_dim, batch, device, names, locked = unpack(
             payload, str, int, list, (NoneType, str), (NoneType, list), bool
         )
-        require(lazy in _LAZY_CLASSES and stack_dim >= 0, "no lazy stack")
+        require(lazy in _LAZY_CLASSES and stack_dim >= 0, "a malformed lazy stack")
         node = cls()
         node.cls = _LAZY_CLASSES[lazy]
         node.stack_dim = stack_dim
@@ -136,6 +124,9 @@ class EmptyLazyNode(Node):
 
     def describe(self) -> str:
         return self.cls.__name__
+
+
+# -- stacks of values ------------------------------------------------------------------------------------------------
 
 
 @flattens(NonTensorStack)
@@ -191,8 +182,10 @@ class ValuesNode(Node):
 
     def build(self, parts: Parts) -> Any:
         values = self.values.build(parts)
-        require(type(values) is list and len(values) > 0, "no values of a NonTensorStack")
-        members = [_non_tensor(NonTensorData, value, TensorDict._new_unsafe({}, torch.Size(()))) for value in values]
+        require(type(values) is list and len(values) > 0, "malformed values of a NonTensorStack")
+        members = [
+            make_non_tensor(NonTensorData, value, TensorDict._new_unsafe({}, torch.Size(()))) for value in values
+        ]
         built = NonTensorStack(*members)
         return built.lock_() if self.lock else built
 
@@ -201,69 +194,3 @@ class ValuesNode(Node):
 
     def describe(self) -> str:
         return "NonTensorStack"
-
-
-# -- NonTensorData, MetaData -----------------------------------------------------------------------------------------
-
-
-@flattens(NonTensorData, MetaData)
-def flatten_non_tensor(value: NonTensorData | MetaData, walk: Walk) -> Tree:
-    inner: Any = vars(value)["_tensordict"]
-    if type(inner) is not TensorDict or inner._tensordict:
-        raise RefusedError(f"a {type(value).__name__} over a {type(inner).__name__}; only plain ones are stored")
-    names = inner._td_dim_names
-    return (
-        "nontensor" if type(value) is NonTensorData else "metadata",
-        inner._batch_size,
-        inner._device,
-        None if names is None else tuple(names),
-        bool(inner._is_locked),
-        walk.visit(value.data),
-    )
-
-
-def _non_tensor(kind: Any, data: Any, inner: TensorDict) -> Any:
-    """As the constructor makes it, but whatever the data is, it stays as it is."""
-    built = kind.__new__(kind)
-    built.__dict__["_tensordict"] = inner
-    built.__dict__["_non_tensordict"] = {"data": data, "_metadata": None, "_is_non_tensor": True}
-    return built
-
-
-@register
-class NonTensorNode(Node):
-    __slots__ = ("batch", "device", "entry", "lock", "names")
-    kind = "nontensor"
-    cls: Any = NonTensorData
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        batch, device, names, locked, tree = unpack(payload, list, (NoneType, str), (NoneType, list), bool, (int, list))
-        node = cls()
-        node.batch, node.device, node.names = read_batch(batch, device, names)
-        node.lock = locked and not reader.locked
-        node.entry = reader.node(tree)
-        return node
-
-    def build(self, parts: Parts) -> Any:
-        device = need_device(self.device, instead=parts.device)
-        names = None if self.names is None else list(self.names)
-        inner = TensorDict._new_unsafe({}, batch_size=self.batch, device=device, names=names)
-        built = _non_tensor(self.make_class(), self.entry.build(parts), inner)
-        return built.lock_() if self.lock else built
-
-    def make_class(self) -> Any:
-        return self.cls
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.entry
-
-    def describe(self) -> str:
-        return self.cls.__name__
-
-
-@register
-class MetaDataNode(NonTensorNode):
-    __slots__ = ()
-    kind = "metadata"
-    cls = MetaData

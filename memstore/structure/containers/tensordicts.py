@@ -1,4 +1,4 @@
-"""TensorDict and its relatives. Imported, with stacks and typed, when a value or a description first needs it.
+"""TensorDict and its relatives. Imported, with what it imports, when a value or a description first needs it.
 
     ["td", batch size, device, names, locked, keys, entries]
     ["tensorclass", class, the TensorDict inside, names of the other fields, entries]
@@ -25,10 +25,12 @@ from tensordict import (
     is_tensorclass,
 )
 
-import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[reportUnusedImport] - its rule comes first
+# These two register their containers, and their rules come before the one here.
+import memstore.structure.containers.stacks  # pyright: ignore[reportUnusedImport]
+import memstore.structure.containers.typed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.engine import Path
 from memstore.structure.checks import require, sizes, unpack
-from memstore.structure.containers.stacks import read_batch
+from memstore.structure.containers.non_tensors import read_batch
 from memstore.structure.objects import class_name, find_class, make_bare, short
 from memstore.structure.tensors import need_device
 from memstore.structure.tree import Entries, Node, Parts, Reader, Tree, register
@@ -73,7 +75,7 @@ class TensorDictNode(Node):
             payload, list, (NoneType, str), (NoneType, list), bool, list, list
         )
         shape, device, names = read_batch(batch, device, names)
-        require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "no keys of a TensorDict")
+        require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "malformed keys of a TensorDict")
         entries, lock = reader.lockable_entries(locked, trees)
         require(len(keys) == len(entries.nodes), "other keys than entries")
         return cls(shape, device, names, lock, tuple(keys), entries)
@@ -130,7 +132,10 @@ class TensorClassNode(Node):
         require(inner[:1] in (["td"], ["lazy"], ["lazy0"], ["params"]), "a tensorclass around no TensorDict")
         node = reader.node(inner)
         entries = reader.entries(trees)
-        require(all(type(key) is str for key in keys) and len(keys) == len(entries.nodes), "no fields of a tensorclass")
+        require(
+            all(type(key) is str for key in keys) and len(keys) == len(entries.nodes),
+            "malformed fields of a tensorclass",
+        )
         return cls(name, node, tuple(keys), entries)
 
     def build(self, parts: Parts) -> Any:
@@ -178,7 +183,7 @@ class ParamsNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         lock, convert, locked, tree = unpack(payload, bool, str, bool, list)
-        require(convert in _CONVERT and tree[:1] in (["td"], ["lazy"], ["tensorclass"]), "no TensorDictParams")
+        require(convert in _CONVERT and tree[:1] in (["td"], ["lazy"], ["tensorclass"]), "malformed TensorDictParams")
         return cls(lock, _CONVERT[convert], locked, reader.node(tree))
 
     def build(self, parts: Parts) -> Any:

@@ -1,7 +1,6 @@
-"""TypedTensorDicts, and MetaData for values of one type. Imported with tensordicts.
+"""TypedTensorDicts. Imported with tensordicts.
 
 ["typed", class, the TensorDict inside]
-["metadata_of", type, batch size, device, names, locked, entry]      MetaData[type]
 """
 
 # pyright: reportPrivateUsage=false
@@ -11,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tensordict import MetaData, TypedTensorDict, is_tensor_collection
+from tensordict import TypedTensorDict, is_tensor_collection
 
 from memstore.engine import Path
 from memstore.structure.checks import require, unpack
-from memstore.structure.containers.stacks import NonTensorNode, flatten_non_tensor
 from memstore.structure.objects import class_name, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tree import Node, Parts, Reader, Tree, register
@@ -24,15 +22,7 @@ from memstore.structure.walk import Flattener, Walk, flattener, rule
 
 @rule
 def _typed_rule(kind: type) -> Flattener | None:
-    if issubclass(kind, TypedTensorDict):
-        return _flatten_typed
-    expected = vars(kind).get("_expected_type")
-    if issubclass(kind, MetaData) and isinstance(expected, type) and MetaData[expected] is kind:
-        return _flatten_metadata_of
-    return None
-
-
-# -- TypedTensorDict -------------------------------------------------------------------------------------------------
+    return _flatten_typed if issubclass(kind, TypedTensorDict) else None
 
 
 def _flatten_typed(value: Any, walk: Walk) -> Tree:
@@ -75,29 +65,3 @@ class TypedNode(Node):
 
     def describe(self) -> str:
         return short(self.name)
-
-
-# -- MetaData of one type --------------------------------------------------------------------------------------------
-
-
-def _flatten_metadata_of(value: Any, walk: Walk) -> Tree:
-    return ("metadata_of", class_name(type(value)._expected_type), *flatten_non_tensor(value, walk)[1:])
-
-
-@register
-class MetaDataOfNode(NonTensorNode):
-    __slots__ = ("name",)
-    kind = "metadata_of"
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
-        require(len(payload) > 0 and type(payload[0]) is str, "no MetaData")
-        node: Any = super().read(payload[1:], reader)
-        node.name = payload[0]
-        return node
-
-    def make_class(self) -> Any:
-        return MetaData[find_class(self.name, lambda kind: True, "a class")]
-
-    def describe(self) -> str:
-        return f"MetaData[{short(self.name)}]"

@@ -1,4 +1,4 @@
-"""Tensors of classes that say themselves what tensors they are made of, as torchao's quantized weights do.
+"""Tensors of classes that are made of other tensors and can name them, like torchao's quantized weights.
 
     ["wrapper", class, kind and requires_grad, names, entries, tree of [context, shape, strides]]
 
@@ -71,24 +71,26 @@ class WrapperNode(Node):
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
         name, flags, names, trees, about = unpack(payload, str, int, list, list, (int, list))
-        require(len(names) == len(trees) > 0, "no wrapped tensors")
-        require(all(type(one) is str for one in names) and len(set(names)) == len(names), "no names of tensors")
+        require(len(names) == len(trees) > 0, "malformed wrapped tensors")
+        require(all(type(one) is str for one in names) and len(set(names)) == len(names), "malformed names of tensors")
         node = cls()
         node.name, node.names = name, tuple(names)
         node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
         first = reader.tensors
         node.entries = reader.entries(trees)
-        reader.fixed.update(range(first, reader.tensors))  # what they mean together, dtype= doesn't know
+        reader.fixed.update(
+            range(first, reader.tensors)
+        )  # only the class knows what they mean together, so dtype= leaves them
         node.about = reader.node(about)
         return node
 
     def build(self, parts: Parts) -> Any:
         about = self.about.build(parts)
-        require(type(about) is list and len(about) == 3, "no wrapped tensors")
+        require(type(about) is list and len(about) == 3, "malformed wrapped tensors")
         shape, stride = sizes(about[1]), sizes(about[2])
-        require(len(shape) == len(stride), "no wrapped tensors")
+        require(len(shape) == len(stride), "malformed wrapped tensors")
         inner = dict(zip(self.names, self.entries.build(parts), strict=True))
-        require(all(isinstance(tensor, torch.Tensor) for tensor in inner.values()), "no wrapped tensors")
+        require(all(isinstance(tensor, torch.Tensor) for tensor in inner.values()), "malformed wrapped tensors")
         kind = find_class(self.name, _is_wrapper, "a subclass of torch.Tensor that has __tensor_unflatten__")
         try:
             made = kind.__tensor_unflatten__(inner, about[0], torch.Size(shape), stride)

@@ -37,7 +37,8 @@ def get_into(
     """Fills `out` in place with the stored value, and returns it.
 
     Args:
-        strict: all leaves of both must meet. False: those that do are filled, the others left alone.
+        strict: each leaf must have a counterpart on the other side. False: leaves that have one are filled, and
+            others are left alone.
         non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:

@@ -29,8 +29,8 @@ def get_like(
     """The stored value in new memory, in the containers of `like`, with the devices, dtypes and strides of its leaves.
 
     Args:
-        strict: all leaves of both must meet. False: tensors that only `like` has are copied from it, its other leaves
-            are taken as they are, and stored leaves that `like` lacks are left out.
+        strict: each leaf must have a counterpart on the other side. False: tensors that only `like` has are copied,
+            its other leaves are taken as they are, and stored leaves that `like` lacks are left out.
         non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:

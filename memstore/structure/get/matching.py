@@ -1,8 +1,7 @@
 """What a stored value and a target have in common, for get with out= and like=; and all the ways in which they differ.
 
-Stored leaves and the target's meet by name, so a stored dict fits an OrderedDict or a TensorDict with the same keys.
-What two structures have in common is worked out once: the next get into a target of the same structure takes it from a
-cache.
+Stored leaves are matched with the target's by name, so a stored dict fits an OrderedDict or a TensorDict with the same
+keys. Two structures are matched once: the next get into a target of the same structure takes the match from a cache.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CACHED_MATCHES = 64
 
 
 class _TargetWalk(Walk):
-    """Takes a target apart: its tensors as they are, so that they can be written; its objects not at all."""
+    """Takes a target apart: its tensors stay as they are, so that they can be written; its objects are left out."""
 
     __slots__ = ()
 
@@ -36,7 +35,7 @@ class _TargetWalk(Walk):
 
 
 class Match:
-    """What a stored structure and a target's have in common, and how they differ.
+    """A stored structure, matched with a target's: what they have in common, and how they differ.
 
     Attributes:
         pairs: (stored leaf, target's tensor) of one name.
@@ -73,7 +72,7 @@ class Match:
         self.differences: list[str] = []
         self.pairs: list[tuple[int, int]] = []
         self._match(plan, what, strict)
-        compare = _why_not_filled if what == "out" else _why_not_made
+        compare = _why_not_fillable if what == "out" else _why_not_convertible
         for have, want in self.pairs:
             problem = compare(plan, have, facts, want)
             if problem:
@@ -110,7 +109,7 @@ class Match:
             self.differences += [f"{render_path(name)}: {text}" for name in sorted(names, key=repr)]
 
 
-def _why_not_filled(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
+def _why_not_fillable(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
     stored, shape, dtype = plan.leaves[have], facts.shapes[want], facts.dtypes[want]
     if tuple(shape) != stored.shape:
         return f"stored with shape {list(stored.shape)}, here {list(shape)}"
@@ -121,7 +120,7 @@ def _why_not_filled(plan: Plan, have: int, facts: Facts, want: int) -> str | Non
     return None
 
 
-def _why_not_made(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
+def _why_not_convertible(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
     stored, shape, dtype = plan.leaves[have], facts.shapes[want], facts.dtypes[want]
     source = traits.DTYPES[stored.dtype]
     if tuple(shape) != stored.shape:
@@ -137,11 +136,11 @@ _matches: dict[Any, Match] = {}
 
 
 class MatchedTarget(NamedTuple):
-    """A target that a stored value has met.
+    """A target, matched with a stored value.
 
     Attributes:
-        missing: tensors whose memory is gone.
-        differences: the match's, and those tensors.
+        missing: its tensors whose memory is gone.
+        differences: those of the match, and the missing tensors.
     """
 
     match: Match

@@ -1,4 +1,4 @@
-"""The value again, from its plan, its objects and the mapping of its bytes."""
+"""A value, built again from its plan, its objects and the mapping of its bytes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def rebuild(
     Raises:
         TypeError: `dtype` is neither floating nor complex.
         CorruptionError: plan, objects and memory don't belong together.
-        UnsupportedValueError: the value needs pickle, a class or a device that this process hasn't.
+        UnsupportedValueError: the value needs pickle, a class or a device that this process doesn't have.
     """
-    if _in_inference_mode():  # what is made there could never be used in training
+    if _in_inference_mode():  # tensors that are made in inference mode could never be used in training
         with torch.inference_mode(False):
             return rebuild(
                 plan,

@@ -1,4 +1,4 @@
-"""Bytes of a mapping as tensors, without a copy: one storage a leaf, so that pickling a leaf costs its own bytes.
+"""The bytes of a mapping as tensors, without a copy: one storage a leaf, so that pickling a leaf costs its own bytes.
 
 Every storage of a value refers to its memory twice: by its data, through the numpy array that it was made from, and by
 the attribute `_memstore_mapping`: the mapping, or the bytes of an inline value or a leaf that had to be copied.

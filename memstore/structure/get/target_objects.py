@@ -1,4 +1,4 @@
-"""Where the leaves that are no tensors stand in a target, and how to set them there."""
+"""The leaves of a target that are no tensors: where they stand, and how they are set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Setting = Callable[[], None]
 def plan_settings(
     target: Any, names: Sequence[Path], values: Sequence[Any], present: set[Path], strict: bool, differences: list[str]
 ) -> list[Setting]:
-    """What to call to set each value; what can't be set is added to `differences`."""
+    """The functions that set the values, to be called later; what can't be set is added to `differences`."""
     settings: list[Setting] = []
     for name, value in zip(names, values, strict=True):
         if name not in present:
@@ -28,7 +28,9 @@ def plan_settings(
         if setting is not None:
             settings.append(setting)
         elif not _equal(current, value):
-            differences.append(f"{render_path(name)}: {value!r:.80} is stored, but what is there can't be set in place")
+            differences.append(
+                f"{render_path(name)}: {value!r:.80} is stored, but the object there can't be set in place"
+            )
     if strict:
         extra = sorted((name for name in present - set(names) if not is_optional(name)), key=repr)
         differences += [f"{render_path(name)}: an object in out, but none is stored" for name in extra]
@@ -120,7 +122,7 @@ def _is_box(current: Any) -> bool:
 
 
 def _boxed(current: Any, value: Any) -> Setting | None:
-    """For NonTensorData and MetaData, which hold their value, and for stacks of them, if they have as many."""
+    """What sets the value of a NonTensorData or MetaData, or those of a stack of them that has as many members."""
     fields = getattr(current, "_non_tensordict", None)
     if fields is not None and "data" in fields:
         return lambda: fields.__setitem__("data", value)
@@ -142,5 +144,5 @@ def _boxed(current: Any, value: Any) -> Setting | None:
 def _equal(current: Any, value: Any) -> bool:
     try:
         return type(current) is type(value) and bool(current == value)
-    except Exception:  # numpy arrays, and whatever __eq__ says to strangers: then it is taken to differ
+    except Exception:  # numpy arrays, and what __eq__ raises for values of other types: then they differ
         return False

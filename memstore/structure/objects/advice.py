@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-_LIVES_HERE = "it is a part of this process, and can't be stored; put what another process makes it of"
+_OF_THIS_PROCESS = "it is a part of this process, and can't be stored; put what another process makes it of"
 _ITERATOR = "what it yields is not there yet; put list(...) of it"
 _NAMELESS = "it can't be found by its name (a lambda, or defined in a function); define it at the top level of a module"
 
-# What is looked at first comes first: an open file is an iterator too.
+# The first that fits is taken: an open file is an iterator too.
 _INSTEAD: tuple[tuple[tuple[type, ...], str], ...] = (
     ((torch.nn.Module, torch.optim.Optimizer), "put its state_dict()"),
     ((torch.Generator, np.random.RandomState), "put its get_state()"),
@@ -30,14 +30,14 @@ _INSTEAD: tuple[tuple[tuple[type, ...], str], ...] = (
     ((types.MappingProxyType,), "put dict(...) of it"),
     ((KeysView, ValuesView, ItemsView), "put list(...) of it"),
     ((types.ModuleType,), "put its name"),
-    ((io.IOBase, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ref), _LIVES_HERE),
-    ((types.FrameType, types.TracebackType, types.CodeType, types.CoroutineType), _LIVES_HERE),
+    ((io.IOBase, threading.Thread, type(threading.Lock()), type(threading.RLock()), weakref.ref), _OF_THIS_PROCESS),
+    ((types.FrameType, types.TracebackType, types.CodeType, types.CoroutineType), _OF_THIS_PROCESS),
     ((Iterator, types.AsyncGeneratorType), _ITERATOR),
 )
 
 
 def why_refused(value: Any) -> str:
-    """For an object that has no form without pickle."""
+    """The reason, for an object that only pickle could store, with what to put instead."""
     kind = type_name(type(value))
     instead = alternative(value)
     if instead:
@@ -48,7 +48,7 @@ def why_refused(value: Any) -> str:
 
 
 def alternative(value: Any) -> str | None:
-    """What to do, where there is better than pickle, or where pickle can't do it."""
+    """What to put instead, where that is better than pickle, or where pickle can't store the object."""
     for kinds, text in _INSTEAD:
         if isinstance(value, kinds):
             return text

@@ -15,7 +15,7 @@ NAMESPACES: dict[str, Any] = {"argparse": argparse.Namespace, "types": types.Sim
 
 @functools.lru_cache(maxsize=512)
 def slots_of(kind: type) -> dict[str, Any]:
-    """What reads and writes the slots of a class and of its bases, by their names."""
+    """The descriptors of the slots of a class and of its bases, by their names."""
     return {
         name: member
         for base in reversed(kind.__mro__)
@@ -34,7 +34,7 @@ def read_attributes(value: Any) -> dict[str, Any]:
 
 
 def write_attributes(made: Any, attributes: Mapping[str, Any]) -> Any:
-    """Gives attributes to an object that nobody else has yet; its `__setattr__` doesn't run."""
+    """Gives attributes to an object that no caller has yet; its `__setattr__` doesn't run."""
     slots = slots_of(type(made))
     for name, value in attributes.items():
         if name in slots:
@@ -55,12 +55,12 @@ def defines(kind: type, name: str) -> bool:
 
 
 def is_dataclass(kind: type) -> bool:
-    """Of the plain ones; a tensorclass is one too, and another thing."""
+    """Whether it is a plain dataclass. A tensorclass is a dataclass too, but is stored otherwise."""
     return defines(kind, "__dataclass_fields__") and not defines(kind, "_is_tensorclass")
 
 
 def is_made_plainly(kind: type, base: Any) -> bool:
-    """Whether an object of the class is what `base.__new__` makes, and nothing happens when it goes."""
+    """Whether `base.__new__` makes the objects of the class, and no code runs when one is deleted."""
     if defines(kind, "__del__"):
         return False
     try:
@@ -71,9 +71,9 @@ def is_made_plainly(kind: type, base: Any) -> bool:
 
 
 def shown_attributes(value: Any) -> Mapping[str, Any] | None:
-    """What a namespace or dataclass has, for who looks for tensors in a value; None for other things.
+    """The attributes of a namespace or dataclass, for code that looks for tensors in a value; None for other objects.
 
-    A dict can be changed: it is what the object itself has. Frozen objects and slots are shown otherwise.
+    A dict is the object's own, and changes it. Frozen objects and those with slots give a copy that can't be changed.
     """
     kind = type(value)
     if kind in (argparse.Namespace, types.SimpleNamespace):

@@ -38,9 +38,16 @@ def class_name(kind: type) -> str:
 
 
 def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
+    """The class of a stored name.
+
+    Args:
+        suits: whether a class is of the kind that the value was stored as; `what` names this kind in the error.
+
+    Raises UnsupportedValueError where there is no such class, MalformedError for what is not a name.
+    """
     module, colon, _ = name.partition(":")
     if not colon:
-        raise MalformedError(f"{name!r} names no class")
+        raise MalformedError(f"{name!r} is not the name of a class")
     found = _look_up(name)
     if found is None:
         advice = f"import the module {module!r}, which must define it, before the get"

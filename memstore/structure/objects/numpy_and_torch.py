@@ -45,20 +45,24 @@ def _refused(what: str, dtype: np.dtype[Any]) -> RefusedError:
 
 def _read_array(data: bytes) -> np.ndarray[Any, Any]:
     code, shape, content = from_msgpack(data)
-    require(type(code) is str and len(code) <= 64 and type(content) is bytes and type(shape) is list, "no array")
+    require(
+        type(code) is str and len(code) <= 64 and type(content) is bytes and type(shape) is list, "a malformed array"
+    )
     dtype = np.dtype(code)
-    require(dtype.str == code and dtype.kind in _NUMPY_KINDS and dtype.names is None, "no array")
-    require(not dtype.hasobject and dtype.subdtype is None, "no array")
-    require(all(type(size) is int and size >= 0 for size in shape), "no array")
+    require(dtype.str == code and dtype.kind in _NUMPY_KINDS and dtype.names is None, "a malformed array")
+    require(not dtype.hasobject and dtype.subdtype is None, "a malformed array")
+    require(all(type(size) is int and size >= 0 for size in shape), "a malformed array")
     if dtype.itemsize == 0:
-        require(shape == [], "no array")  # the empty str and void scalars; an array of them could claim any shape
+        require(
+            shape == [], "a malformed array"
+        )  # the empty str and void scalars; an array of them could claim any shape
         return np.zeros((), dtype)
     return np.frombuffer(bytearray(content), dtype).reshape(shape)
 
 
 def _read_scalar(data: bytes) -> Any:
     array = _read_array(data)
-    require(array.shape == (), "no scalar")
+    require(array.shape == (), "a malformed scalar")
     return array[()]
 
 
@@ -67,7 +71,7 @@ def _read_scalar(data: bytes) -> Any:
 
 def _read_size(data: bytes) -> torch.Size:
     sizes = from_msgpack(data)
-    require(type(sizes) is list and all(type(size) is int for size in sizes), "no torch.Size")
+    require(type(sizes) is list and all(type(size) is int for size in sizes), "a malformed torch.Size")
     return torch.Size(sizes)
 
 
@@ -80,7 +84,7 @@ def _read_constant(data: bytes) -> Any:
     value = vars(torch).get(name)
     if value is None and may_be_dtype(name):
         raise UnsupportedValueError(f"the stored value has torch.{name}, which torch {torch.__version__} hasn't")
-    require(isinstance(value, (torch.dtype, torch.layout, torch.memory_format)), "no constant of torch")
+    require(isinstance(value, (torch.dtype, torch.layout, torch.memory_format)), "a malformed constant of torch")
     return value
 
 

@@ -57,18 +57,18 @@ def decode_objects(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
 def _read_dict(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> dict[Any, Any]:
     written, values = unpack(as_list(decoder.decode(data)), list, list)
     keys = read_keys(written)
-    require(len(keys) == len(values), "no dict")
+    require(len(keys) == len(values), "a malformed dict")
     return dict(zip(keys, values, strict=True))
 
 
 def _read_tree(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     tree, items = unpack(as_list(decoder.decode(data)), list, list)
     kind = tree[0] if tree else None
-    require(type(kind) is str and kind in NODES and NODES[kind].may_be_object, "no container of objects")
+    require(type(kind) is str and kind in NODES and NODES[kind].may_be_object, "a malformed container of objects")
     reader = Reader()
     node = reader.node(tree)
-    require(all(type(child) is ObjectNode for _, child in node.children()), "no container of objects")
-    require(not reader.tensors and reader.objects == len(items), "no container of objects")
+    require(all(type(child) is ObjectNode for _, child in node.children()), "a malformed container of objects")
+    require(not reader.tensors and reader.objects == len(items), "a malformed container of objects")
     return node.build(Parts([], items, None))
 
 
@@ -77,7 +77,7 @@ def _read_tree(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 def _read_list(data: bytes, length: int | None = None) -> list[Any]:
     items = _SAFE.decode(data)
-    require(type(items) is list and length in (None, len(items)), "no array")
+    require(type(items) is list and length in (None, len(items)), "a malformed array")
     return items
 
 
@@ -101,7 +101,7 @@ def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
         data = bytes(view)
         if code == codes.TUPLE:
             items = decoder.decode(data)
-            require(type(items) is list, "no tuple")
+            require(type(items) is list, "a malformed tuple")
             return tuple(items)
         if code == codes.DICT:
             return _read_dict(decoder, data)

@@ -50,9 +50,9 @@ def _zone_of(parts: Any) -> Any:
     if parts is None:
         return None
     if type(parts) is list:
-        require(len(parts) in (3, 4), "no time zone")
+        require(len(parts) in (3, 4), "a malformed time zone")
         return datetime.timezone(_span_of(parts[:3]), *parts[3:])
-    require(type(parts) is str and bool(_ZONE_NAME.fullmatch(parts)), "no time zone")
+    require(type(parts) is str and bool(_ZONE_NAME.fullmatch(parts)), "a malformed time zone")
     try:
         return zoneinfo.ZoneInfo(parts)
     except (LookupError, OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def _read_date(data: bytes) -> datetime.date:
 
 def _read_zone(data: bytes) -> datetime.tzinfo:
     parts = from_msgpack(data)
-    require(parts is not None, "no time zone")
+    require(parts is not None, "a malformed time zone")
     return _zone_of(parts)
 
 
@@ -116,7 +116,7 @@ def _write_path(value: Any) -> bytes:
 
 def _read_path(data: bytes) -> Any:
     name, text = unpack(as_list(from_msgpack(data)), str, bytes)
-    require(name in _PATHS, "no path")
+    require(name in _PATHS, "a malformed path")
     return _PATHS[name](text.decode("utf-8", "surrogatepass"))
 
 
@@ -161,7 +161,7 @@ def _read_enum_member(data: bytes) -> enum.Enum:
     kind = find_class(name, lambda found: issubclass(found, enum.Enum), "an Enum")
     members: dict[str, Any] = kind._member_map_
     if not all(type(key) is str for key in names) or not (len(names) == 1 or issubclass(kind, enum.Flag)):
-        raise MalformedError("no member of an Enum")
+        raise MalformedError("a malformed member of an Enum")
     for key in names:
         if key not in members:
             raise UnsupportedValueError(f"the stored value has a {kind.__qualname__}.{key}, but {name} has none here")

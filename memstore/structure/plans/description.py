@@ -1,6 +1,6 @@
 """Descriptions: plans as bytes, in records and headers.
 
-A *description* is the msgpack of `[tree, leaves, inline]`; `node.py` has the grammar of the tree. A leaf is
+A *description* is the msgpack of `[tree, leaves, inline]`; `tree/node.py` has the grammar of the tree. A leaf is
 
     [dtype, shape, offset, stride or nil, flags, device or nil]      trailing defaults (nil, 0, nil) left out
     index                                                            the very same tensor as that earlier leaf
@@ -60,10 +60,10 @@ _plans_bytes = 0
 
 
 def plan_of(description: bytes) -> Plan:
-    """The plan that a stored description says. Cached, long ones by hash, and compared: hashes can be made to collide.
+    """The plan of a stored description. Cached, long ones by hash, and compared: hashes can be made to collide.
 
     Raises:
-        CorruptionError: no flatten wrote this description.
+        CorruptionError: no put wrote this description.
     """
     name = description if len(description) <= _SHORT else xxhash.xxh3_64_intdigest(description)
     plan = _plans.get(name)
@@ -110,7 +110,7 @@ def _read_checked(description: bytes) -> Plan:
     same: dict[int, int] = {}
     for i, entry in enumerate(written):
         if type(entry) is int:
-            require(0 <= entry < i and entry not in same, "a leaf that is the same as none before it")
+            require(0 <= entry < i and entry not in same, "a leaf that is said to be the same as no earlier leaf")
             same[i] = entry
             twin = leaves[entry]
             leaves.append(Leaf(names[i], twin.dtype, twin.shape, twin.stride, twin.offset, twin.nbytes))
@@ -135,7 +135,7 @@ def _read_checked(description: bytes) -> Plan:
 
 def _read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
     entry = as_list(entry)
-    require(3 <= len(entry) <= 6 and type(entry[0]) is str, "no leaf")
+    require(3 <= len(entry) <= 6 and type(entry[0]) is str, "a malformed leaf")
     dtype_name, shape, offset, stride, flags, device = entry + [None, 0, None][len(entry) - 3 :]
     dtype = DTYPES.get(str(dtype_name))
     if dtype is None and traits.may_be_dtype(str(dtype_name)):
@@ -145,12 +145,12 @@ def _read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
         )
     if dtype is None or dtype in traits.QUANTIZED:
         raise MalformedError(f"no dtype is called {dtype_name!r}")
-    require(type(offset) is int and 0 <= offset < _MAX_BYTES, "no offset")
+    require(type(offset) is int and 0 <= offset < _MAX_BYTES, "a malformed offset")
     shape = sizes(shape)
     require(len(shape) <= 1024, "a leaf of too many dimensions")
     if stride is not None:
         stride = sizes(stride)
-        require(len(stride) == len(shape), "other strides than sizes")
+        require(len(stride) == len(shape), "a leaf with fewer or more strides than sizes")
     elements = check_extent(shape, stride, dtype)
     return (
         Leaf(name, dtype_name, shape, stride, offset, elements * dtype.itemsize),
@@ -170,7 +170,7 @@ def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torc
 
 def _read_traits(flags: Any, device: Any, dtype: torch.dtype) -> Traits:
     kind, requires_grad = read_flags(flags)
-    require(device is None or (type(device) is str and _is_device(device)), "no device")
+    require(device is None or (type(device) is str and _is_device(device)), "a malformed device")
     require(not requires_grad or dtype.is_floating_point or dtype.is_complex, "a gradient of integers")
     return Traits(kind, requires_grad, device) if flags or device else PLAIN
 
@@ -187,4 +187,7 @@ def _check_ties(leaves: Sequence[Leaf], same: dict[int, int]) -> None:
     for cluster in cluster_leaves(leaves, same):
         if len(cluster) > 1:
             for i in cluster:
-                require(leaves[i].offset % DTYPES[leaves[i].dtype].itemsize == 0, "tied leaves between elements")
+                require(
+                    leaves[i].offset % DTYPES[leaves[i].dtype].itemsize == 0,
+                    "tied leaves that don't start at a whole element",
+                )

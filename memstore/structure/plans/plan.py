@@ -23,15 +23,15 @@ class Plan:
     """How a value of one structure is laid out in memory and built from it. Immutable.
 
     Attributes:
-        description: what `plan_of` makes this plan from.
+        description: the bytes from which `plan_of` makes this plan.
         leaves: the tensors, in the order of the walk.
-        traits: of the leaves: kind, requires_grad, device.
+        traits: kind, requires_grad and device of each leaf.
         marked: whether any leaf has traits.
         same: {leaf: the earlier leaf that is the very same tensor}.
         nbytes: size of the data section.
         inline: whether the value is meant to live in its record.
         root: the compiled tree.
-        fixed, host: leaves that a get's dtype=, or device=, doesn't concern.
+        fixed, host: leaves that keep their dtype, or stay on the CPU, whatever a get's dtype= or device= says.
         object_count: how many leaves are no tensors.
     """
 

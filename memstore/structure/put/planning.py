@@ -24,7 +24,7 @@ def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple
     except MalformedError as error:
         raise UnsupportedValueError(f"value: {error}") from None
     same = dict(found.same)
-    leaves, gathers = _loose_leaves(names, facts, found)
+    leaves, gathers = _provisional_leaves(names, facts, found)
     _check_extents(tree, leaves)
     spans = spans_of(leaves, same)
     layout = lay_out([span for span, _ in spans], aligned=False)
@@ -56,7 +56,7 @@ def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
     return UnsupportedValueError(f"{render_path(names[leaf])}: {reason}")
 
 
-def _loose_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[list[Leaf], set[int]]:
+def _provisional_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[list[Leaf], set[int]]:
     """The leaves with provisional offsets, which only say which of them are tied; and those that are to be gathered."""
     places: dict[int, tuple[int, Group | None]] = {}
     end = 0

@@ -6,8 +6,8 @@ the calls of its own: what is got is real memory, and what is put is what the va
 wrapped, stay what they are, and are refused where bytes are needed.
 
 To look for modes takes 0.05 us a kind, to put them aside 10 us. So a plain get looks for the two kinds alone that
-change what is made of memory (`count_dispatch_modes`, `current_transform`), a put of a plain tensor for none, and both
-try again with all put aside where a call fails.
+change what is made of memory (`count_dispatch_modes`, `current_transform`), and a put of a plain tensor looks for none.
+Where a call fails, both try again with all modes put aside.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -34,7 +34,7 @@ _KEPT: type[Any] = getattr(torch.autograd.graph, "_CloneArgBeforeMutateMode", ty
 
 
 def are_active() -> bool:
-    """Whether anything is that `put_aside` would put aside."""
+    """Whether there is a mode or transform that `put_aside` would put aside."""
     return bool(
         count_dispatch_modes()
         or current_transform() is not None
@@ -46,7 +46,7 @@ def are_active() -> bool:
 
 @contextmanager
 def put_aside(*, entirely: bool = False) -> Generator[None]:
-    """Without modes and transforms, in this thread. What subclasses of tensors do, they do still.
+    """Inside it, this thread has no modes and transforms. Subclasses of tensors still do what they do.
 
     Args:
         entirely: also without allow_mutation_on_saved_tensors, which fails for inference tensors.

@@ -1,4 +1,4 @@
-"""What a leaf is beside its bytes: Parameter or Buffer, requires_grad, device. And the arithmetic of strides."""
+"""Dtypes by name; what a leaf is beside its bytes (Parameter, Buffer, requires_grad, device); arithmetic of strides."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def traits_of(tensor: torch.Tensor) -> Traits:
 
 
 def with_traits(tensor: torch.Tensor, traits: Traits) -> torch.Tensor:
-    """`tensor`, which nobody else has yet, as the Parameter or Buffer that was put."""
+    """Makes a tensor that no caller has yet the Parameter or Buffer that was put."""
     if traits.kind == PARAMETER:
         # half the time of nn.Parameter(tensor), and no detach
         return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, traits.requires_grad)
@@ -85,7 +85,7 @@ def to_flags(kind: int, requires_grad: bool) -> int:
 
 def read_flags(flags: Any) -> tuple[int, bool]:
     """Kind and requires_grad; raises MalformedError for what `to_flags` didn't make."""
-    require(type(flags) is int and 0 <= flags < 8, "no flags of a tensor")
+    require(type(flags) is int and 0 <= flags < 8, "malformed flags of a tensor")
     return flags >> 1, bool(flags & 1)
 
 
@@ -156,5 +156,5 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def repeats(tensor: torch.Tensor) -> bool:
-    """Whether several elements are one in memory: then a few bytes can claim any number of elements."""
+    """Whether elements share bytes: then a few bytes can claim any number of elements."""
     return reach(tensor.shape, tensor.stride()) < tensor.numel()

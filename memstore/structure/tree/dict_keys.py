@@ -33,7 +33,7 @@ def write_key(key: Any) -> Key:
     if kind is bytes:
         return ("bytes", key)
     if kind is tuple:
-        if _parts(key) > _MAX_PARTS:
+        if _count_parts(key) > _MAX_PARTS:
             raise TypeError(f"a key of more than {_MAX_PARTS:,} parts")
         return ("tuple", *map(write_key, key))
     raise TypeError(f"a key of type {kind.__qualname__}")
@@ -42,8 +42,8 @@ def write_key(key: Any) -> Key:
 _MAX_PARTS = 1 << 12  # of a tuple: what stands in it in several places counts, and is written, for each
 
 
-def _parts(key: tuple[Any, ...]) -> int:
-    """How many things a tuple has in it, on all levels; no more than needed to say that they are too many."""
+def _count_parts(key: tuple[Any, ...]) -> int:
+    """The number of items in a tuple, on all levels; counted no further than needed to see that there are too many."""
     count, left = 0, [key]
     while left and count <= _MAX_PARTS:
         one = left.pop()
@@ -64,27 +64,27 @@ def read_key(key: Any) -> Any:
     if type(key) is str or type(key) is int:
         return key
     key = as_list(key)
-    require(len(key) > 0 and type(key[0]) is str, "no key")
+    require(len(key) > 0 and type(key[0]) is str, "a malformed key")
     tag = key[0]
     if tag == "tuple":
         return tuple(map(read_key, key[1:]))
     if tag == "none" and len(key) == 1:
         return None
     kind, convert = _KEY_READERS.get(tag, (None, bytes))
-    require(kind is not None and len(key) == 2 and type(key[1]) is kind, "no key")
+    require(kind is not None and len(key) == 2 and type(key[1]) is kind, "a malformed key")
     require(tag != "int" or len(key[1]) <= 4000, "a key of too many digits")  # Python refuses more than 4300
     try:
         return convert(key[1])
     except (ValueError, struct.error):
-        raise MalformedError("no key") from None
+        raise MalformedError("a malformed key") from None
 
 
 def read_keys(keys: Any) -> tuple[Any, ...]:
     found = tuple(map(read_key, as_list(keys)))
-    require(len(set(found)) == len(found) or any(key != key for key in found), "a key that stands there twice")
+    require(len(set(found)) == len(found) or any(key != key for key in found), "a key that occurs twice")
     return found
 
 
 def name_of(key: Any) -> str | int:
-    """What a key is called in a leaf's name, where only str and int are allowed."""
+    """What a key is called in the name of a leaf, where only str and int are allowed: its repr, if it is neither."""
     return key if type(key) in (str, int) and (type(key) is str or -(1 << 63) <= key < 1 << 63) else repr(key)

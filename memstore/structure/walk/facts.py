@@ -29,17 +29,20 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 
 
 class Facts(NamedTuple):
-    """Of all tensors of a value. Hashable. None stands for: all plain, none to resolve."""
+    """The facts of all tensors of a value, in order. Hashable."""
 
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[torch.Size, ...]
     strides: tuple[tuple[int, ...], ...]
-    traits: tuple[Traits, ...] | None
-    resolve: tuple[bool, ...] | None  # conj or neg bit set: the bytes in memory aren't the values
+    traits: tuple[Traits, ...] | None  # None: all are plain
+    resolve: tuple[bool, ...] | None  # conj or neg bit set: the bytes in memory aren't the values. None: of none
 
 
 def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _WalkT, Facts, list[int]]:
-    """The walk of a value, first in the fast way, then if need be carefully; raises RefusedError."""
+    """Walks over a value: in the fast way, and only if that fails carefully.
+
+    Returns: its tree, the walk, the facts of its tensors, and their addresses. Raises RefusedError.
+    """
     hindered = bool(_dispatch_modes()) or _transform() is not None
     found = None if hindered else _try(value, walk_with(False))
     if found is not None:
@@ -58,7 +61,7 @@ def _try(value: Any, walk: _WalkT) -> tuple[Tree, _WalkT, Facts, list[int]] | No
         facts = _facts(walk.tensors)
         addresses = list(map(_data_ptr, walk.tensors))
     except RecursionError:
-        raise RefusedError("too many levels for what is left of Python's stack here") from None
+        raise RefusedError("more levels than what is left of Python's stack here can take") from None
     except (RuntimeError, NotImplementedError, AssertionError) as error:
         if walk.careful:
             raise RefusedError(f"a tensor that has no plain memory ({error})") from error

@@ -26,25 +26,25 @@ _RULES: list[Callable[[type], Flattener | None]] = []
 _TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _NATIVE = NATIVE
 
-# Entries of shared containers count for each place that they stand in. So a few lists that refer to one another could
-# make a walk without an end; beyond so many entries it is looked at how many of them are walked again.
-_WATCHED = 1 << 16
-_AGAIN = 1 << 20  # so many may be, and more only in proportion to those that aren't
-_AGAIN_FOR_EACH = 8
+# The entries of a shared container are walked for each place in which it stands. So a few lists that refer to one
+# another could make a walk almost without an end: beyond so many entries the repeated ones are counted, and limited.
+_COUNTED_FROM = 1 << 16
+_MOST_REPEATED = 1 << 20  # more only in proportion to the entries that are walked for the first time:
+_REPEATED_FOR_EACH = 8
 
 
 class Walk:
-    __slots__ = ("_again", "_seen", "_walked", "allow_pickle", "careful", "depth", "in_place", "objects", "tensors")
+    __slots__ = ("_repeated", "_seen", "_walked", "allow_pickle", "careful", "depth", "in_place", "objects", "tensors")
 
     def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
         self.allow_pickle = allow_pickle
-        self.careful = careful  # looks at every tensor by itself, to name the one that can't be stored
+        self.careful = careful  # every tensor is looked at by itself, to name the one that can't be stored
         self.tensors: list[torch.Tensor] = []
         self.objects: list[Any] = []  # as write_object made them
         self.depth = 0
-        self.in_place = False  # what can't be written through the tensors found is refused: for out=
+        self.in_place = False  # for out=: what can't be written through its tensors is refused
         self._walked = 0  # entries of containers
-        self._again = 0  # those of them that were walked before, as far as it is known
+        self._repeated = 0  # those of them that were walked before, since repeated ones are counted
         self._seen: dict[int, Any] = {}
 
     def visit(self, value: Any) -> Tree:
@@ -66,7 +66,7 @@ class Walk:
         return tree
 
     def entry(self, key: Any, value: Any) -> Tree:
-        """`visit`, for one entry of a container: an error gets the entry's key."""
+        """As `visit`, for one entry of a container, whose key an error is told."""
         try:
             return self.visit(value)
         except RefusedError as error:
@@ -78,8 +78,8 @@ class Walk:
     def entries(self, container: Any, keys: Iterable[Any], values: Collection[Any]) -> tuple[Tree, ...]:
         """The trees of a container's entries, in order."""
         self._walked += len(values)
-        if self._walked > _WATCHED:
-            self._watch(container, len(values))
+        if self._walked > _COUNTED_FROM:
+            self._count_repeated(container, len(values))
         kinds = set(map(type, values))
         if kinds <= _TENSOR_TYPES and not self.careful:
             self.tensors.extend(values)
@@ -96,14 +96,14 @@ class Walk:
             raise
         return tuple(trees)
 
-    def _watch(self, container: Any, count: int) -> None:
-        """Refuses a value that is small, but whose tree is not: containers that are shared on level after level."""
+    def _count_repeated(self, container: Any, count: int) -> None:
+        """Refuses a value that is small, but has a huge tree: its containers are shared on level after level."""
         if id(container) not in self._seen:
             self._seen[id(container)] = container  # which keeps it alive, so that no other gets its id
             return
-        self._again += count
-        if self._again > max(_AGAIN, _AGAIN_FOR_EACH * (self._walked - self._again)):
-            raise SharedTooOftenError(self._again)
+        self._repeated += count
+        if self._repeated > max(_MOST_REPEATED, _REPEATED_FOR_EACH * (self._walked - self._repeated)):
+            raise SharedTooOftenError(self._repeated)
 
     def object(self, value: Any) -> Tree:
         """A leaf that is no tensor."""
@@ -132,7 +132,7 @@ class Walk:
         return OBJECT
 
     def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
-        """Keys of a dict as the tree has them."""
+        """The keys of a dict in the form that they have in a tree."""
         if set(map(type, keys)) == {str} and "".join(keys).isascii():
             return tuple(keys)
         written = []
@@ -143,7 +143,7 @@ class Walk:
                 reason = f"{error}; str, int, float, bool, bytes, None and tuples of them are stored"
                 raise _refused_key(key, reason) from None
             except UnicodeEncodeError:
-                raise _refused_key(key, "a key with a lone surrogate: it is no Unicode text") from None
+                raise _refused_key(key, "a key with a lone surrogate, which is no Unicode text") from None
         return tuple(written)
 
     def write_leaf(self, value: Any) -> Any:
