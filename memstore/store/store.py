@@ -11,6 +11,7 @@ from memstore import contents, listing
 from memstore.engine import (
     MISFIT,
     Change,
+    Creation,
     MappedEntry,
     Pin,
     PinOptions,
@@ -22,6 +23,7 @@ from memstore.engine import (
     index,
     is_full,
     missing,
+    open_root,
     resource_errors,
     retry_after_sweep,
     verify_store,
@@ -260,7 +262,7 @@ class Store(Keyspace, AsMapping):
             with resource_errors(self.root, key):
                 raise
 
-    # --- files of others ----------------------------------------------------------------------------------------------
+    # --- external files -----------------------------------------------------------------------------------------------
 
     def attach(
         self,
@@ -384,17 +386,19 @@ class Store(Keyspace, AsMapping):
         names = None if keys is None else [encode_key(key) for key in several(keys)]
         return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 
-    def _options(self) -> dict[str, Any]:
-        return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
-
     def __reduce__(self) -> tuple[Any, ...]:
-        from memstore.store.opening import reopen
-
         self._opened()
-        return reopen, (self.root, self._mode, self._options())
+        return reopen, (self.root, self._mode, self._verify, self._allow_pickle, self._timeout)
 
     def _repr_html_(self) -> str:
         if self._root is None:
             return repr(self)
         rows = map(listing.cells, listing.entries(self))
         return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'keys')}")
+
+
+def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:
+    """Unpickles a Store: opens the one that is there by now. Errors as `memstore.open`."""
+    with resource_errors(path):
+        root = open_root(path, mode, Creation(), timeout)
+    return Store(root, mode, verify=verify, allow_pickle=allow_pickle, timeout=timeout)
