@@ -22,9 +22,9 @@ from memstore.engine import index, syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.failures import is_full, resource_errors
 from memstore.engine.files import (
+    ExternalFiles,
     Filling,
     Mapping,
-    Sources,
     file_offsets,
     lies_in_mapping,
     map_external,
@@ -106,7 +106,7 @@ __all__ = [
     "Record",
     "Root",
     "SAFETENSORS_DTYPES",
-    "Sources",
+    "ExternalFiles",
     "Span",
     "Transaction",
     "abandon",

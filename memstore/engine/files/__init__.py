@@ -1,8 +1,8 @@
-"""Files in memory and under locks: segments and who fills them, mappings, files of others."""
+"""Files in memory and under locks: segments and who fills them, mappings, external files."""
 
 from __future__ import annotations
 
-from memstore.engine.files.external import Sources, map_external, opened
+from memstore.engine.files.external import ExternalFiles, map_external, opened
 from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
@@ -14,7 +14,7 @@ __all__ = [
     "LockFile",
     "Mapping",
     "OwnedFile",
-    "Sources",
+    "ExternalFiles",
     "Spares",
     "close_all",
     "file_offsets",
