@@ -21,8 +21,8 @@ from memstore.engine import index, syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
+    ExternalFiles,
     Mapping,
-    Sources,
     WritableMemory,
     file_offsets,
     lies_in_mapping,
@@ -102,7 +102,7 @@ __all__ = [
     "Record",
     "Root",
     "SAFETENSORS_DTYPES",
-    "Sources",
+    "ExternalFiles",
     "Span",
     "Transaction",
     "WritableMemory",

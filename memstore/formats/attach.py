@@ -18,7 +18,7 @@ from memstore import structure
 from memstore.engine import (
     HEADER_LIMIT,
     Content,
-    Sources,
+    ExternalFiles,
     check_header,
     decode_external,
     map_external,
@@ -41,7 +41,7 @@ def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allo
     """What a record says of a value that lies in the file or folder at `path`."""
     name = _checked(path, format)
     with _naming(key, name):
-        sources = Sources()
+        sources = ExternalFiles()
         adopted = _adopt(name, format, sources, allow_pickle)
         _check_places(adopted.plan, sources)
         check_header(key, len(adopted.plan.description) + len(adopted.objects))
@@ -87,7 +87,7 @@ def _naming(key: str, name: str) -> Generator[None]:
         raise
 
 
-def _adopt(path: str, format: Format | None, sources: Sources, allow_pickle: bool) -> structure.Adopted:
+def _adopt(path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool) -> structure.Adopted:
     found = format or _format_of(path)
     if found == "safetensors":
         target = safetensors_files.find_in_folder(path) if os.path.isdir(path) else path
@@ -131,7 +131,7 @@ def _format_of(path: str) -> Format:
     )
 
 
-def _check_places(plan: structure.Plan, sources: Sources) -> None:
+def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:
     """Every leaf lies in one file, whatever the reader of the format believed."""
     bases = [file.base for file in sources.files]
     for leaf in plan.leaves:

@@ -23,7 +23,7 @@ from tensordict.base import _ACCEPTED_CLASSES
 from tensordict.utils import _encode_key_for_filesystem
 
 from memstore import structure
-from memstore.engine import Leaf, Sources, opened
+from memstore.engine import ExternalFiles, Leaf, opened
 from memstore.errors import UnsupportedValueError
 from memstore.formats.documents import (
     Document,
@@ -56,7 +56,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 PICKLES = ("other.pickle", "pickle.pkl")
 
 
-def adopt_folder(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:
+def adopt_folder(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.Adopted:
     reader = _Reader(sources, allow_pickle)
     tree = reader.read(os.path.realpath(path), _NOTHING)
     return structure.adopt_tree(tree, reader.leaves, reader.walk.objects)
@@ -76,7 +76,7 @@ _NOTHING = _Above()
 class _Reader:
     """Reads the folders of one value, in the order of its tree."""
 
-    def __init__(self, sources: Sources, allow_pickle: bool) -> None:
+    def __init__(self, sources: ExternalFiles, allow_pickle: bool) -> None:
         self.sources, self.allow_pickle = sources, allow_pickle
         self.leaves: list[Leaf] = []
         self.walk = Walk(allow_pickle)

@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from memstore import structure
-from memstore.engine import Leaf, Sources, opened, syscalls
+from memstore.engine import ExternalFiles, Leaf, opened, syscalls
 from memstore.errors import UnsupportedValueError
 from memstore.formats.documents import are_sizes, damaged, short
 from memstore.structure import DTYPES, TENSOR, contiguous_stride, count
@@ -16,7 +16,7 @@ from memstore.structure import DTYPES, TENSOR, contiguous_stride, count
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself reads no more than 10,000
 
 
-def adopt_file(path: str, sources: Sources) -> structure.Adopted:
+def adopt_file(path: str, sources: ExternalFiles) -> structure.Adopted:
     path = os.path.realpath(path)
     with opened(path) as (fd, found):
         shape, is_fortran, dtype, start = _read_header(path, syscalls.read_at(fd, _LONGEST_HEADER, 0))

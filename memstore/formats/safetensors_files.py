@@ -19,7 +19,7 @@ import torch
 from msgspec import Meta
 
 from memstore import structure
-from memstore.engine import HEADER_LIMIT, SAFETENSORS_DTYPES, Leaf, Sources, opened, syscalls
+from memstore.engine import HEADER_LIMIT, SAFETENSORS_DTYPES, ExternalFiles, Leaf, opened, syscalls
 from memstore.errors import PermissionDeniedError, UnsupportedValueError
 from memstore.formats.documents import damaged, parse_object, parse_texts, read_whole, short
 from memstore.formats.output import Meter, new_file, new_folder
@@ -44,12 +44,12 @@ def find_in_folder(folder: str) -> str | None:
     return None
 
 
-def adopt_file(path: str, sources: Sources) -> structure.Adopted:
+def adopt_file(path: str, sources: ExternalFiles) -> structure.Adopted:
     """A single file; `path` may be a link to it."""
     return _as_dict(_read_file(os.path.realpath(path), sources))
 
 
-def adopt_index(path: str, sources: Sources) -> structure.Adopted:
+def adopt_index(path: str, sources: ExternalFiles) -> structure.Adopted:
     """A checkpoint of several files, by its index."""
     folder = os.path.dirname(path)
     listed = _read_index(path)
@@ -103,7 +103,7 @@ def _resolved(folder: str, name: str, index: str) -> str:
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 
-def _read_file(path: str, sources: Sources) -> dict[str, Leaf]:
+def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
     """The tensors of a file by name, ordered as their bytes are."""
     with opened(path) as (fd, found):
         start = syscalls.read_at(fd, 8, 0)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from memstore import structure
-from memstore.engine import Sources, file_offsets, opened, syscalls
+from memstore.engine import ExternalFiles, file_offsets, opened, syscalls
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats.documents import damaged
 from memstore.formats.torch_archives import Archive, is_legacy, read_archive
@@ -28,7 +28,7 @@ _LOAD_SAYS = re.compile(r"Weights only load failed\. (.+)")
 _Place = Callable[[Any, str], Any]  # of storages
 
 
-def adopt_file(path: str, sources: Sources, allow_pickle: bool) -> structure.Adopted:
+def adopt_file(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.Adopted:
     path = os.path.realpath(path)
     with opened(path) as (fd, found):
         if is_legacy(syscalls.read_at(fd, 64, 0)):

@@ -1,8 +1,11 @@
 """Batches of rows out of stored values: `read_rows`, `prefetch_rows`.
 
-index     which rows are asked for
-gather    where each leaf's rows go: all checks, before anything is written
-copy      the way that is the fastest
+index         which rows are asked for
+path          where a leaf stands in a value, for errors
+targets       what rows are read into, and its checks
+copy          how rows are copied
+gather        the leaves of a batch, and the tensors that they fill
+walk          the value, with its dicts and sequences; collections: with its TensorDicts
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 
 from memstore.rows.gather import Gather
 from memstore.rows.index import Index
+from memstore.rows.walk import plan
 from memstore.structure import modes
 
 __all__ = ["prefetch_rows", "read_rows"]
@@ -61,9 +65,8 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
 
 def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None) -> Any:
     gather = Gather(Index(index), None if device is None else torch.device(device))
-    result = gather.plan(source, out)
-    gather.check_source(source)
-    gather.check()
+    result = plan(gather, source, out)
+    gather.check(source)
     gather.read()
     return result
 
@@ -75,6 +78,6 @@ def prefetch_rows(source: Any, index: Any) -> None:
     """
     with modes.put_aside():
         gather = Gather(Index(index), torch.device("meta"))
-        gather.plan(source, None)
-        gather.check_source(source)
+        plan(gather, source, None)
+        gather.check(source)
         gather.prefetch()

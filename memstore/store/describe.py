@@ -15,12 +15,12 @@ def describe(root: Root, key: str) -> EntryInfo:
         raise missing(name)
     plan = structure.plan_of(record.description)
     leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
-    is_adopted = record.adopted is not None  # its section has the headers of the files too
+    is_external = record.adopted is not None  # its data section has the headers of the files too
     return EntryInfo(
         key=key,
         version=record.version,
         kind=record.kind,
-        nbytes=structure.stored_bytes(plan) if is_adopted else record.nbytes,
+        nbytes=structure.stored_bytes(plan) if is_external else record.nbytes,
         created=record.created,
         structure=structure.structure_text(plan),
         leaves=leaves,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Literal
 
 from memstore.engine import Creation, absolute_path, open_root, resource_errors
 from memstore.errors import ReadOnlyError
@@ -79,15 +79,4 @@ def open(
     creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
     with resource_errors(path):
         opened = open_root(path, mode, creation, timeout)
-    return Store(
-        opened,
-        "r" if mode == "r" else "r+",
-        verify=verify,
-        allow_pickle=allow_pickle,
-        timeout=timeout,
-        reopen=reopen,
-    )
-
-
-def reopen(path: str, mode: Mode, options: dict[str, Any]) -> Store:
-    return open(path, mode, **options)
+    return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from memstore import contents, listing
 from memstore.engine import (
     MISFIT,
+    Creation,
     Draft,
     MappedEntry,
     Pin,
@@ -20,6 +21,7 @@ from memstore.engine import (
     hold_at_once,
     index,
     missing,
+    open_root,
     put,
     resource_errors,
     verify_store,
@@ -53,19 +55,9 @@ class Store(Keyspace, AsMapping):
         root: the folder, as an absolute path.
     """
 
-    def __init__(
-        self,
-        root: Root,
-        mode: Mode,
-        *,
-        verify: bool,
-        allow_pickle: bool,
-        timeout: float,
-        reopen: Callable[[str, Mode, dict[str, Any]], Store],
-    ) -> None:
-        """`reopen` is what opens a pickled store where it arrives."""
+    def __init__(self, root: Root, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
         super().__init__(root, mode, timeout=timeout)
-        self._verify, self._allow_pickle, self._reopen = verify, allow_pickle, reopen
+        self._verify, self._allow_pickle = verify, allow_pickle
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -263,7 +255,7 @@ class Store(Keyspace, AsMapping):
             with resource_errors(self.root, key):
                 raise
 
-    # --- files of others ----------------------------------------------------------------------------------------------
+    # --- external files -----------------------------------------------------------------------------------------------
 
     def attach(
         self,
@@ -388,15 +380,19 @@ class Store(Keyspace, AsMapping):
         names = None if keys is None else [encode_key(key) for key in several(keys)]
         return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 
-    def _options(self) -> dict[str, Any]:
-        return {"verify": self._verify, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
-
     def __reduce__(self) -> tuple[Any, ...]:
         self._opened()
-        return self._reopen, (self.root, self._mode, self._options())
+        return reopen, (self.root, self._mode, self._verify, self._allow_pickle, self._timeout)
 
     def _repr_html_(self) -> str:
         if self._root is None:
             return repr(self)
         rows = map(listing.cells, listing.entries(self))
         return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'keys')}")
+
+
+def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:
+    """Unpickles a Store: opens the one that is there by now. Errors as `memstore.open`."""
+    with resource_errors(path):
+        root = open_root(path, mode, Creation(), timeout)
+    return Store(root, mode, verify=verify, allow_pickle=allow_pickle, timeout=timeout)

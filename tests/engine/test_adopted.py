@@ -11,15 +11,15 @@ import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.files import external, mapping
-from memstore.engine.files.external import Sources, map_external
+from memstore.engine.files.external import ExternalFiles, map_external
 from memstore.engine.format.extents import ExternalExtent, decode_external
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.testing.faults import at_step, raising, record
 from tests.leaks import mapped_files
 
 
-def sources_of(folder: Path, sizes: list[int]) -> Sources:
-    found = Sources()
+def sources_of(folder: Path, sizes: list[int]) -> ExternalFiles:
+    found = ExternalFiles()
     for i, size in enumerate(sizes):
         path = folder / f"{i}"
         path.write_bytes(bytes([i + 1]) * size)
@@ -108,6 +108,6 @@ def test_there_are_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     status = list(large.stat())
     status[6] = 1 << 62
     with pytest.raises(UnsupportedValueError, match="can be mapped"):
-        Sources().add(str(large), os.stat_result(status))
+        ExternalFiles().add(str(large), os.stat_result(status))
     with pytest.raises(UnsupportedValueError, match="UTF-8"):
-        Sources().add("\udcff", large.stat())
+        ExternalFiles().add("\udcff", large.stat())

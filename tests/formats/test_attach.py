@@ -14,7 +14,7 @@ from tensordict import is_tensor_collection
 
 import memstore
 from memstore import structure
-from memstore.engine.files.external import Sources
+from memstore.engine.files.external import ExternalFiles
 from memstore.engine.format import header
 from memstore.engine.format.record import Leaf
 from memstore.formats import attach
@@ -458,7 +458,7 @@ def test_no_reader_of_a_format_can_place_a_leaf_outside_its_file(tmp_path: Path)
     """A net below the formats' own checks."""
     (tmp_path / "file").write_bytes(b"x" * 100)
     for offset, nbytes in ((0, 101), (100, 1), (1 << 20, 4)):
-        sources = Sources()
+        sources = ExternalFiles()
         sources.add(str(tmp_path / "file"), (tmp_path / "file").stat())
         adopted = structure.adopt_tree(0, [Leaf((), "uint8", (nbytes,), None, offset, nbytes)])
         with pytest.raises(memstore.CorruptionError, match="beyond the end"):

@@ -1,9 +1,9 @@
-"""Files in memory and under locks: segments and who fills them, mappings, files of others."""
+"""Files in memory and under locks: segments and who fills them, mappings, external files."""
 
 from __future__ import annotations
 
 from memstore.engine.files.claimed_file import ClaimedFile
-from memstore.engine.files.external import Sources, map_external, opened
+from memstore.engine.files.external import ExternalFiles, map_external, opened
 from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
@@ -19,7 +19,7 @@ __all__ = [
     "OwnedFile",
     "SealedSegment",
     "SegmentWriter",
-    "Sources",
+    "ExternalFiles",
     "Spares",
     "WritableMemory",
     "close_all",

@@ -23,7 +23,7 @@ MOST_FILES = 16_384  # a process may have 65,530 mappings
 _ALIGNMENT = 1 << 16  # of bases: pages are that large on some machines
 
 
-class Sources:
+class ExternalFiles:
     """Collects the files of an entry that is being attached."""
 
     def __init__(self) -> None:

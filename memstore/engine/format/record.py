@@ -32,7 +32,7 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A version of a key. `segment` is 0 for a value that lives in `inline`, or in the files that `adopted` names."""
+    """A version of a key. `segment` is 0 for a value that lies in `inline`, or in the files that `adopted` names."""
 
     version: int
     put_id: int
@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
     checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
     objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
-    adopted: bytes | None = None  # the files of others that hold the data: see `extents.py`
+    adopted: bytes | None = None  # the external files that hold the data: see `extents.py`
 
     @property
     def kind(self) -> Kind:

@@ -1,0 +1,79 @@
+"""What rows are read into (`out`): whether it has the structure and the memory for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from memstore.rows.path import Path, name_of
+from memstore.structure import traits
+
+
+def matching(source: Any, out: Any, path: Path) -> Any:
+    """`out`, once it has the keys of `source`; an empty dict if there is none."""
+    if out is None:
+        return {}
+    keys, found = set(source.keys()), set(out.keys()) if hasattr(out, "keys") else None
+    if found != keys:
+        has = "it has no keys" if found is None else f"missing {list(keys - found)}, too many {list(found - keys)}"
+        raise ValueError(f"{name_of(path)} of out has other entries than the source: {has}")
+    return out
+
+
+def is_unusual(tensor: torch.Tensor) -> bool:
+    """Whether its elements don't lie in memory by strides; torch may end the process that looks for them there."""
+    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized
+
+
+def check_memory(out: torch.Tensor, path: Path) -> None:
+    """Raises ValueError for tensors that have none, or other memory than their shape says."""
+    kind = "a meta tensor" if out.device.type == "meta" else f"a tensor of layout {out.layout}"
+    if out.device.type == "meta" or out.layout is not torch.strided or out.is_nested:
+        raise ValueError(f"{name_of(path)} of out is {kind}, which can't be filled")
+    try:
+        storage = out.untyped_storage()
+        address = out.data_ptr() if storage.device == out.device else None
+    except RuntimeError:  # of a transform
+        storage = address = None
+    if storage is None or address is None:
+        raise ValueError(f"{name_of(path)} of out is a {type(out).__qualname__} that has no memory of its own")
+    stop = out.storage_offset() + traits.reach(out.shape, out.stride())
+    if out.numel() and (not address or stop * out.dtype.itemsize > storage.nbytes()):
+        raise ValueError(f"{name_of(path)} of out is a tensor whose storage was freed or cut")
+
+
+def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError if a target that is to be filled overlaps itself, another one, or what is read."""
+    ranges = sorted((*_range(target), i) for i, (_, target) in enumerate(targets))
+    for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
+        if start < stop and _share_elements([target for _, target in targets], ranges):
+            raise ValueError(f"{name_of(targets[i][0])} and {name_of(targets[j][0])} of out overlap in memory")
+    for path, target in targets:
+        if traits.overlaps_itself(target.shape, target.stride()):
+            raise ValueError(f"{name_of(path)} of out overlaps itself in memory")
+        start, stop = _range(target)
+        for other in read:
+            if other.numel() and other.device == target.device:
+                first, last = _range(other)
+                if start < last and first < stop:
+                    raise ValueError(f"{name_of(path)} of out overlaps what is read")
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start, start + traits.reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
+
+
+def _share_elements(targets: Sequence[torch.Tensor], ranges: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
+    start = ranges[0][0]
+    counts = torch.zeros(max(stop for _, stop, _ in ranges) - start, dtype=torch.uint8)
+    for first, _, i in ranges:
+        target = targets[i]
+        item = target.dtype.itemsize
+        if traits.overlaps_itself(target.shape, target.stride()):
+            return True
+        counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
+    return bool(counts.max() > 1)
