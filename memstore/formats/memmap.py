@@ -27,21 +27,21 @@ from memstore import structure
 from memstore.engine import Leaf, Sources, opened
 from memstore.errors import UnsupportedValueError
 from memstore.formats.documents import (
-    Document,
     are_sizes,
     damaged,
     parse_object,
     parse_object_of_python,
     parse_value,
     read_whole,
-    short,
 )
+from memstore.strict_json import Document
 from memstore.structure import objects
 from memstore.structure.checks import MalformedError
 from memstore.structure.classes import class_name
 from memstore.structure.node import MAX_DEPTH, TENSOR, Tree
 from memstore.structure.traits import DTYPES, count
 from memstore.structure.walk import RefusedError, Walk
+from memstore.wording import short
 
 _VERSION = 1  # of the layout
 _META = "meta.json"

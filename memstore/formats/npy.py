@@ -10,9 +10,10 @@ import numpy as np
 from memstore import structure
 from memstore.engine import Leaf, Sources, opened, syscalls
 from memstore.errors import UnsupportedValueError
-from memstore.formats.documents import are_sizes, damaged, short
+from memstore.formats.documents import are_sizes, damaged
 from memstore.structure.node import TENSOR
 from memstore.structure.traits import DTYPES, contiguous_stride, count
+from memstore.wording import short
 
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself reads no more than 10,000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memstore.engine.format.header import (
     HEAD_SIZE,
-    HEADER_LIMIT,
     PUT_ID_AT,
     SLOTS_OFFSET,
     STATE_AT,
@@ -17,14 +16,13 @@ from memstore.engine.format.header import (
 )
 from memstore.engine.format.header_reader import (
     Found,
-    header_size,
     leading_base64,
     names_put,
     read_header,
     read_objects,
     read_slots,
 )
-from memstore.engine.format.layout import ALIGNMENT, SAFETENSORS_DTYPES, Span, lay_out
+from memstore.engine.format.layout import ALIGNMENT, Span, lay_out
 from memstore.engine.format.record import (
     FILLING,
     LIVE,
@@ -43,9 +41,20 @@ from memstore.engine.format.record import (
     segment_of,
     with_checksum,
 )
+from memstore.engine.format.safetensors import (
+    HEADER_LIMIT,
+    METADATA,
+    SAFETENSORS_DTYPES,
+    TORCH_DTYPES,
+    Entry,
+    header_size,
+    make_header,
+    read_tensors,
+)
 
 __all__ = [
     "ALIGNMENT",
+    "Entry",
     "FILLING",
     "Found",
     "HEADER_LIMIT",
@@ -53,6 +62,7 @@ __all__ = [
     "Header",
     "LIVE",
     "Leaf",
+    "METADATA",
     "OBJECTS_IN_RECORD",
     "PUT_ID_AT",
     "Path",
@@ -67,6 +77,7 @@ __all__ = [
     "Span",
     "belongs",
     "check_header",
+    "TORCH_DTYPES",
     "checked",
     "decode_record",
     "decode_row",
@@ -75,11 +86,13 @@ __all__ = [
     "header_size",
     "lay_out",
     "leading_base64",
+    "make_header",
     "names_put",
     "objects_at",
     "read_header",
     "read_objects",
     "read_slots",
+    "read_tensors",
     "segment_of",
     "state_word",
     "with_checksum",
