@@ -55,6 +55,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return "segment" if self.segment else "inline"
 
     @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that hold the value's bytes; none where it is inline, or in external files."""
+        return (self.segment,) if self.segment else ()
+
+    @property
     def has_files(self) -> bool:
         return bool(self.segment) or self.adopted is not None
 
