@@ -1,4 +1,4 @@
-"""Numbers as people read them, and tables for notebooks."""
+"""Numbers and names as people read them, and tables for notebooks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 ROWS = 30  # of a table in a notebook
+_LONGEST = 100  # characters of a name in an error
 
 
 def size(nbytes: float) -> str:
@@ -27,6 +28,12 @@ def age(created: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def short(value: object) -> str:
+    """What a file says, for an error: it may be of 100 MB."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
 def shown(count: int, what: str) -> str:

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("errors", "late_imports", "depth"),
-    ("keys", "wording"),
+    ("keys", "strict_json", "wording"),
     ("info",),
     ("engine",),
     ("structure", "sharding"),

@@ -26,15 +26,14 @@ from memstore import structure
 from memstore.engine import ExternalFiles, Leaf, opened
 from memstore.errors import UnsupportedValueError
 from memstore.formats.documents import (
-    Document,
     are_sizes,
     damaged,
     parse_object,
     parse_object_of_python,
     parse_value,
     read_whole,
-    short,
 )
+from memstore.strict_json import Document
 from memstore.structure import (
     DTYPES,
     MAX_DEPTH,
@@ -47,6 +46,7 @@ from memstore.structure import (
     count,
     read_pickle,
 )
+from memstore.wording import short
 
 _VERSION = 1  # of the layout
 _META = "meta.json"

@@ -10,8 +10,9 @@ import numpy as np
 from memstore import structure
 from memstore.engine import ExternalFiles, Leaf, opened, syscalls
 from memstore.errors import UnsupportedValueError
-from memstore.formats.documents import are_sizes, damaged, short
+from memstore.formats.documents import are_sizes, damaged
 from memstore.structure import DTYPES, TENSOR, contiguous_stride, count
+from memstore.wording import short
 
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself reads no more than 10,000
 

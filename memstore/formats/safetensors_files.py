@@ -1,34 +1,38 @@
-"""safetensors files, and Hugging Face's checkpoints of several, adopted in place.
-
-    | size of the header, 8 bytes | {"__metadata__": {...}, "name": {"dtype", "shape", "data_offsets"}, ...} | data |
+"""safetensors files, and Hugging Face's checkpoints of several: served in place, and written.
 
 A file gives a dict of its tensors by name, as `safetensors.torch.load_file` does; a checkpoint one of all that its
-index (`*.safetensors.index.json`) lists. As strict as the format's own reader: the tensors cover the data, without
-holes, overlaps or anything behind them, and no name comes twice.
+index (`*.safetensors.index.json`) lists. The rules of headers are in the engine's `format/safetensors.py`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-from typing import Annotated, Any
 
-import msgspec
 import torch
-from msgspec import Meta
 
 from memstore import structure
-from memstore.engine import HEADER_LIMIT, SAFETENSORS_DTYPES, ExternalFiles, Leaf, opened, syscalls
-from memstore.errors import PermissionDeniedError, UnsupportedValueError
-from memstore.formats.documents import damaged, parse_object, parse_texts, read_whole, short
+from memstore.engine import (
+    METADATA,
+    SAFETENSORS_DTYPES,
+    TORCH_DTYPES,
+    Entry,
+    ExternalFiles,
+    Leaf,
+    header_size,
+    make_header,
+    opened,
+    read_tensors,
+    syscalls,
+)
+from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
+from memstore.formats.documents import damaged, parse_object, parse_texts, read_whole
 from memstore.formats.output import Meter, new_file, new_folder
-from memstore.structure import DTYPE_NAMES, DTYPES
+from memstore.structure import DTYPE_NAMES
+from memstore.wording import short
 
 _INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # of a file
-_FIELDS = 3  # of an entry
-_CODES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 
 
 def find_in_folder(folder: str) -> str | None:
@@ -106,75 +110,24 @@ def _resolved(folder: str, name: str, index: str) -> str:
 def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
     """The tensors of a file by name, ordered as their bytes are."""
     with opened(path) as (fd, found):
-        start = syscalls.read_at(fd, 8, 0)
-        size = int.from_bytes(start, "little")
-        if len(start) < 8 or 8 + size > found.st_size:
-            damaged(path, f"{found.st_size:,} bytes are not even its header: it is truncated, or no safetensors file")
-        if size > HEADER_LIMIT:
-            damaged(path, f"a header of {size:,} bytes, and {HEADER_LIMIT:,} are the limit")
-        entries = parse_object(path, syscalls.read_at(fd, size, 8))
-        _check_metadata(path, entries.pop("__metadata__", None))
-        base = sources.add(path, found) + 8 + size
-        leaves = {name: _leaf(path, name, text, base) for name, text in entries.items()}
-        ordered = dict(sorted(leaves.items(), key=_place))
-        _check_cover(path, ordered, base, found.st_size - 8 - size)
-    return ordered
+        try:
+            start = header_size(syscalls.read_at(fd, 8, 0), found.st_size)
+            text = syscalls.read_at(fd, start - 8, 8)
+            metadata, entries = read_tensors(text, found.st_size - start)
+        except CorruptionError as error:
+            damaged(path, error.detail)
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(f"{path}: {error.message}") from None
+        if metadata.get("memstore", "").startswith("put="):
+            what = "belongs to a store, which will use it for other values"
+            raise UnsupportedValueError(f"{path} {what}: export it first")
+        base = sources.add(path, found) + start
+    return {name: _leaf(entry, base) for name, entry in entries.items()}
 
 
-def _place(item: tuple[str, Leaf]) -> tuple[int, int]:
-    return item[1].offset, item[1].nbytes
-
-
-def _check_metadata(path: str, text: msgspec.Raw | None) -> None:
-    if text is not None and parse_texts(path, text).get("memstore", "").startswith("put="):
-        raise UnsupportedValueError(f"{path} belongs to a store, which will use it for other values: export it first")
-
-
-Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-
-
-class _Entry(msgspec.Struct, gc=False):
-    """What the header says of a tensor."""
-
-    dtype: str
-    shape: Annotated[tuple[Size, ...], Meta(max_length=64)]
-    data_offsets: tuple[Size, Size]
-
-
-_read_entry = msgspec.json.Decoder(_Entry).decode
-
-
-def _leaf(path: str, name: str, text: msgspec.Raw, base: int) -> Leaf:
-    """An entry of the header, each by itself. `base` is where the data starts."""
-    try:
-        entry = _read_entry(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        damaged(path, f"its entry {short(name)} is no dtype, shape and data_offsets: {error}")
-    if bytes(text).count(b":") != _FIELDS:
-        parse_object(path, text)  # it has others besides, or one of them twice
-    dtype = _CODES.get(entry.dtype)
+def _leaf(entry: Entry, base: int) -> Leaf:
     start, stop = entry.data_offsets
-    if dtype is None:
-        what = f"the tensor {short(name)} has the dtype {short(entry.dtype)}"
-        raise UnsupportedValueError(f"{path}: {what}, which can't be served")
-    nbytes = DTYPES[dtype].itemsize * math.prod(entry.shape)
-    if stop - start != nbytes:
-        what = f"the tensor {short(name)} of {entry.dtype} and shape {short(list(entry.shape))}"
-        damaged(path, f"{what} takes {nbytes:,} bytes, not {stop - start:,}")
-    return Leaf((), dtype, entry.shape, None, base + start, nbytes)
-
-
-def _check_cover(path: str, leaves: dict[str, Leaf], base: int, nbytes: int) -> None:
-    end = base
-    for name, leaf in leaves.items():
-        if leaf.offset != end:
-            what = "overlaps the one before it" if leaf.offset < end else "leaves a hole before it"
-            where = f"it starts at {leaf.offset - base:,} of the data, not {end - base:,}"
-            damaged(path, f"the tensor {short(name)} {what}: {where}")
-        end += leaf.nbytes
-    end -= base
-    if end != nbytes:
-        damaged(path, f"its tensors take {end:,} bytes, and it has {nbytes:,}: it is truncated, or has more behind it")
+    return Leaf((), TORCH_DTYPES[entry.dtype], entry.shape, None, base + start, stop - start)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -184,7 +137,7 @@ def why_not(name: str, tensor: torch.Tensor) -> str | None:
     """What keeps a tensor from being written, if anything."""
     if DTYPE_NAMES[tensor.dtype] not in SAFETENSORS_DTYPES:
         return f"it is of {tensor.dtype}"
-    return "its name is that of the metadata" if name == "__metadata__" else None
+    return "its name is that of the metadata" if name == METADATA else None
 
 
 def write_file(path: str, tensors: dict[str, torch.Tensor], meter: Meter, *, durable: bool) -> None:
@@ -232,15 +185,8 @@ def _shards(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[st
 def _header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, list[str]]:
     """And the order of the tensors: by element size, so that each starts on a multiple of its own, as the data does."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        start, end = end, end + tensor.numel() * tensor.itemsize
-        code = SAFETENSORS_DTYPES[DTYPE_NAMES[tensor.dtype]]
-        entries[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > HEADER_LIMIT:
-        raise UnsupportedValueError(f"the names of {len(tensors):,} tensors don't fit into a header of safetensors")
-    return len(text).to_bytes(8, "little") + text, order
+    return make_header([_described(name, tensors[name]) for name in order]), order
+
+
+def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], int]:
+    return name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.itemsize

@@ -6,11 +6,13 @@ import logging
 import os
 import shutil
 
+import lmdb
 import msgspec
 import pytest
 import torch
 
 import memstore
+from memstore.engine.catalog import NAMES
 from memstore.engine.files.slots import write_slots
 from memstore.engine.format import header
 from memstore.engine.format.header import Slots
@@ -51,6 +53,32 @@ def test_a_store_that_is_whole_stays_as_it_is(scratch: str, checksum: bool) -> N
             assert store.stats().reusable_bytes == 0
         assert {key: content_of(path) for key, path in paths(scratch).items()} == segments
         check_repaired(scratch)
+
+
+def tables_of(root: str, more: str | None = None) -> set[str]:
+    """The tables of the catalog, after one more was made, with a row."""
+    with lmdb.open(os.path.dirname(f"{root}/{CATALOG}"), max_dbs=20, map_size=1 << 30) as env:
+        if more:
+            table = env.open_db(more.encode())
+            with env.begin(write=True) as transaction:
+                transaction.put(b"a key", b"of a later version", db=table)
+        with env.begin() as transaction:
+            return {bytes(name).decode() for name, _ in transaction.cursor()}
+
+
+def test_a_table_of_a_later_version_is_no_damage(scratch: str) -> None:
+    """A repair leaves it behind: its rows are not among those that this version can vouch for."""
+    before = make(scratch)
+    assert "pending" in tables_of(scratch, "pending")
+    with memstore.open(scratch) as store:
+        assert versions(store) == before
+        assert store.verify().ok
+    report = memstore.repair(scratch)
+    assert report.recovered == tuple(sorted(values())) and report.lost == ()
+    assert tables_of(scratch) == set(NAMES)
+    with memstore.open(scratch) as store:
+        assert versions(store) == before
+    check_repaired(scratch)
 
 
 def test_what_it_gives_back_is_told(scratch: str) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from memstore.engine import syscalls
 from memstore.engine.format.header import Header
-from memstore.engine.format.layout import ALIGNMENT, SAFETENSORS_DTYPES, Span, lay_out
+from memstore.engine.format.layout import ALIGNMENT, Span, lay_out
+from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
 
 ITEMSIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,

@@ -115,6 +115,16 @@ def test_a_name_that_comes_twice_is_found(data: st.DataObject) -> None:
         assert {name: parse_value("path", raw) for name, raw in found.items()} == dict(pairs)
 
 
+def test_a_colon_that_is_written_as_an_escape_is_one() -> None:
+    for text in (rb'{"\u003a":1}', rb'{"\u003A":":\u003a"}', rb'{"\\u003a":1}', rb'{"\"\\\u003a":1,"a":1}'):
+        found = parse_object("path", text)
+        assert {name: parse_value("path", raw) for name, raw in found.items()} == json.loads(text)
+        assert parse_texts("path", parse_object("path", b'{"it":{"\\u003a":"x"}}')["it"]) == {":": "x"}
+    for text in (rb'{"\u003a":1,":":2}', rb'{":":"\u003a","\u003A":1}'):
+        with pytest.raises(memstore.CorruptionError, match="twice"):
+            parse_object("path", text)
+
+
 def test_a_text_that_comes_twice_is_found() -> None:
     for text in (b'{"a":"x","a":"y"}', b'{"a":"x","\\u0061":"x"}', b'{"a:":":","a:":":"}'):
         raw = parse_object("path", b'{"it":%s}' % text)["it"]

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import memstore
-from memstore.engine.format.layout import SAFETENSORS_DTYPES
+from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
 from memstore.structure.tensors.traits import DTYPES
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import random_bits

@@ -13,7 +13,6 @@ from memstore.engine.format.extents import (
 )
 from memstore.engine.format.header import (
     HEAD_SIZE,
-    HEADER_LIMIT,
     PUT_ID_AT,
     SLOTS_OFFSET,
     STATE_AT,
@@ -26,14 +25,13 @@ from memstore.engine.format.header import (
 )
 from memstore.engine.format.header_reader import (
     Found,
-    header_size,
     leading_base64,
     names_put,
     read_header,
     read_objects,
     read_slots,
 )
-from memstore.engine.format.layout import ALIGNMENT, SAFETENSORS_DTYPES, Span, lay_out
+from memstore.engine.format.layout import ALIGNMENT, Span, lay_out
 from memstore.engine.format.record import (
     FILLING,
     LIVE,
@@ -52,6 +50,16 @@ from memstore.engine.format.record import (
     segment_of,
     with_checksum,
 )
+from memstore.engine.format.safetensors import (
+    HEADER_LIMIT,
+    METADATA,
+    SAFETENSORS_DTYPES,
+    TORCH_DTYPES,
+    Entry,
+    header_size,
+    make_header,
+    read_tensors,
+)
 
 __all__ = [
     "MAPPED_LIMIT",
@@ -62,6 +70,7 @@ __all__ = [
     "encode_external",
     "extents_of",
     "ALIGNMENT",
+    "Entry",
     "FILLING",
     "Found",
     "HEADER_LIMIT",
@@ -69,6 +78,7 @@ __all__ = [
     "Header",
     "LIVE",
     "Leaf",
+    "METADATA",
     "OBJECTS_IN_RECORD",
     "PUT_ID_AT",
     "Path",
@@ -83,6 +93,7 @@ __all__ = [
     "Span",
     "belongs",
     "check_header",
+    "TORCH_DTYPES",
     "checked",
     "decode_record",
     "decode_row",
@@ -91,11 +102,13 @@ __all__ = [
     "header_size",
     "lay_out",
     "leading_base64",
+    "make_header",
     "names_put",
     "objects_at",
     "read_header",
     "read_objects",
     "read_slots",
+    "read_tensors",
     "segment_of",
     "state_word",
     "with_checksum",

@@ -22,9 +22,9 @@ import xxhash
 
 from memstore.engine.format.layout import SLACK
 from memstore.engine.format.record import FILLING, LIVE, STATE_NAMES
+from memstore.engine.format.safetensors import HEADER_LIMIT
 from memstore.errors import UnsupportedValueError
 
-HEADER_LIMIT = 100_000_000  # bytes, as the safetensors readers have it
 HEAD_SIZE = 256  # bytes: what readers look at
 HEADER_MULTIPLE = 4096  # bytes: data starts on pages, so that it can be mapped
 _CACHED_TAIL = 1 << 20  # bytes

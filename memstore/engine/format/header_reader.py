@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import base64
 import re
-import string
 from dataclasses import dataclass
 
 import msgspec
 
-from memstore.depth import nests_too_deeply
 from memstore.engine.format.header import (
     DIGEST_SIZE,
-    HEADER_LIMIT,
-    HEADER_MULTIPLE,
     SLOTS_OFFSET,
     START,
     STATE_AT,
@@ -26,16 +22,13 @@ from memstore.engine.format.header import (
     state_word,
     store_mark,
 )
-from memstore.engine.format.layout import SAFETENSORS_DTYPES, SLACK
+from memstore.engine.format.layout import SLACK
 from memstore.engine.format.record import FILLING, STATE_NAMES
-from memstore.errors import CorruptionError
+from memstore.engine.format.safetensors import header_size, read_tensors
+from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.keys import encode_key
 
 _STATES = {state_word(state): state for state in STATE_NAMES}
-_ITEM_SIZES = {  # the names tell: F64, BF16, F8_E4M3, and BOOL
-    code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in SAFETENSORS_DTYPES.values()
-}
-_LARGEST_HEADER = HEADER_LIMIT + 2 * HEADER_MULTIPLE  # with the slack's entry and the spaces
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _LARGEST_NUMBER = 1 << 62  # of versions and put ids: a repair counts on from them
 
@@ -74,31 +67,6 @@ class _Metadata(msgspec.Struct):
     description: str
 
 
-class _MetadataOnly(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(name="__metadata__")
-
-
-class _Entry(msgspec.Struct, gc=False):
-    """A tensor's place; the metadata, which lie among the entries, decode to one without fields."""
-
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    data_offsets: tuple[int, int] = (0, 0)
-
-
-_read_json = msgspec.json.Decoder(_MetadataOnly).decode
-_read_entries = msgspec.json.Decoder(dict[str, _Entry]).decode
-
-
-def header_size(head: bytes, size: int) -> int:
-    """How long the header is of a file of `size` bytes that starts with `head`. Raises CorruptionError."""
-    nbytes = 8 + int.from_bytes(head[:8], "little")
-    if not STORE_AT < nbytes <= min(size, _LARGEST_HEADER):
-        detail = f"a file of {size:,} bytes can't have a header of {nbytes:,}"
-        raise CorruptionError(detail)
-    return nbytes
-
-
 def read_header(header: bytes | memoryview, size: int) -> Found:
     """Reads a whole header, its 8 bytes of size included, of a file of `size` bytes. Raises CorruptionError.
 
@@ -106,38 +74,40 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
     """
     view = memoryview(header)
     if header_size(bytes(view[:8]), size) != len(view):
-        detail = f"the header has {len(view):,} bytes, and says otherwise"
-        raise CorruptionError(detail)
+        raise CorruptionError(f"the header has {len(view):,} bytes, and says otherwise")
     try:
         return _read_checked(view, size)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(view, size)):
-            raise
+    except (msgspec.MsgspecError, UnsupportedValueError, ValueError) as error:
         raise CorruptionError(f"the header can't be read: {error}") from None
 
 
 def _read_checked(header: memoryview, size: int) -> Found:
-    metadata = _read_json(header[8:]).metadata
-    mark = f'{store_mark(metadata.store)},"digest":"'
+    nbytes = size - len(header)
+    metadata, entries = read_tensors(bytes(header[8:]), nbytes)
+    said = msgspec.convert(metadata, _Metadata)
+    mark = f'{store_mark(said.store)},"digest":"'
     at = STORE_AT + len(mark)
-    said = f"{metadata.memstore}{mark}{metadata.digest}".encode()
-    if bytes(header[8 : at + DIGEST_SIZE]) != START + said or metadata.digest.encode() != digest_of(header, at):
+    beginning = f"{said.memstore}{mark}{said.digest}".encode()
+    if bytes(header[8 : at + DIGEST_SIZE]) != START + beginning or said.digest.encode() != digest_of(header, at):
         raise ValueError("it doesn't agree with its digest")
     slots = _read_slots(bytes(header[SLOTS_OFFSET:STORE_AT]))
-    encode_key(metadata.key)
+    encode_key(said.key)
+    start, stop = entries[SLACK].data_offsets if SLACK in entries else (nbytes, nbytes)
+    if stop != nbytes:
+        raise ValueError("its slack isn't at its end")
     return Found(
         put_id=slots.put_id,
         state=slots.state,
         version=slots.version,
         batch=slots.batch,
         count=slots.count,
-        store=metadata.store,
-        key=metadata.key,
-        description=base64.b64decode(metadata.description, validate=True),
-        objects=base64.b64decode(metadata.objects, validate=True),
-        checksums=base64.b64decode(metadata.checksums, validate=True) or None,
+        store=said.store,
+        key=said.key,
+        description=base64.b64decode(said.description, validate=True),
+        objects=base64.b64decode(said.objects, validate=True),
+        checksums=base64.b64decode(said.checksums, validate=True) or None,
         start=len(header),
-        nbytes=_data_size(_read_entries(header[8:]), size - len(header)),
+        nbytes=start,
     )
 
 
@@ -174,33 +144,6 @@ def names_put(head: bytes, put_id: int, version: int) -> bool:
     except (ValueError, UnicodeError):
         return False
     return (slots.put_id, slots.version) == (put_id, version)
-
-
-def _data_size(entries: dict[str, _Entry], room: int) -> int:
-    """The bytes of the data without the slack. The entries must fill `room`, in their order, the slack last."""
-    del entries["__metadata__"]
-    slack = entries.pop(SLACK, None)
-    end = 0
-    for entry in entries.values() if slack is None else (*entries.values(), slack):
-        start, stop = entry.data_offsets
-        if start != end or not start <= stop <= room or stop - start != _span(entry, room):
-            raise ValueError(f"an entry of shape {list(entry.shape)[:8]} can't lie at {start}:{stop}")
-        end = stop
-    if end != room:
-        raise ValueError(f"its entries have {end:,} bytes, and the file {room:,}")
-    return slack.data_offsets[0] if slack else room
-
-
-def _span(entry: _Entry, most: int) -> int:
-    """Bytes of a tensor; -1 if it has none that could be, or more than `most`."""
-    nbytes = _ITEM_SIZES.get(entry.dtype, -1)
-    if 0 in entry.shape:
-        return 0 if nbytes > 0 else -1
-    for length in entry.shape:
-        nbytes *= length
-        if not 0 < nbytes <= most:  # before numbers grow that take all day to multiply
-            return -1
-    return nbytes
 
 
 class _Objects(msgspec.Struct):

@@ -11,33 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memstore.engine.format.record import Path
+from memstore.engine.format.safetensors import METADATA, SAFETENSORS_DTYPES
 
 ALIGNMENT = 64
 SLACK = "__slack__"  # the name of the entry for what is left of a file behind the data
-
-# dtypes that the format has, by torch's names; all others are stored as U8 and named in the description.
-# F4 is left out: the format counts its elements in halves of bytes, and readers differ on what that means.
-SAFETENSORS_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "complex64": "C64",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +65,7 @@ class _HeaderNames:
     """Makes names unique: ("a", "b") and ("a.b",) are two leaves, and both read "a.b"."""
 
     def __init__(self) -> None:
-        self._seen = {"__metadata__", SLACK}
+        self._seen = {METADATA, SLACK}
         self._counts: dict[str, int] = {}  # so that 10,000 pads take no 10,000 tries each
 
     def unique(self, name: str) -> str:

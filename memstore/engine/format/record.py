@@ -54,6 +54,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
             return "adopted"
         return "segment" if self.segment else "inline"
 
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """The segments that hold the value's bytes; none where it is inline, or in external files."""
+        return (self.segment,) if self.segment else ()
+
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
     """What the catalog knows of a segment's file. The catalog alone says what is live."""

@@ -1,4 +1,4 @@
-"""Is a store whole, and what is left of it?"""
+"""Verifies a store, and repairs a damaged one: nothing of it is believed before it was checked."""
 
 from __future__ import annotations
 

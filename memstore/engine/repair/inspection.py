@@ -1,6 +1,7 @@
 """Inspection: a walk through all tables of the catalog, in a process that a damaged LMDB file may end.
 
-It is a child of `survey.py`, which says what it is told: frames of a length and msgpack on standard output.
+It is a child of `survey.py`, and writes what it finds to standard output, in frames of a length and msgpack. Tables of
+later versions are not looked at.
 
 Each transaction keeps the pages of all that is replaced while it lasts, so that on a store in use the walk takes a new
 one every two milliseconds, and goes on behind the last row. Rows of several tables are compared within a transaction.
@@ -23,7 +24,7 @@ from memstore.engine.format import FILLING, LIVE, RETIRED, STATE_NAMES, Record, 
 from memstore.errors import CorruptionError
 from memstore.keys import encode_key
 
-_WORD_EVERY = 2048  # rows
+_ALIVE_EVERY = 2048  # rows
 _LONGEST = 0.002  # seconds that a transaction lasts on a store in use: up to 60 puts, of some 20 KiB each
 _PAUSE = 0.0005  # seconds between two: who has slept is seldom interrupted, which would be in a transaction else
 _ROWS_A_STRETCH = 64  # at least, in one transaction
@@ -33,21 +34,21 @@ _LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has
 def report(folder: str, locked: bool, with_rows: bool) -> None:
     """What the child runs."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    telling = _Telling(sys.stdout.buffer)
-    telling.say("hello")  # what happens from here on happens in LMDB
-    telling.flush()
+    sender = _Sender(sys.stdout.buffer)
+    sender.say("hello")  # what happens from here on happens in LMDB
+    sender.flush()
     try:
         catalog = Catalog(folder, durable=False, writable=False, locked=locked)
-        inspect(catalog, telling, with_rows=with_rows, longest=_LONGEST if locked else math.inf)
+        inspect(catalog, sender, with_rows=with_rows, longest=_LONGEST if locked else math.inf)
     except (OSError, MemoryError) as error:
         is_damage = getattr(error, "errno", None) == errno.EIO
-        telling.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}")
+        sender.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}")
     except Exception as error:  # whatever it is: the parent has to know
-        telling.say("broken", f"{type(error).__name__}: {error}")
-    telling.flush()
+        sender.say("broken", f"{type(error).__name__}: {error}")
+    sender.flush()
 
 
-class _Telling:
+class _Sender:
     def __init__(self, pipe: BinaryIO) -> None:
         self._pipe = pipe
 
@@ -59,9 +60,9 @@ class _Telling:
         self._pipe.flush()
 
 
-def inspect(catalog: Catalog, telling: _Telling, *, with_rows: bool, longest: float) -> None:
-    """Tells of all rows, in transactions of `longest` seconds: infinite where nobody else uses the store."""
-    look = _Look(telling, with_rows=with_rows, longest=longest)
+def inspect(catalog: Catalog, sender: _Sender, *, with_rows: bool, longest: float) -> None:
+    """Reports all rows, in transactions of `longest` seconds: infinite where nobody else uses the store."""
+    look = _Look(sender, with_rows=with_rows, longest=longest)
     while not catalog.view(look.go_on):
         time.sleep(_PAUSE)
 
@@ -71,8 +72,8 @@ class _Look:
 
     _transaction: Transaction  # the present one
 
-    def __init__(self, telling: _Telling, *, with_rows: bool, longest: float) -> None:
-        self._telling, self._with_rows, self._longest = telling, with_rows, longest
+    def __init__(self, sender: _Sender, *, with_rows: bool, longest: float) -> None:
+        self._sender, self._with_rows, self._longest = sender, with_rows, longest
         self._moments = set[int]()
         self._left = list(NAMES)
         self._last: bytes | None = None  # key of the first table that is left
@@ -99,11 +100,11 @@ class _Look:
             del self._left[0]
             self._last, self._seen_before = None, self._seen
         self._compare_counters()
-        self._telling.say("end", self._keys, self._nbytes)
+        self._sender.say("end", self._keys, self._nbytes)
         return True
 
     def _damage(self, detail: str, key: bytes | None = None, segment: int = 0, *, is_record: bool = False) -> None:
-        self._telling.say("damage", detail, key, segment, is_record)
+        self._sender.say("damage", detail, key, segment, is_record)
 
     def _walk(self, table: str, end: float) -> bool:
         """False if it was time to stop before the table's end."""
@@ -115,9 +116,9 @@ class _Look:
                 raise CorruptionError(f"table {table!r} is out of order")  # a page that names an earlier one, maybe
             self._last = key
             self._seen += 1
-            if self._seen % _WORD_EVERY == 0:
-                self._telling.say("alive")
-                self._telling.flush()
+            if self._seen % _ALIVE_EVERY == 0:
+                self._sender.say("alive")
+                self._sender.flush()
             self._look_at(table, key, bytes(value))
             if self._seen % _ROWS_A_STRETCH == 0 and time.monotonic() > end:
                 return False
@@ -142,21 +143,23 @@ class _Look:
             self._damage(detail, key if table == "entries" else None, is_record=table == "entries")
         else:
             if self._with_rows:
-                self._telling.say("row", table, key, value)
+                self._sender.say("row", table, key, value)
 
     def _look_at_entry(self, key: bytes, record: Record) -> None:
         self._keys += 1
         self._nbytes += record.nbytes
         self._largest_version = max(self._largest_version, record.version)
-        if not record.segment:
-            return
+        for segment in record.segments:
+            self._compare_row(key, record, segment)
+
+    def _compare_row(self, key: bytes, record: Record, segment: int) -> None:
         try:
-            row = self._transaction.segment(record.segment)
+            row = self._transaction.segment(segment)
         except CorruptionError:
             return  # said where it stands
         if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, record.put_id, LIVE, record.size):
             what = "there is none" if row is None else "is another put's"
-            self._damage(f"the row of its segment disagrees with its record: {what}", key, record.segment)
+            self._damage(f"the row of its segment disagrees with its record: {what}", key, segment)
 
     def _look_at_segment(self, segment: int, row: SegmentRow) -> None:
         if row.state not in self._sums:
@@ -169,7 +172,7 @@ class _Look:
                 record = self._transaction.record(row.key)
             except CorruptionError:
                 return
-            if record is None or record.segment != segment:
+            if record is None or segment not in record.segments:
                 self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
 
     def _look_at_listed(self, table: str, segment: int) -> None:

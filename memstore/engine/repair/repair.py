@@ -10,6 +10,10 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
    can be repaired again; what was set aside is then missing, and so lost, as it was.
 5. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
+The new catalog has rows in the tables entries, segments and counters only: nothing is being filled, kept for reuse or
+leased any more. Tables of later versions are dropped on purpose, since nobody here can tell whether their rows are
+right; segments that only those name are files without an entry.
+
 The inodes of lock page and doorbell stay. Versions and numbers go on 2**32 above all that was seen.
 """
 
@@ -115,9 +119,9 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
 def _apply(path: str, settings: Settings, choice: Choice) -> None:
     """Steps 3 and 4."""
     for record in choice.entries.values():
-        if record.segment:
-            _mark_live(choice, record, settings)
-    for file in choice.aside():
+        for segment in record.segments:
+            _mark_live(choice, record, segment, settings)
+    for file in choice.quarantined():
         syscalls.rename(file.path, file.path + DAMAGED)
     fresh = f"{path}/{CATALOG}.new"
     shutil.rmtree(fresh, ignore_errors=True)  # of a repair that was killed
@@ -145,9 +149,9 @@ def _replace(present: str, fresh: str, *, keep: bool) -> None:
     syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
 
 
-def _mark_live(choice: Choice, record: Record, settings: Settings) -> None:
-    file = choice.files[record.segment]
-    found, header = file.found, choice.mended.get(record.segment)
+def _mark_live(choice: Choice, record: Record, segment: int, settings: Settings) -> None:
+    file = choice.files[segment]
+    found, header = file.found, choice.mended.get(segment)
     if header is None and found is not None and (found.state, found.version) == (LIVE, record.version):
         return
     batch, count = (found.batch, found.count) if header is None and found is not None else (record.put_id, 1)
@@ -172,9 +176,8 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
             def write(transaction: Transaction, part: list[tuple[bytes, Record]] = part) -> None:
                 for key, record in part:
                     transaction.put_record(key, record)
-                    if record.segment:
-                        row = SegmentRow(key, record.put_id, LIVE, record.size)
-                        transaction.put_segment(record.segment, row)
+                    for segment in record.segments:
+                        transaction.put_segment(segment, SegmentRow(key, record.put_id, LIVE, record.size))
 
             catalog.update(write)
         counters = choice.counters()
@@ -193,7 +196,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
 
 def _sweep(choice: Choice) -> int:
     freed = 0
-    for file in choice.rest():
+    for file in choice.deletable():
         with contextlib.suppress(FileNotFoundError):
             syscalls.unlink(file.path)
             freed += file.size
@@ -224,7 +227,7 @@ def _warn(path: str, settings: Settings, choice: Choice) -> None:
     old = choice.old
     if old.is_sound:
         return
-    inline = [key for key, record in choice.entries.items() if not record.segment]
+    inline = [key for key, record in choice.entries.items() if not record.segments]
     if old.is_older and inline:
         log.warning(
             "%s: the catalog is older than what lay beside it: %d values that lie in it may be older than what was "

@@ -1,7 +1,7 @@
 """A look at the whole catalog, in a child process: a damaged LMDB file can end whoever reads it.
 
 The child is a fresh interpreter that imports only the engine, and opens the catalog read-only. It walks all tables
-(`inspection.py`), checks each row by itself and with those that it names, and tells on a pipe. A child that dies by
+(`inspection.py`), checks each row by itself and with those that it names, and reports on a pipe. A child that dies by
 what LMDB does on damaged pages, or hangs in it, is damage too. One that could not be started, or that somebody else
 ended (SIGKILL: no memory), says nothing of the catalog.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 SILENCE = 60.0  # seconds without a word from the child: it hangs
-_LAST_WORDS = 5.0  # seconds for it to end
-_BY_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+_TIME_TO_END = 5.0  # seconds for the child, after its last word
+_SIGNALS_OF_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from memstore.engine.repair.inspection import report; report(*json.loads(sys.argv[2]))"
@@ -77,32 +77,32 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
         found.refused = f"no process could be started to look at it: {error}"
         return found
     assert child.stdout is not None
-    hears = _Ear(found, on_row)
+    receiver = _Receiver(found, on_row)
     with child, child.stdout as pipe:
         try:
-            hears.listen(pipe.fileno())
-            child.wait(_LAST_WORDS)
+            receiver.listen(pipe.fileno())
+            child.wait(_TIME_TO_END)
         except TimeoutError:
-            hears.blame(f"a process that read it said nothing for {SILENCE:.0f} seconds")
+            receiver.blame(f"a process that read it said nothing for {SILENCE:.0f} seconds")
         except subprocess.TimeoutExpired:
             pass
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
-            found.refused = f"a process that read it talked nonsense: {error}"
+            found.refused = f"a process that read it sent what can't be read: {error}"
         finally:
             child.kill()
         code = child.wait()
-    if not hears.everything and not found.broken and not found.refused:
+    if not receiver.is_done and not found.broken and not found.refused:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        hears.blame(f"a process that read it was ended by {how}", innocent=-code not in _BY_DAMAGE)
+        receiver.blame(f"a process that read it was ended by {how}", innocent=-code not in _SIGNALS_OF_DAMAGE)
     return found
 
 
-class _Ear:
-    """What the child says, as it comes."""
+class _Receiver:
+    """Takes what the child writes, as it comes."""
 
     def __init__(self, found: Survey, on_row: Row | None) -> None:
         self._found, self._on_row = found, on_row
-        self._greeted = self.everything = False
+        self._greeted = self.is_done = False
 
     def listen(self, fd: int) -> None:
         for kind, *words in _frames(fd):
@@ -113,7 +113,7 @@ class _Ear:
             elif kind == "hello":
                 self._greeted = True
             elif kind in ("broken", "refused", "end"):
-                self.everything = True
+                self.is_done = True
                 if kind == "broken":
                     self._found.broken = str(words[0])
                 elif kind == "refused":

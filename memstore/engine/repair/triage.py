@@ -11,7 +11,7 @@ replaced or deleted, that was.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -63,7 +63,7 @@ class Choice:
             self.old.is_older, self.old.is_sound = True, False
         by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
         for key, record in self.old.records.items():
-            kept = self._keep(key, record, by_put) if record.segment else record
+            kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
                 self.entries[key] = kept
         for file in self._ours():
@@ -103,7 +103,7 @@ class Choice:
                     filling.add(found.batch)
         counters = self.old.counters
         last = counters.version if self.old.is_sound or counters.version else None
-        return {batch for batch in filling if not _is_whole(batches[batch], last)}
+        return {batch for batch in filling if not is_whole(batches[batch], last)}
 
     def _state(self, segment: int, put_id: int) -> int:
         """By the row of this put; 0 if there is none."""
@@ -115,7 +115,10 @@ class Choice:
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
-        """The record, if its segment is there, under whatever name."""
+        """The record, if its segment is there, under whatever name; None if it isn't.
+
+        A record that names several segments is to be kept only if all of them are there.
+        """
         named = self.files.get(record.segment)
         for file in (named, by_put.get(record.put_id)):
             if file is not None and _fits(file, key, record, self.store) and not self._is_past(file):
@@ -149,11 +152,12 @@ class Choice:
         return known - set(self.entries)
 
     def used(self) -> set[int]:
-        return {record.segment for record in self.entries.values() if record.segment}
+        """Segments of the entries that are kept."""
+        return _segments_of(self.entries.values())
 
-    def aside(self) -> list[SegmentFile]:
+    def quarantined(self) -> list[SegmentFile]:
         """Files that nobody may delete: they have the bytes of a record, or did have a header, and no entry."""
-        used, named = self.used(), {record.segment for record in self.old.records.values()}
+        used, named = self.used(), _segments_of(self.old.records.values())
         return [
             file
             for file in self.files.values()
@@ -172,9 +176,9 @@ class Choice:
             return False
         return file.found is None or (file.found.state == LIVE and file.found.put_id == 0)
 
-    def rest(self) -> list[SegmentFile]:
-        """Files to be unlinked: all others, but for those of another store."""
-        keep = self.used() | {file.segment for file in self.aside()}
+    def deletable(self) -> list[SegmentFile]:
+        """Files that no entry names and no quarantine keeps, but for those of another store."""
+        keep = self.used() | {file.segment for file in self.quarantined()}
         return [
             file
             for file in self.files.values()
@@ -185,7 +189,7 @@ class Choice:
         old, found = self.old, [file.found for file in self._ours() if file.found]
         records = [*old.records.values(), *self.entries.values()]
         numbers = (
-            *(number for record in records for number in (record.put_id, record.segment)),
+            *(number for record in records for number in (record.put_id, *record.segments)),
             *(number for segment, row in old.rows.items() for number in (row.put_id, segment)),
             *(one.put_id for one in found),
             *self.files,
@@ -201,15 +205,21 @@ class Choice:
         )
 
 
-def _is_whole(batch: Sequence[Found], last: int | None) -> bool:
-    """Whether these files are all that the batch changed, right after version `last`, where that is known.
+def is_whole(batch: Sequence[Found], last: int | None) -> bool:
+    """Whether these segments are all that the batch changed, right after version `last`, where that is known.
 
-    A batch with values that have no file skips a version number before its first, see `commit.py`.
+    A batch's count is that of its segments, of which a version may have several. Files are told apart by their put ids:
+    somebody may have copied one. A batch with values that have no file skips one version number before its first, see
+    `commit.py`, and so is never whole.
     """
-    versions = {found.version for found in batch}
+    versions, puts = {found.version for found in batch}, {found.put_id for found in batch}
     first = min(versions) if last is None else last + 1
-    span = (first, first + len(versions) - 1)
-    return (min(versions), max(versions)) == span and {found.count for found in batch} == {len(versions)}
+    has_no_gap = versions == set(range(first, first + len(versions)))
+    return has_no_gap and all(found.count == len(puts) for found in batch)
+
+
+def _segments_of(records: Iterable[Record]) -> set[int]:
+    return {segment for record in records for segment in record.segments}
 
 
 def _fits(file: SegmentFile, key: bytes, record: Record, store: str) -> bool:
