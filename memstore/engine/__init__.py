@@ -7,7 +7,7 @@ reuse, sweep                  retired segments: used again, or given back; lease
 recovery, age                 what the living do for the dead; is the catalog as new as its files?
 segment, spares               the file of one put, and how it is filled; layout: where its tensors lie
 header, header_reader         what that file says of itself
-mapping, placing, adopted     files in memory, those of others too
+mapping, placing, external    files in memory, external ones too
 catalog, tables, record       the index; readers: which of its pages are kept, and by whom
 pages, lockfile               what processes share beside it: the mutex, the doorbell, locks of files
 inspection, survey, verify    is it whole? salvage, triage, repair: what is left of it
@@ -24,12 +24,10 @@ from memstore.engine.failures import is_full, resource_errors
 from memstore.engine.files import (
     ExternalFiles,
     Filling,
-    Mapping,
     file_offsets,
     lies_in_mapping,
     map_external,
     opened,
-    segment_path,
     watch,
 )
 from memstore.engine.format import (
@@ -67,7 +65,6 @@ from memstore.engine.protocols import (
     files_of,
     hold,
     hold_at_once,
-    map_entry,
     missing,
     park,
     retry_after_sweep,
@@ -98,7 +95,6 @@ __all__ = [
     "MappedEntry",
     "Leaf",
     "MISFIT",
-    "Mapping",
     "OBJECTS_IN_RECORD",
     "Path",
     "Pin",
@@ -131,7 +127,6 @@ __all__ = [
     "lay_out",
     "leading_base64",
     "lies_in_mapping",
-    "map_entry",
     "map_external",
     "decode_external",
     "measure",
@@ -145,7 +140,6 @@ __all__ = [
     "reopen_root",
     "repair_store",
     "resource_errors",
-    "segment_path",
     "sweep_all",
     "syscalls",
     "verify_store",
