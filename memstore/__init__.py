@@ -9,7 +9,7 @@ The layers; each imports only what stands above it:
     sharding/             boxes: parts of tensors
     contents/             what a put writes, and what a get makes of it
     view/, rows/          lazy leaves that read what is used; batches of rows
-    formats/              files of others, served in place and written
+    formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
     cli/                  the command line

@@ -1,4 +1,4 @@
-"""Commands about entries: to look at them, delete and copy them, and exchange them with files of others."""
+"""Commands about entries: to look at them, delete and copy them, and exchange them with external files."""
 
 from __future__ import annotations
 

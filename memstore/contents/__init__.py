@@ -1,7 +1,7 @@
 """Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
 
 writing      a value taken apart, and drafted for a put: what goes into its record or segment
-reading      a mapped segment or a record's bytes as a value; verify, and headers made anew
+reading      a mapped entry as a value; verify, and headers made anew
 checksums    of leaves: made by the one, compared by the other
 """
 

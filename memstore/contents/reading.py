@@ -1,4 +1,4 @@
-"""What a get makes of the bytes that it holds, and how they are verified. Nothing is copied unless it was asked for."""
+"""Makes values of mapped entries, and verifies their bytes. Nothing is copied unless it was asked for."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_bare(held: MappedEntry) -> torch.Tensor | None:
 
 
 def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
-    """Makes a value of a mapped segment or a record's bytes: without a copy, unless the options ask for one."""
+    """Makes the value of a mapped entry: without a copy, unless the options ask for one."""
     try:
         if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN and modes.are_active())):
             try:
@@ -168,7 +168,7 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
 def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
     """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
 
-    None if the content can't be told to be that put's. Raises CorruptionError if it isn't.
+    None if nothing shows that the content is that put's. Raises CorruptionError if it isn't.
     """
     plan = structure.plan_of(record.description)
     memory = np.frombuffer(content, np.uint8, record.nbytes, record.start)

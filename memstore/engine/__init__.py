@@ -28,7 +28,6 @@ from memstore.engine.files import (
     lies_in_mapping,
     map_external,
     opened,
-    segment_path,
     watch,
 )
 from memstore.engine.format import (
@@ -70,7 +69,6 @@ from memstore.engine.protocols import (
     files_of,
     hold,
     hold_at_once,
-    map_entry,
     missing,
     put,
     sweep_all,
@@ -150,7 +148,6 @@ __all__ = [
     "reopen_root",
     "repair_store",
     "resource_errors",
-    "segment_path",
     "sweep_all",
     "syscalls",
     "verify_store",

@@ -25,7 +25,7 @@ _grad_is_enabled = torch.is_grad_enabled
 
 
 class NoPointerError(ReadOnlyError, RuntimeError):
-    """A pointer into a lazy leaf is refused, for one could write by it. Torch's callers expect a RuntimeError."""
+    """A pointer into a lazy leaf is refused, since it could be written by. Torch's callers expect a RuntimeError."""
 
 
 class StoredTensor(LazyTensor):
@@ -138,7 +138,7 @@ class StoredTensor(LazyTensor):
 
 
 class _NoStorage(torch.UntypedStorage):
-    """Empty, since many ask for the size, and then read what there is or take a copy; an error for who wants bytes."""
+    """An empty storage: many ask for its size, and then read what there is or take a copy. Its bytes are an error."""
 
     leaf: StoredTensor
 

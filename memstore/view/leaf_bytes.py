@@ -66,7 +66,7 @@ class LeafBytes:
         return values if self.place is None else values.to(self.place)
 
     def tensor(self, box: torch.Tensor) -> torch.Tensor:
-        """A box on the CPU, where it is, for who reads some of it and says by `use` how much.
+        """A box on the CPU, where it is, for a caller that reads some of it, and says by `use` how much.
 
         Not to be written, nor to be given to a user.
         """

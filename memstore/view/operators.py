@@ -1,7 +1,8 @@
 """What an operator does with its tensors, as its schema says it: makes views, writes, or reads.
 
-Schemas hide some things, which go by name: in-place collectives write what they are given, gathers read rows of their
-first argument, not all of it, `zeros_like` and its kin none, and `set_` gives one tensor the memory of another.
+Schemas don't say all, so some operators are known by name: in-place collectives write what they are given, gathers read
+only rows of their first argument, `zeros_like` and the like read nothing, and `set_` gives one tensor the memory of
+another.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _refuse_writes(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dic
 
 
 def _run_lazily(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What needs the shapes of its arguments, or some elements of the first."""
+    """Runs an operator that needs only the shapes of its arguments, or some elements of the first."""
     if rule.reads_rows:
         leaf = args[0]
         rest = [_on_cpu(_replace(argument, read)) for argument in args[1:]]
@@ -91,7 +91,7 @@ def _replace(value: Any, change: Callable[[LazyTensor], Any]) -> Any:
 
 
 def results(made: Any, leaf: LazyTensor, source: torch.Tensor) -> Any:
-    """What an operator made of a leaf's `source`, the tensor that it saw: lazy where it lies there, else loaded."""
+    """What an operator made of `source`, a leaf's tensor: lazy if it lies in the memory of `source`, else as it is."""
     if isinstance(made, (tuple, list)):
         return type(made)(results(one, leaf, source) for one in made)
     if not isinstance(made, torch.Tensor):
@@ -113,7 +113,7 @@ def _on_place(made: torch.Tensor, leaf: LazyTensor) -> torch.Tensor:
 
 
 def _apart(made: Any, storages: Sequence[int]) -> Any:
-    """Results with memory of their own: some operators return an argument, and their schemas don't say so."""
+    """Gives results memory of their own: some operators return an argument, and their schemas don't say so."""
     if isinstance(made, (tuple, list)):
         return type(made)(_apart(one, storages) for one in made)
     if not isinstance(made, torch.Tensor):

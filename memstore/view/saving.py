@@ -1,6 +1,6 @@
 """Lazy leaves in files: `torch.save` writes their bytes, as plain tensors. Who sends a leaf sends a reference.
 
-A reference is good for a minute, so a checkpoint must not have any. But who saves and who sends call the same
+A reference is good for a minute, so a checkpoint must not have any. But whoever saves and whoever sends call the same
 `__reduce_ex__`, and neither says what becomes of the pickle. So the stack is searched for one of the modules that
 write files and nothing else. `pickle.dump` can't be told from `pickle.dumps`, and sends.
 """

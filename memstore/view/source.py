@@ -1,7 +1,6 @@
-"""What lazy leaves read from: one version, pinned, with its bytes mapped; and the count of what was read.
+"""Source: a pinned version whose bytes lazy leaves read; and the count of what was read.
 
-A source pins its version as a Ref does: the mapping keeps the segment's lock, pickling takes a lease, and who unpickles
-it has the version mapped, and checked, at once.
+A source is pickled as its pin is: see `engine/pin.py`. Whoever unpickles it has the version mapped at once.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ def count_read(nbytes: int) -> None:
 def bytes_read() -> int:
     """Returns how many bytes this process has read through lazy leaves and `read_rows` so far.
 
-    It counts the elements that were used, each time they are; what slicing, printing or sending a view touches is none.
+    It counts the elements that are used, each time they are. To slice, print or send a view uses none.
     """
     return _total
 
 
 @functools.cache
 def _prepare_torch() -> None:
-    """Imports what torch's C++ imports at the first operator on a lazy leaf: there, a fork would not wait for it."""
+    """Imports what torch's C++ would import at the first operator on a lazy leaf: a fork would not wait for that."""
     with between_forks(), contextlib.suppress(ImportError):  # a torch without distributed
         importlib.import_module("torch.distributed.tensor")
 
 
 def without_leaves(record: Record) -> Record:
-    """The record without what the leaves know, so that a reference to one leaf of many is small."""
+    """The record without what each leaf knows of itself, so that a reference to one leaf of many is small."""
     return msgspec.structs.replace(record, description=b"", objects=b"", checksums=None, objects_checksum=None)
 
 

@@ -1,8 +1,8 @@
-"""External files: files of others, whose data an entry has in place. How they are collected, opened and mapped.
+"""External files: files of others that an entry was attached to. How they are collected, opened and mapped.
 
-They are never written, not even opened for it, and no lock protects them: a file that is not what it was when it was
-attached is refused, but a change under a mapping that somebody holds shows there. (The device is not compared: its
-number changes when btrfs, overlay or NFS are mounted anew.)
+memstore never opens them for writing, and no lock protects them. A file that is not what it was when it was attached is
+refused; but whoever has mapped it before sees what others write into it. (The device is not compared: its number
+changes when btrfs, overlay or NFS are mounted anew.)
 """
 
 from __future__ import annotations
