@@ -14,13 +14,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    is_tensor_collection,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from memstore.engine import Path
 from memstore.structure.checks import require, unpack

@@ -17,13 +17,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from tensordict import (
-    TensorDict,
-    TensorDictBase,
-    TensorDictParams,
-    UnbatchedTensor,
-    is_tensorclass,
-)
+from tensordict import TensorDict, TensorDictBase, TensorDictParams, UnbatchedTensor, is_tensorclass
 
 # These two register their containers, and their rules come before the one here.
 import memstore.structure.containers.stacks  # pyright: ignore[reportUnusedImport]

@@ -15,10 +15,4 @@ from memstore.structure.get.like import get_like
 from memstore.structure.get.rebuild import rebuild, rebuild_lazily
 from memstore.structure.get.storage import bare_array
 
-__all__ = [
-    "bare_array",
-    "get_into",
-    "get_like",
-    "rebuild",
-    "rebuild_lazily",
-]
+__all__ = ["bare_array", "get_into", "get_like", "rebuild", "rebuild_lazily"]
