@@ -8,6 +8,7 @@ import os
 import memstore
 from memstore.engine.files.segment import segment_path
 from memstore.engine.format.record import LIVE
+from tests.inside import root_of
 
 
 def find_leaks(path: str) -> list[str]:
@@ -30,8 +31,7 @@ def _in_the_store(path: str) -> list[str]:
     with memstore.open(path, "r+", timeout=10.0) as store:
         store.gc()
         keys = list(store)
-        root = store._root
-        assert root is not None
+        root = root_of(store)
         with root.guard:
             rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
             filling = root.catalog.view(lambda transaction: transaction.numbers("filling", 100))

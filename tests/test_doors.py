@@ -5,6 +5,7 @@ What breaks a rule today stands in a list beside it. A list may shrink, and may 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -128,6 +129,19 @@ def _is_known(group: set[str]) -> bool:
 def test_private_names_stay_in_their_modules(ours: Modules) -> None:
     found = {(name, private) for name, private in private_uses(ours) if private not in OF_OTHERS}
     assert found - STILL_PRIVATE == set()
+
+
+def test_tests_reach_into_stores_in_one_file() -> None:
+    ways = {"_env", "_handle", "_kept", "_opened", "_root", "_tables"}
+    tests = modules_in(PACKAGE.parent / "tests")
+    found = {(name, way) for name in tests for way in reached_for(tests[name].tree, ways)}
+    assert {name for name, _ in found} == {"tests.inside"}
+
+
+def reached_for(tree: ast.AST, names: set[str]) -> set[str]:
+    """Of these private names, those that code asks other objects for."""
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {one.attr for one in attributes if one.attr in names and ast.unparse(one.value) not in ("self", "cls")}
 
 
 # --- these tests can fail -------------------------------------------------------------------------------------------

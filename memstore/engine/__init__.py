@@ -18,11 +18,10 @@ pin           versions that stay readable, on their way to other processes too
 from __future__ import annotations
 
 from memstore.engine import index, syscalls
-from memstore.engine.catalog import Catalog, Transaction
+from memstore.engine.catalog import Catalog
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
     ExternalFiles,
-    Mapping,
     WritableMemory,
     file_offsets,
     lies_in_mapping,

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import memstore
+from tests.inside import root_of
 
 INLINE, SEGMENT = torch.arange(8), torch.arange(5000)
 
@@ -57,5 +58,5 @@ def move_away(store: memstore.Store) -> None:
 
 def look_again(store: memstore.Store) -> None:
     """As if its process had done nothing for a tenth of a millisecond."""
-    while time.monotonic() <= store._root.look_again:  # type: ignore[union-attr]
+    while time.monotonic() <= root_of(store).look_again:
         pass

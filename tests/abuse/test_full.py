@@ -12,6 +12,7 @@ import torch
 import memstore
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, children
+from tests.inside import root_of
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 
 MIB = 1 << 20
@@ -280,8 +281,7 @@ def _seventy_readers(folder: str) -> None:
 
 def _read_and_stay(wire: Wire, _: int, root: str) -> object:
     with memstore.open(root, "r") as store:
-        root_ = store._root
-        assert root_ is not None
+        root_ = root_of(store)
         found = store.get("key"), int(store.get("file").sum())
 
         def stay(transaction: object) -> None:  # all of them in a transaction at once

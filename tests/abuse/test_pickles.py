@@ -24,6 +24,7 @@ from memstore.engine.format.record import decode_record, encode_record
 from memstore.engine.index import find
 from memstore.engine.root import folder
 from tests.children import in_child
+from tests.inside import root_of
 
 
 class Bomb:
@@ -230,7 +231,7 @@ def test_a_class_by_name_is_no_callable_to_call(scratch: str, crater: str, name:
 
 def _description(root: str) -> bytes:
     with memstore.open(root) as store:
-        record = find(store._opened(), b"key")
+        record = find(root_of(store), b"key")
         assert record is not None
         return record.description
 
@@ -251,8 +252,8 @@ def test_what_memstore_pickles_names_only_what_is_its_own(store: memstore.Store)
         names = [argument for _, argument, _ in pickletools.genops(pickle.dumps(thing)) if isinstance(argument, str)]
         modules = [name for name in names if name.split(".")[0] in ("os", "posix", "builtins", "subprocess")]
         assert modules == []
-    with store._opened().guard:
-        leased: Callable[..., Any] = store._opened().catalog.view
+    with root_of(store).guard:
+        leased: Callable[..., Any] = root_of(store).catalog.view
         segments = [segment for segment, _ in leased(lambda transaction: transaction.numbers("leases", 10))]
     store.delete("key")
     _end_leases(store, segments)
@@ -261,7 +262,7 @@ def test_what_memstore_pickles_names_only_what_is_its_own(store: memstore.Store)
 def _end_leases(store: memstore.Store, segments: list[int]) -> None:
     import time
 
-    root = store._opened()
+    root = root_of(store)
 
     def end() -> None:
         with root.guard:

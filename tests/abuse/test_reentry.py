@@ -19,6 +19,7 @@ import torch
 import memstore
 from memstore.engine.catalog.catalog import Catalog
 from tests.children import in_child
+from tests.inside import root_of
 
 
 def once(patched: Any, name: str, before: Callable[[], None]) -> None:
@@ -64,7 +65,7 @@ def test_a_signal_handler_puts_in_the_middle_of_a_commit(root: str) -> None:
 def _handler_in_a_commit(root: str) -> bool:
     """Whether the outer put still has the mutex when its handler has come back."""
     with memstore.open(root) as store:
-        lock = store._opened().mutex
+        lock = root_of(store).mutex
 
         def handler() -> None:
             with contextlib.suppress(memstore.MemstoreError):

@@ -18,7 +18,7 @@ from memstore.testing import faults
 from tests.abuse.replacing import INLINE, SEGMENT, make, make_anew, move_and_make_anew, move_away
 from tests.children import Child, Wire, in_child
 from tests.crash.blockers import waiting_for_mutexes
-from tests.crash.leftovers import opened
+from tests.inside import root_of
 
 
 class Change(NamedTuple):
@@ -111,7 +111,7 @@ def test_a_put_that_waits_for_the_mutex_meanwhile(scratch: str) -> None:
                 time.sleep(0.001)
             in_child(move_and_make_anew, scratch)
 
-        opened(store).mutex.run(hold, time.monotonic() + 20)
+        root_of(store).mutex.run(hold, time.monotonic() + 20)
         for thread in threads:
             thread.join(100)
     assert ended == [memstore.NotAStoreError] * 2

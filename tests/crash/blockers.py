@@ -19,8 +19,9 @@ import memstore
 from memstore.engine import index as entries
 from memstore.engine.syscalls import PAGE
 from memstore.testing import faults
-from tests.crash.leftovers import claimed_at, opened
+from tests.crash.leftovers import claimed_at
 from tests.crash.values import SMALL, stamp_of, stamped
+from tests.inside import root_of
 
 NEVER = 3600.0  # seconds, not one, after which a wait looks by itself: only a wake ends it, on a busy machine too
 PROMPTLY = 0.4  # seconds
@@ -40,7 +41,7 @@ def hold_mutex(channel: Connection, path: str) -> None:
         channel.send("held")
         channel.recv()
 
-    opened(store).mutex.run(hold, time.monotonic() + 60)
+    root_of(store).mutex.run(hold, time.monotonic() + 60)
     channel.send("released")
     channel.recv()
 
@@ -198,7 +199,7 @@ def waiting_for_mutexes() -> int:
 
 def sleepers(store: memstore.Store) -> int:
     """How many threads of this process sleep on the store's doorbell or its mutex, as the kernel has it."""
-    root = opened(store)
+    root = root_of(store)
     pages = [root.doorbell.address // PAGE, root.mutex.address // PAGE]
     found = 0
     for task in os.listdir("/proc/self/task"):

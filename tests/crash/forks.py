@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 import memstore
 from memstore.testing import faults
 from tests.crash.blockers import sleepers
-from tests.crash.leftovers import claimed_at, leftovers, opened
+from tests.crash.leftovers import claimed_at, leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamp_of, stamped
+from tests.inside import root_of
 
 SIZES = {"inline": INLINE, "small": SMALL, "large": LARGE}
 PATIENCE = 30  # seconds, after which a child that hangs is ended
@@ -339,7 +340,7 @@ def _check_clean(store: memstore.Store) -> None:
     gc.collect()
     store.gc()
     assert leftovers(store) == []
-    assert opened(store).mutex.owner() == 0
+    assert root_of(store).mutex.owner() == 0
     assert store.put("last", stamped(1, SMALL)) > 0
 
 

@@ -22,8 +22,9 @@ import torch
 
 import memstore
 from memstore.engine.protocols import ahead
-from tests.crash.leftovers import open_fds, opened
+from tests.crash.leftovers import open_fds
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_of, stamped
+from tests.inside import root_of
 from tests.leaks import mapped_files
 
 SLOTS = 16  # writers at most; a stamp tells its writer by its remainder
@@ -158,8 +159,8 @@ def _rest(channel: Connection, store: memstore.Store) -> None:
     """Lets go of everything, sends what is open and mapped still, and waits."""
     channel.recv()
     gc.collect()
-    opened(store).spares.clear()
-    ahead.close(opened(store))
+    root_of(store).spares.clear()
+    ahead.close(root_of(store))
     channel.send((len(open_fds()), [name for name in mapped_files(store.root) if "/segments/" in name]))
     channel.recv()
 

@@ -10,14 +10,8 @@ import memstore
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segment import segment_path
 from memstore.engine.format.record import FILLING, LIVE, RETIRED
-from memstore.engine.root.root import Root
 from memstore.engine.sync.clocks import deadline_after
-
-
-def opened(store: memstore.Store) -> Root:
-    root = store._root
-    assert root is not None
-    return root
+from tests.inside import root_of
 
 
 def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
@@ -26,7 +20,7 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     Call `gc` first, or allow for `spares`: retired files, kept for reuse, or held when they were last looked at; and
     the one that this process keeps for its next put.
     """
-    root = opened(store)
+    root = root_of(store)
     with root.guard:
         keys, rows, filling, retired, held, counters = root.catalog.view(
             lambda transaction: (
@@ -86,7 +80,7 @@ def claimed_at(names: list[str]) -> int:
 
 def end_leases(store: memstore.Store) -> None:
     """As if their time were over."""
-    root = opened(store)
+    root = root_of(store)
 
     def end(transaction: Transaction) -> None:
         for segment, _ in transaction.numbers("leases", 1 << 20):
@@ -101,7 +95,7 @@ def end_leases(store: memstore.Store) -> None:
 
 def headers_not_live(store: memstore.Store) -> list[str]:
     """Segments of entries whose header says otherwise: a repair would lose them."""
-    root = opened(store)
+    root = root_of(store)
     found: list[str] = []
     for name in sorted(os.listdir(root.segments)):
         with open(f"{root.segments}/{name}", "rb") as file:
@@ -113,7 +107,7 @@ def headers_not_live(store: memstore.Store) -> list[str]:
 
 def held_locks(store: memstore.Store) -> list[str]:
     """The store's locks that somebody holds, as another thread of this process finds them."""
-    root = opened(store)
+    root = root_of(store)
     found = [f"the mutex: thread {root.mutex.owner()}"] if root.mutex.owner() else []
     with ThreadPoolExecutor(1) as pool:
         free = pool.submit(root.guard.acquire, blocking=False).result()
@@ -125,7 +119,7 @@ def held_locks(store: memstore.Store) -> list[str]:
 def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
     """What this process has open, by number and target; but not what it keeps for its next put into that store."""
     found: set[str] = set()
-    ahead = None if but_ahead is None else opened(but_ahead).ahead
+    ahead = None if but_ahead is None else root_of(but_ahead).ahead
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
@@ -136,7 +130,7 @@ def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
 
 def shared_mappings(store: memstore.Store) -> list[str]:
     """Mappings of this process through which it could write to segments, but for those kept for the next puts."""
-    opened(store).spares.clear()
+    root_of(store).spares.clear()
     path = store.root
     with open("/proc/self/maps") as file:
         return [line.rstrip("\n") for line in file if f"{path}/segments/" in line and line.split()[1][3] == "s"]

@@ -12,8 +12,8 @@ import memstore
 from memstore import contents
 from memstore.engine.protocols import put as engine_put
 from memstore.engine.sync.clocks import deadline_after
-from tests.crash.leftovers import opened
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
+from tests.inside import root_of
 
 OLD, NEW = 1, 2
 Sizes = Mapping[str, int]  # of the keys' values, in bytes
@@ -91,7 +91,7 @@ def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
     """A put whose key is replaced while it fills, so that only the commit finds the wrong version."""
 
     def put(store: memstore.Store, _: object) -> None:
-        root, deadline = opened(store), deadline_after(30.0)
+        root, deadline = root_of(store), deadline_after(30.0)
         flat = contents.flatten("a", stamped(NEW, nbytes), root, allow_pickle=False)
         with contextlib.suppress(memstore.VersionConflictError):
             engine_put(root, [contents.draft(root, b"a", flat, 1 << 60)], deadline)
@@ -116,7 +116,7 @@ def _put_another_before(store: memstore.Store) -> None:
 
 
 def _put_and_hold(store: memstore.Store) -> object:
-    opened(store).unbooked = 0  # as if the last refusal were long ago: after one, some puts book nothing
+    root_of(store).unbooked = 0  # as if the last refusal were long ago: after one, some puts book nothing
     store.put("a", stamped(OLD, SMALL))
     return store.get("a")
 

@@ -12,9 +12,10 @@ import pytest
 
 import memstore
 from memstore.testing import faults
-from tests.crash.leftovers import held_locks, leftovers, open_fds, opened, shared_mappings
+from tests.crash.leftovers import held_locks, leftovers, open_fds, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.test_kill_at_steps import check_goes_on
+from tests.inside import root_of
 
 CAN_FAIL = faults.STEPS - faults.CLEANUPS
 # A segment whose claim fails at these, and what is not swept after a change (nor when its unlinking can't be synced),
@@ -86,7 +87,7 @@ def _steps(store: memstore.Store, name: str) -> list[str]:
 
 def _prepare(store: memstore.Store, operation: Operation) -> object:
     prepared = operation.prepare(store)
-    root = opened(store)
+    root = root_of(store)
     root.looked_at_held = root.looked_for_dead = 0.0  # looks that come by time come each time
     return prepared
 

@@ -16,8 +16,8 @@ from memstore.engine import syscalls
 from memstore.engine.syscalls import mappings
 from memstore.testing.fork_server import ForkServer
 from tests.crash.forks import in_fork, reap
-from tests.crash.leftovers import opened
 from tests.crash.values import LARGE, stamped
+from tests.inside import root_of, spares_of
 
 
 @pytest.mark.parametrize("ended", ["replaced", "closed"])
@@ -28,10 +28,10 @@ def test_a_child_leaves_alone_what_lies_where_a_spare_was(ended: str, root: str,
 
 def _fork(_: object, path: str, ended: str) -> None:
     stores = [memstore.open(path)]
-    old = opened(stores[0])
+    old = root_of(stores[0])
     end: dict[str, Callable[[list[memstore.Store]], None]] = {"replaced": _replace, "closed": _close_during_put}
     end[ended](stores)
-    spares = [(spare.address, spare.size) for spare in old.spares._kept.values()] or _spares
+    spares = spares_of(old) or _spares
     assert spares, "this tests nothing"
     roots: list[Any] = [old]
     del old
@@ -59,7 +59,7 @@ def _replace(stores: list[memstore.Store]) -> None:
     """The folder is emptied, and another store made there."""
     path = stores[0].root
     stores[0].put("key", stamped(1, LARGE))
-    _spares[:] = [(spare.address, spare.size) for spare in opened(stores[0]).spares._kept.values()]
+    _spares[:] = spares_of(root_of(stores[0]))
     for name in os.listdir(path):
         shutil.rmtree(f"{path}/{name}") if os.path.isdir(f"{path}/{name}") else os.unlink(f"{path}/{name}")
     stores.append(memstore.open(path))

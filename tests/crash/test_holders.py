@@ -11,12 +11,13 @@ import torch
 import memstore
 from memstore.testing.fork_server import ForkServer
 from tests.crash import forks, workers
-from tests.crash.leftovers import leftovers, opened
+from tests.crash.leftovers import leftovers
 from tests.crash.values import LARGE, SMALL, stamp_of, stamped
+from tests.inside import root_of
 
 
 def files(store: memstore.Store) -> int:
-    return len(os.listdir(opened(store).segments))
+    return len(os.listdir(root_of(store).segments))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.blockers import NEVER
-from tests.crash.leftovers import headers_not_live, left_after_gc, opened
+from tests.crash.leftovers import headers_not_live, left_after_gc
 from tests.crash.operations import ON_DISK, OPERATIONS, RARE
 from tests.crash.values import LARGE, SMALL, stamp_at, stamped
+from tests.inside import root_of
 
 KILLED = -9
 
@@ -167,4 +168,4 @@ def check_goes_on(store: memstore.Store, key: str, what: str) -> None:
     assert stamp_at(store, key) == 5, what
     assert left_after_gc(store) == [], what
     assert headers_not_live(store) == [], what
-    assert opened(store).mutex.owner() == 0, what
+    assert root_of(store).mutex.owner() == 0, what

@@ -13,9 +13,10 @@ from memstore.engine.root import folder
 from memstore.engine.sync.clocks import deadline_after
 from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
-from tests.crash.leftovers import leftovers, opened
+from tests.crash.leftovers import leftovers
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import SMALL, stamp_at, stamped
+from tests.inside import root_of
 
 FILES = {"catalog", folder.DOORBELL, folder.LOCK, folder.SEGMENTS, folder.SETTINGS}
 
@@ -59,7 +60,7 @@ def test_kill_while_opening(durability: str, request: pytest.FixtureRequest, ser
             held = store.get("a")
             store.put("a", stamped(2, SMALL))
             del held
-            claim(opened(store), b"b", 4096, SMALL, 0, deadline_after(5)).close()  # as one who died filling
+            claim(root_of(store), b"b", 4096, SMALL, 0, deadline_after(5)).close()  # as one who died filling
 
     leave_work()
     with server.start(workers.steps_of_open, path, durability) as worker:

@@ -11,9 +11,10 @@ import torch
 
 import memstore
 from memstore.testing import faults
-from tests.crash.leftovers import held_locks, leftovers, opened, shared_mappings
+from tests.crash.leftovers import held_locks, leftovers, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.values import stamp_of, stamped
+from tests.inside import root_of
 
 
 def steps_of(channel: Connection, path: str, name: str) -> None:
@@ -80,7 +81,7 @@ def hold_until_told(channel: Connection, path: str, key: str) -> None:
 
 def die_reading(channel: Connection, path: str) -> None:
     """Dies in the middle of a read of the catalog."""
-    root = opened(memstore.open(path))
+    root = root_of(memstore.open(path))
     with root.guard:
         root.catalog.view(lambda transaction: (transaction.counters(), faults.die()))
 

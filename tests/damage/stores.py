@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.engine.root.root import Root
 from memstore.testing.equality import is_same
 
 CATALOG = "catalog/local/data.mdb"
@@ -77,12 +76,6 @@ def content_of(path: str) -> bytes:
 def header_size(path: str) -> int:
     with open(path, "rb") as file:
         return 8 + int.from_bytes(file.read(8), "little")
-
-
-def engine_of(store: memstore.Store) -> Root:
-    root = store._root
-    assert root is not None
-    return root
 
 
 def files_of(root: str) -> set[str]:

@@ -22,7 +22,8 @@ from memstore.engine.sync.lock_page import publications_rung
 from memstore.testing import faults
 from memstore.testing.equality import is_same
 from tests.children import in_child
-from tests.damage.stores import CATALOG, copy, engine_of, files_of, flip, overwrite
+from tests.damage.stores import CATALOG, copy, files_of, flip, overwrite
+from tests.inside import root_of
 
 PAGE = 4096
 STATE_AT = 16 + 24 + 2 * 48 + 8  # in each of the two pages that start a state of the catalog: its number
@@ -183,7 +184,7 @@ def test_a_value_whose_file_says_that_it_was_replaced(scratch: str) -> None:
 def test_verify_reports_it(scratch: str) -> None:
     with memstore.open(scratch) as store:
         store.put("key", 1)
-        engine_of(store).mutex.publications_rung += 1
+        root_of(store).mutex.publications_rung += 1
         (error,) = store.verify().damaged
         assert error.path == f"{scratch}/{CATALOG}" and "older" in error.detail
 
@@ -254,7 +255,7 @@ def test_who_may_only_read_the_lock_page_reads_the_same(scratch: str) -> None:
     with memstore.open(scratch) as store:
         for number in range(3):
             store.put("key", number)
-            assert publications_rung(f"{scratch}/lock") == engine_of(store).mutex.publications_rung > number
+            assert publications_rung(f"{scratch}/lock") == root_of(store).mutex.publications_rung > number
 
 
 # --- every bit of the pages that start it -----------------------------------------------------------------------------

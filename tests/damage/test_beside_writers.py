@@ -18,7 +18,7 @@ from memstore.engine.repair import inspection
 from memstore.engine.repair.inspection import inspect
 from memstore.engine.root.root import Root
 from tests.children import Child, Wire, children
-from tests.damage.stores import engine_of
+from tests.inside import root_of
 
 KEYS = 3000
 
@@ -95,7 +95,7 @@ def test_the_catalog_does_not_grow(scratch: str, monkeypatch: pytest.MonkeyPatch
     make(scratch)
     with memstore.open(scratch) as store, a_writer_between_rows(monkeypatch, 40, put_one_key, scratch) as turns:
         before = store.stats().catalog_bytes
-        assert look(engine_of(store), inspection._LONGEST).damage == []
+        assert look(root_of(store), inspection._LONGEST).damage == []
         assert turns[0] >= KEYS // 40
         assert store.stats().catalog_bytes == before
 
@@ -117,7 +117,7 @@ def test_no_change_is_taken_for_damage(scratch: str, monkeypatch: pytest.MonkeyP
     make(scratch, files=200)
     a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store, a_writer_between_rows(monkeypatch, 5, change_all_kinds, scratch) as turns:
-        assert look(engine_of(store), 0.0).damage == []
+        assert look(root_of(store), 0.0).damage == []
         assert turns[0] > KEYS // 5
 
 
@@ -125,7 +125,7 @@ def test_rows_that_contradict_each_other_are_found(scratch: str, monkeypatch: py
     make(scratch, files=300)
     a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store:
-        root = engine_of(store)
+        root = root_of(store)
         record, row = segment_of(root, b"file 00250")  # nothing that the writer touches
         last, _ = segment_of(root, b"file 00299")
 
@@ -145,7 +145,7 @@ def test_counters_that_would_repeat_are_found(scratch: str, monkeypatch: pytest.
     make(scratch)
     a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store:
-        root = engine_of(store)
+        root = root_of(store)
 
         set_counters(root, version=1)
         with a_writer_between_rows(monkeypatch, 500, change_all_kinds, scratch):
@@ -173,7 +173,7 @@ def test_sums_are_compared_in_many_transactions_of_one_moment(scratch: str, monk
     make(scratch)
     a_transaction_a_row(monkeypatch)
     with memstore.open(scratch) as store:
-        root = engine_of(store)
+        root = root_of(store)
 
         assert look(root, 0.0).damage == []
         set_counters(root, live=5)  # it isn't

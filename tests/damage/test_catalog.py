@@ -21,13 +21,13 @@ from tests.damage.stores import (
     check_repaired,
     content_of,
     copy,
-    engine_of,
     flip,
     make,
     overwrite,
     read_all,
     values,
 )
+from tests.inside import lmdb_of, root_of
 
 PAGE = 4096
 FLIPS, ALL_FLIPS = 12, 2000
@@ -189,7 +189,7 @@ def test_a_child_that_hangs_is_ended(scratch: str, monkeypatch: pytest.MonkeyPat
 def test_rows_that_contradict_each_other(scratch: str) -> None:
     make(scratch)
     with memstore.open(scratch) as store:
-        root = engine_of(store)
+        root = root_of(store)
         with root.guard:
             record = root.catalog.read(b"nested")
         assert record is not None
@@ -240,7 +240,7 @@ def test_rows_that_a_page_has_lost_or_mixed_up(scratch: str, how: str) -> None:
 def test_counters_that_would_repeat(scratch: str) -> None:
     make(scratch)
     with memstore.open(scratch) as store:
-        root = engine_of(store)
+        root = root_of(store)
         for name, value in (("version", 1), ("number", 1), ("live", 5), ("retired", 1 << 40)):
 
             def spoil(transaction: object, name: str = name, value: int = value) -> None:
@@ -284,6 +284,6 @@ def test_puts_go_on_while_it_looks(scratch: str) -> None:
             assert store.verify(["nested"]).ok
             store.put("nested", torch.full((5000,), number))
             assert (store.get("nested") == number).all()
-        env = engine_of(store).catalog._environment.handle
+        env = lmdb_of(root_of(store))
         env.reader_check()
         assert env.readers().count("\n") <= 3

@@ -12,7 +12,8 @@ import memstore
 from memstore import contents
 from memstore.engine.repair.verify import look_at
 from memstore.testing.equality import is_same
-from tests.damage.stores import content_of, engine_of, header_size, make, overwrite, paths, values
+from tests.damage.stores import content_of, header_size, make, overwrite, paths, values
+from tests.inside import root_of
 
 PAGE = 4096
 STRIDE = 499
@@ -24,7 +25,7 @@ def errors_of(store: memstore.Store, key: str) -> tuple[memstore.CorruptionError
     with pytest.raises(memstore.CorruptionError) as got:
         store.get(key)
     with pytest.raises(memstore.CorruptionError) as seen:
-        look_at(engine_of(store), key.encode(), contents.verify, id, 5.0, may_lock=True)
+        look_at(root_of(store), key.encode(), contents.verify, id, 5.0, may_lock=True)
     return got.value, seen.value
 
 

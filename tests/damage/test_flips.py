@@ -18,7 +18,8 @@ from memstore import contents
 from memstore.engine.repair.verify import look_at
 from memstore.engine.root.root import Root
 from memstore.testing.equality import is_same
-from tests.damage.stores import CATALOG, engine_of, flip, header_size
+from tests.damage.stores import CATALOG, flip, header_size
+from tests.inside import delete_raw_row, put_raw_row, raw_row, root_of
 
 KEY = "the key"
 HEADER_STRIDE, DATA_STRIDE = 7, 13  # bits; none is a multiple of 8, so that all bits of a byte have their turn
@@ -70,10 +71,10 @@ def test_in_a_header(scratch: str, name: str, stride: int) -> None:
         for bit in range(0, 8 * header_size(path), stride):
             flip(path, bit)
             outcomes.add(get_flipped(store, value, path))
-            assert is_found(engine_of(store)), f"bit {bit} of {path}"
+            assert is_found(root_of(store)), f"bit {bit} of {path}"
             flip(path, bit)
         assert outcomes == {"same", "error"}
-        assert not is_found(engine_of(store))
+        assert not is_found(root_of(store))
 
 
 @pytest.mark.parametrize("stride", [DATA_STRIDE, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
@@ -86,7 +87,7 @@ def test_in_data(scratch: str, name: str, stride: int) -> None:
         for bit in range(start, 8 * os.path.getsize(path), stride):
             flip(path, bit)
             outcome = get_flipped(store, value, path)
-            assert is_found(engine_of(store)) == (outcome == "error"), f"bit {bit}"
+            assert is_found(root_of(store)) == (outcome == "error"), f"bit {bit}"
             assert outcome == "same" or bit < used
             if name == "tensors" and bit < start + 8 * 301 * 8:
                 assert outcome == "error", f"bit {bit}"
@@ -98,10 +99,10 @@ def flips_of_a_row(root: Root, table: str, key: bytes, bits: Iterable[int] | Non
 
     def write(stored: bytes) -> None:
         with root.guard:
-            root.catalog.update(lambda t: t._handle.put(key, stored, db=t._tables[table]))
+            root.catalog.update(lambda t: put_raw_row(t, table, key, stored))
 
     with root.guard:
-        stored = root.catalog.view(lambda t: bytes(t._handle.get(key, db=t._tables[table])))
+        stored = root.catalog.view(lambda t: raw_row(t, table, key))
     for bit in range(8 * len(stored)) if bits is None else bits:
         spoiled = bytearray(stored)
         spoiled[bit // 8] ^= 1 << bit % 8
@@ -114,7 +115,7 @@ def flips_of_a_row(root: Root, table: str, key: bytes, bits: Iterable[int] | Non
 def test_in_a_record(scratch: str, value: Any) -> None:
     with memstore.open(scratch, checksum=True, verify=True) as store:
         store.put(KEY, value)
-        for bit in flips_of_a_row(engine_of(store), "entries", KEY.encode()):
+        for bit in flips_of_a_row(root_of(store), "entries", KEY.encode()):
             for call in (lambda: store.get(KEY), lambda: store.version(KEY), lambda: store.put(KEY, 1)):
                 with pytest.raises(memstore.CorruptionError) as caught:
                     call()
@@ -128,7 +129,7 @@ def test_in_other_rows(scratch: str, table: str) -> None:
     value = torch.arange(3001)
     with memstore.open(scratch, checksum=True, verify=True) as store:
         store.put(KEY, value)
-        root = engine_of(store)
+        root = root_of(store)
         with root.guard:
             record = root.catalog.read(KEY.encode())
         assert record is not None
@@ -147,18 +148,17 @@ def test_in_a_key(scratch: str) -> None:
     """It is another key then, whose record can't be read; the report names it."""
     with memstore.open(scratch, checksum=True, verify=True) as store:
         store.put(KEY, torch.arange(3001))
-        root = engine_of(store)
+        root = root_of(store)
         with root.guard:
-            stored = root.catalog.view(lambda t: bytes(t._handle.get(KEY.encode(), db=t._tables["entries"])))
+            stored = root.catalog.view(lambda t: raw_row(t, "entries", KEY.encode()))
         for bit in range(0, 8 * len(KEY), 5):
             spoiled = bytearray(KEY.encode())
             spoiled[bit // 8] ^= 1 << bit % 8
 
             def move(source: bytes, target: bytes) -> None:
                 def write(transaction: Any) -> None:
-                    handle, tables = transaction._handle, transaction._tables
-                    handle.delete(source, db=tables["entries"])
-                    handle.put(target, stored, db=tables["entries"])
+                    delete_raw_row(transaction, "entries", source)
+                    put_raw_row(transaction, "entries", target, stored)
 
                 with root.guard:
                     root.catalog.update(write)

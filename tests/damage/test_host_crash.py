@@ -18,6 +18,7 @@ from memstore.engine.root import folder
 from memstore.testing import faults
 from tests.children import in_child
 from tests.damage.stores import CATALOG, content_of, overwrite
+from tests.inside import put_raw_row
 
 INLINE = ("inline/0", "inline/1")
 FILES = ("a", "b", "c")
@@ -35,7 +36,7 @@ def make(root: str) -> None:
 def spoil(root: str, table: str) -> None:
     """Writes a row that nobody can have written; the store is not opened, which would sweep."""
     catalog = Catalog(f"{root}/{folder.CATALOG}", durable=True, writable=True)
-    catalog.update(lambda t: t._handle.put(b"counters", b"bad", db=t._tables[table]))
+    catalog.update(lambda t: put_raw_row(t, table, b"counters", b"bad"))
     catalog.close()
 
 

@@ -13,6 +13,7 @@ import torch
 
 import memstore
 from memstore.engine.catalog import NAMES
+from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.slots import write_slots
 from memstore.engine.format import header
 from memstore.engine.format.header import Slots
@@ -25,7 +26,6 @@ from tests.damage.stores import (
     check_repaired,
     content_of,
     copy,
-    engine_of,
     files_of,
     header_size,
     make,
@@ -34,6 +34,7 @@ from tests.damage.stores import (
     values,
     versions,
 )
+from tests.inside import put_raw_row, raw_row, root_of
 
 DAMAGED = ".damaged"
 
@@ -185,13 +186,12 @@ def test_a_store_that_is_whole_is_no_reason_to_warn(scratch: str, caplog: pytest
 
 def flip_a_record(root: str, key: bytes, bit: int = 300) -> None:
     with memstore.open(root) as store:
-        opened = engine_of(store)
+        opened = root_of(store)
 
-        def write(transaction: object) -> None:
-            handle, tables = transaction._handle, transaction._tables  # type: ignore[attr-defined]
-            stored = bytearray(handle.get(key, db=tables["entries"]))
+        def write(transaction: Transaction) -> None:
+            stored = bytearray(raw_row(transaction, "entries", key))
             stored[bit // 8] ^= 1 << bit % 8
-            handle.put(key, bytes(stored), db=tables["entries"])
+            put_raw_row(transaction, "entries", key, bytes(stored))
 
         with opened.guard:
             opened.catalog.update(write)
@@ -554,7 +554,7 @@ def test_a_made_header_is_what_the_put_wrote(scratch: str) -> None:
 
     make(scratch)
     with memstore.open(scratch) as store:
-        opened = engine_of(store)
+        opened = root_of(store)
         for key, path in paths(scratch).items():
             with opened.guard:
                 record = opened.catalog.read(key.encode())
@@ -592,7 +592,7 @@ def test_it_fits_the_record_that_is_written_anew(scratch: str) -> None:
 
 def records_of(root: str) -> dict[str, Record]:
     with memstore.open(root) as store:
-        opened = engine_of(store)
+        opened = root_of(store)
         with opened.guard:
             found = {key: opened.catalog.read(key.encode()) for key in store}
     return {key: record for key, record in found.items() if record is not None}

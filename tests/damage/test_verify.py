@@ -14,7 +14,8 @@ import memstore
 from memstore import contents
 from memstore.engine.repair.verify import look_at
 from tests.children import Child, Wire, children
-from tests.damage.stores import INLINE, content_of, engine_of, header_size, make, overwrite, paths, values
+from tests.damage.stores import INLINE, content_of, header_size, make, overwrite, paths, values
+from tests.inside import root_of
 
 SEGMENTS = set(values()) - INLINE
 
@@ -120,7 +121,7 @@ def test_what_is_replaced_meanwhile_is_looked_at_anew(scratch: str) -> None:
     """The header of what was replaced says that it is retired: no damage."""
     with memstore.open(scratch, checksum=True) as store:
         store.put("key", torch.zeros(5000))
-        root = engine_of(store)
+        root = root_of(store)
         seen: list[int] = []
 
         def check(*held: Any) -> bool:

@@ -11,20 +11,21 @@ import pytest
 import memstore
 from memstore.engine.catalog.tables import Counters
 from memstore.testing import faults
-from tests.crash.leftovers import leftovers, opened
+from tests.crash.leftovers import leftovers
 from tests.crash.operations import OPERATIONS
 from tests.crash.values import LARGE, SMALL, stamp_at, stamp_of, stamped
+from tests.inside import root_of
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 
 
 def counters(store: memstore.Store) -> Counters:
-    root = opened(store)
+    root = root_of(store)
     with root.guard:
         return root.catalog.view(lambda transaction: transaction.counters())
 
 
 def files(store: memstore.Store) -> list[str]:
-    return sorted(os.listdir(opened(store).segments))
+    return sorted(os.listdir(root_of(store).segments))
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
@@ -75,7 +76,7 @@ def test_a_claim_asks_for_four_files_and_sets_them_aside(store: memstore.Store) 
     store.put_many({name: stamped(0, SMALL) for name in names})
     held = store.get_many(names)
     store.delete_many(names)
-    size, before = os.path.getsize(f"{opened(store).segments}/{files(store)[0]}"), counters(store)
+    size, before = os.path.getsize(f"{root_of(store).segments}/{files(store)[0]}"), counters(store)
     claim = _holds(lambda: store.put("k", stamped(1, SMALL)))[0]
     assert claim.count("lock_exclusive") == 4 + 1, "four are held, and a new one is locked"
     assert counters(store).held - before.held == before.retired - counters(store).retired == 4 * size
@@ -165,7 +166,7 @@ def test_a_retired_file_that_can_not_be_used_is_given_back_by_puts(spoil: str, s
     store.put("k", stamped(0, SMALL))
     store.delete("k")
     (name,) = files(store)
-    path = f"{opened(store).segments}/{name}"
+    path = f"{root_of(store).segments}/{name}"
     if spoil == "cut":
         os.truncate(path, 4096)
     else:

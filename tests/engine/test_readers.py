@@ -16,6 +16,7 @@ from memstore.engine.root.root import Root
 from memstore.errors import CorruptionError, StoreFullError
 from tests.children import Child, Wire
 from tests.engine.bytes_store import delete, get, opened, put, put_many
+from tests.inside import lmdb_of, lmdb_table
 
 VALUE = b"v" * 1400
 ALL = 1 << 60
@@ -43,9 +44,9 @@ def test_the_list_of_readers(listed: str, expected: Reader | None) -> None:
 
 def pages_of(root: Root) -> tuple[int, int]:
     """How many pages are free, by what all tables leave; how many the list of them takes."""
-    env = root.catalog._environment.handle
+    env = lmdb_of(root)
     with env.begin() as handle:
-        stats = [env.stat(), *(handle.stat(root.catalog._environment.tables[name]) for name in NAMES)]
+        stats = [env.stat(), *(handle.stat(lmdb_table(root, name)) for name in NAMES)]
     used = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
     with open(f"{root.path}/catalog/local/data.mdb", "rb") as file:
         metas = [os.pread(file.fileno(), 4096, place) for place in (0, 4096)]
@@ -84,7 +85,7 @@ def test_those_that_a_reader_keeps_are_not_counted(root: str) -> None:
     """It stays while they come to fill a tree."""
     with opened(root) as opened_root:
         put_many(opened_root, {b"%d" % number: VALUE for number in range(500)})
-        env = opened_root.catalog._environment.handle
+        env = lmdb_of(opened_root)
         with Child(stay_in_a_read, root) as child:
             child.receive()
             moment = env.info()["last_txnid"]
@@ -102,7 +103,7 @@ def test_a_damaged_list(scratch: str) -> None:
     with opened(scratch) as root:
         for number in range(10):
             put(root, b"%d" % number, VALUE)
-        last = root.catalog._environment.handle.info()["last_pgno"]
+        last = lmdb_of(root).info()["last_pgno"]
     path = f"{scratch}/catalog/local/data.mdb"
     with open(path, "r+b") as file:
         file.seek(2 * 4096)

@@ -17,6 +17,9 @@ from memstore.engine.protocols.commit import commit
 from memstore.engine.sync.clocks import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases
+from tests.inside import root_of
+
+pytestmark = pytest.mark.embedded
 
 MIB = 1 << 20
 
@@ -119,8 +122,7 @@ def test_files_kept_for_reuse_make_room_for_the_catalog_too(root: str, tmp_path:
         for _ in range(2):
             store.put("large", of_size(7 * MIB))
         store.delete("large")
-        opened, count = store._root, 0
-        assert opened is not None
+        opened, count = root_of(store), 0
         with pytest.raises(memstore.StoreFullError):  # as a put, but it doesn't try again
             while count < 10_000:
                 content = Content(b"bytes", b"", 1400, inline=b"v" * 1400)

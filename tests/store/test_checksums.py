@@ -11,6 +11,8 @@ import torch
 import memstore
 from memstore.testing.equality import assert_same
 
+pytestmark = pytest.mark.embedded
+
 
 def flip(path: str, offset: int) -> None:
     with open(path, "r+b") as file:

@@ -21,6 +21,9 @@ from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.testing import faults
 from tests.children import in_child
+from tests.inside import lmdb_of, root_of
+
+pytestmark = pytest.mark.embedded
 
 VALUES = {
     "inline": torch.arange(3),
@@ -179,8 +182,7 @@ def test_an_unlinked_segment_is_gone_before_the_catalog_forgets_it(disk_store: m
     forgot = 0
 
     def rows() -> int:
-        assert disk_store._root is not None
-        return disk_store._root.catalog.view(lambda transaction: transaction.count("segments"))
+        return root_of(disk_store).catalog.view(lambda transaction: transaction.count("segments"))
 
     def before_commit(*_: object) -> None:
         before.append((rows(), set(disk.may_come_back)))
@@ -211,6 +213,5 @@ def test_a_repair_syncs_what_it_unlinked(disk_root: str) -> None:
 @pytest.mark.parametrize("durability", ["disk", "process"])
 def test_the_catalogs_commits_are_synced_if_asked(disk_root: str, durability: Any) -> None:
     with memstore.open(disk_root, durability=durability) as store:
-        assert store._root is not None
-        flags = store._root.catalog._environment.handle.flags()
+        flags = lmdb_of(root_of(store)).flags()
     assert (flags["sync"], flags["metasync"]) == (durability == "disk", durability == "disk")

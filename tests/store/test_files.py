@@ -38,6 +38,7 @@ VARIED = {
 }  # fmt: skip
 
 
+@pytest.mark.embedded
 def test_each_is_a_safetensors_file_with_the_tensors_under_their_names(store: memstore.Store) -> None:
     store.put_many(VARIED)
     assert len(segments(store)) == len(VARIED)
@@ -59,6 +60,7 @@ def test_each_is_a_safetensors_file_with_the_tensors_under_their_names(store: me
     assert names["a.b"].sum() + names["a.b#1"].sum() == 900 and "__metadata__#1" in names
 
 
+@pytest.mark.embedded
 def test_their_slots_say_what_the_catalog_says(store: memstore.Store) -> None:
     version = store.put("alone", torch.ones(1000))
     versions = store.put_many({"a": torch.ones(1000), "inline": 1, "b": torch.zeros(1000)})
@@ -77,6 +79,7 @@ def test_their_slots_say_what_the_catalog_says(store: memstore.Store) -> None:
     assert len({slots[0] for slots in found.values()}) == 3
 
 
+@pytest.mark.embedded
 def test_their_length_is_header_data_and_little_slack(store: memstore.Store) -> None:
     store.put_many(VARIED)
     for key in VARIED:
@@ -88,6 +91,7 @@ def test_their_length_is_header_data_and_little_slack(store: memstore.Store) -> 
         assert 0 <= room <= max(4096, store.info(key).nbytes // 8)
 
 
+@pytest.mark.embedded
 @given(value=values())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_values_segment_is_a_safetensors_file(store: memstore.Store, value: object) -> None:
@@ -101,6 +105,7 @@ def test_any_values_segment_is_a_safetensors_file(store: memstore.Store, value: 
         assert file.metadata()["key"] == "key"
 
 
+@pytest.mark.embedded
 def test_twenty_thousand_leaves_are_a_file_too(store: memstore.Store) -> None:
     value = [torch.full((1,), float(number)) for number in range(20_000)]
     store.put("key", value)
@@ -109,6 +114,7 @@ def test_twenty_thousand_leaves_are_a_file_too(store: memstore.Store) -> None:
     assert store.get("key")[-1] == 19_999
 
 
+@pytest.mark.embedded
 def test_a_header_beyond_the_formats_limit_is_refused(store: memstore.Store) -> None:
     with pytest.raises(memstore.UnsupportedValueError, match="100,000,000") as caught:
         store.put("key", {"t": torch.zeros(1000), "text": "x" * 80_000_000})
@@ -116,6 +122,7 @@ def test_a_header_beyond_the_formats_limit_is_refused(store: memstore.Store) -> 
     assert list(store) == [] and segments(store) == []
 
 
+@pytest.mark.embedded
 def test_no_key_becomes_a_path(store: memstore.Store) -> None:
     before = set(os.listdir(os.path.dirname(store.root)))
     for key in ("../escape", "/tmp/escape", "a/../../b", "..", "segments/x", "x\n"):

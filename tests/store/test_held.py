@@ -18,6 +18,7 @@ import memstore
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire
 from tests.leaks import mapped_files
+from tests.store.backends import open_store
 
 SIZES = [1000, 100_000, 3 << 20]  # elements: inline at 1 byte each, a small segment, a large one
 
@@ -75,7 +76,7 @@ def test_it_stays_while_another_process_overwrites_deletes_and_dies(store: memst
 
 
 def _overwrite(wire: Wire, root: str, size: int) -> None:
-    with memstore.open(root, "r+") as store:
+    with open_store(root, "r+") as store:
         number = 0
         while True:
             number += 1
@@ -94,32 +95,34 @@ def test_it_is_private_to_its_holder(store: memstore.Store, size: int) -> None:
     assert (mine == 9).all()
     assert (others == 7).all()
     assert (store.get("key") == 7).all()
-    with memstore.open(store.root, "r") as reader:
+    with open_store(store.root, "r") as reader:
         assert (reader.get("key") == 7).all()
     store.put("key", of_size(size, 3))
     assert (mine == 9).all()
 
 
 def test_it_outlives_its_store(root: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.put("key", {"a": of_size(100_000, 7), "b": of_size(10, 8)})
         held = store.get("key")["a"]
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.delete("key")
         store.gc()
     assert (held == 7).all()
 
 
+@pytest.mark.embedded
 def test_it_outlives_the_folder(scratch: str) -> None:
     import shutil
 
-    with memstore.open(scratch) as store:
+    with open_store(scratch) as store:
         store.put("key", of_size(100_000, 7))
         held = store.get("key")
     shutil.rmtree(scratch)
     assert (held == 7).all()
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("part", ["leaf", "slice", "numpy", "detached", "viewed"])
 def test_any_part_of_it_keeps_it(store: memstore.Store, part: str) -> None:
     store.put("key", {"a": torch.full((50_000,), 7.0), "b": torch.zeros(50_000)})
@@ -151,6 +154,7 @@ def ranges_of(path: str) -> list[range]:
     return [range(start, end) for start, end in ends]
 
 
+@pytest.mark.embedded
 def test_every_leaf_lies_in_a_mapping_of_the_segments_file(store: memstore.Store) -> None:
     value = {f"{number}": torch.randn(number + 1, 33) for number in range(50)}
     store.put("key", TensorDict(value, []))
@@ -164,6 +168,7 @@ def test_every_leaf_lies_in_a_mapping_of_the_segments_file(store: memstore.Store
     assert len({leaf.untyped_storage().data_ptr() for leaf in got.values()}) == 50
 
 
+@pytest.mark.embedded
 def test_a_value_takes_one_mapping_and_gives_it_back(store: memstore.Store) -> None:
     store.put("key", {f"{number}": torch.randn(100) for number in range(300)})
     got = [store.get("key") for _ in range(3)]
@@ -172,6 +177,7 @@ def test_a_value_takes_one_mapping_and_gives_it_back(store: memstore.Store) -> N
     assert [name for name in mapped_files(store.root) if "segments" in name] == []
 
 
+@pytest.mark.embedded
 def test_a_get_reads_nothing(store: memstore.Store) -> None:
     store.put("key", torch.ones(64 << 20, dtype=torch.uint8))
     before = resident()
@@ -185,6 +191,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.embedded
 def test_a_leaf_goes_out_with_its_own_bytes_only(store: memstore.Store) -> None:
     value = {"small": torch.randn(100), "large": torch.randn(1 << 20)}
     store.put("key", value)

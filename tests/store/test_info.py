@@ -13,8 +13,10 @@ from tensordict import TensorDict
 import memstore
 from tests.children import Child, Wire, hold_key, in_child
 from tests.huge_pages import require_huge_pages
+from tests.store.backends import open_store
 
 
+@pytest.mark.embedded
 def test_info_describes_an_entry(store: memstore.Store) -> None:
     value = {"model": {"w": torch.zeros(30, 40, dtype=torch.bfloat16)}, "state": {3: {"exp_avg": torch.ones(500)}}}
     before = time.time()
@@ -32,6 +34,7 @@ def test_info_describes_an_entry(store: memstore.Store) -> None:
     assert os.path.getsize(path) >= info.nbytes
 
 
+@pytest.mark.embedded
 def test_info_of_an_inline_entry_names_no_file(store: memstore.Store) -> None:
     store.put("key", torch.arange(3))
     info = store.info("key")
@@ -54,6 +57,7 @@ def test_infos_are_values(store: memstore.Store) -> None:
         store.info("key").version = 3  # type: ignore[misc]
 
 
+@pytest.mark.embedded
 def test_stats_add_up(store: memstore.Store) -> None:
     empty = store.stats()
     assert (empty.keys, empty.live_bytes, empty.pinned_bytes, empty.filling_bytes) == (0, 0, 0, 0)
@@ -68,6 +72,7 @@ def test_stats_add_up(store: memstore.Store) -> None:
     assert store.stats().gets == 3
 
 
+@pytest.mark.embedded
 def test_stats_tell_who_holds_what_was_replaced(store: memstore.Store) -> None:
     store.put("key", torch.zeros(100_000))
     with Child(hold_key, store.root) as child:
@@ -87,6 +92,7 @@ def test_stats_tell_who_holds_what_was_replaced(store: memstore.Store) -> None:
     assert os.listdir(f"{store.root}/segments") == []
 
 
+@pytest.mark.embedded
 def test_a_child_that_keeps_what_its_dead_parent_got_is_named(store: memstore.Store) -> None:
     """The kernel lists the lock under the pid of the dead."""
     store.put("key", torch.zeros(100_000))
@@ -97,7 +103,7 @@ def test_a_child_that_keeps_what_its_dead_parent_got_is_named(store: memstore.St
         assert store.stats().pinned_by == ()  # it is live
         store.put("key", torch.ones(100_000))
         assert store.stats().pinned_by == (child,)
-        with memstore.open(store.root, capacity=1_000_000), pytest.raises(memstore.StoreFullError) as caught:
+        with open_store(store.root, capacity=1_000_000), pytest.raises(memstore.StoreFullError) as caught:
             store.put("key", torch.zeros(200_000))
         assert f"held by pid {child}, 0 being written" in str(caught.value)
     finally:
@@ -110,7 +116,7 @@ def test_a_child_that_keeps_what_its_dead_parent_got_is_named(store: memstore.St
 
 
 def _get_and_leave_to_a_child(root: str, reading: int, writing: int) -> int:
-    value = memstore.open(root).get("key")
+    value = open_store(root).get("key")
     child = os.fork()
     if child == 0:
         os.close(writing)
@@ -119,6 +125,7 @@ def _get_and_leave_to_a_child(root: str, reading: int, writing: int) -> int:
     return child
 
 
+@pytest.mark.embedded
 def test_a_parent_that_let_go_is_not_named_for_its_child(store: memstore.Store) -> None:
     store.put("key", torch.zeros(100_000))
     value = store.get("key")
@@ -133,6 +140,7 @@ def _wait_to_end(wire: Wire, value: torch.Tensor) -> None:
     wire.receive()
 
 
+@pytest.mark.embedded
 def test_files_of_replaced_versions_are_used_again(store: memstore.Store) -> None:
     for number in range(100):
         store.put("key", torch.full((1000,), number))
@@ -145,6 +153,7 @@ def test_files_of_replaced_versions_are_used_again(store: memstore.Store) -> Non
     assert store.gc() == 12_288
 
 
+@pytest.mark.embedded
 def test_released_versions_go_with_the_next_puts(store: memstore.Store) -> None:
     """Some with each look at held files, of which a process takes one in 20 ms."""
     held = []
@@ -159,6 +168,7 @@ def test_released_versions_go_with_the_next_puts(store: memstore.Store) -> None:
         store.put("key", torch.zeros(1000))
 
 
+@pytest.mark.embedded
 def test_gc_gives_back_all_at_once(store: memstore.Store) -> None:
     names = [f"{number}" for number in range(300)]
     store.put_many({name: torch.zeros(1000) for name in names})
@@ -172,6 +182,7 @@ def test_gc_gives_back_all_at_once(store: memstore.Store) -> None:
     assert os.listdir(f"{store.root}/segments") == []
 
 
+@pytest.mark.embedded
 def test_huge_pages_are_counted_where_there_are_any(store: memstore.Store) -> None:
     require_huge_pages(store.root)
     size = 8 << 20

@@ -48,6 +48,7 @@ def test_two_listings_dont_disturb_each_other(store: memstore.Store) -> None:
     assert all(one == other for one, other in zip(store.keys(), store.keys(), strict=True))
 
 
+@pytest.mark.embedded
 def test_an_unfinished_listing_holds_nothing(store: memstore.Store) -> None:
     store.put_many(dict.fromkeys([f"{number:06}" for number in range(2100)], 0))
     listings = [store.keys() for _ in range(200)]

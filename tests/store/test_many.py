@@ -12,6 +12,7 @@ import memstore
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, children
+from tests.store.backends import open_store
 
 
 def test_versions_and_values_come_back_in_order(store: memstore.Store) -> None:
@@ -85,6 +86,7 @@ def test_a_string_is_not_taken_for_keys(store: memstore.Store) -> None:
     assert len(store) == 3
 
 
+@pytest.mark.embedded
 def test_many_at_once(store: memstore.Store) -> None:
     items = {f"{number:05}": torch.full((500,), number) for number in range(300)}
     store.put_many(items)
@@ -117,7 +119,7 @@ def _pair(number: int) -> dict[str, torch.Tensor]:
 
 def _put_pairs(wire: Wire, root: str) -> int:
     number = 0
-    with memstore.open(root, "r+") as store:
+    with open_store(root, "r+") as store:
         wire.send("started")
         while not wire.has_message:
             number += 1
@@ -142,7 +144,7 @@ def test_a_reader_never_sees_half_a_delete(store: memstore.Store) -> None:
 
 
 def _put_and_delete_pairs(wire: Wire, root: str) -> None:
-    with memstore.open(root, "r+") as store:
+    with open_store(root, "r+") as store:
         wire.send("started")
         while not wire.has_message:
             store.put_many({"a": torch.zeros(1000), "b": 1})
@@ -151,7 +153,7 @@ def _put_and_delete_pairs(wire: Wire, root: str) -> None:
 
 def test_get_many_is_never_starved(root: str) -> None:
     """With all of its keys overwritten at full speed, each call ends: after two misfits it takes the mutex."""
-    with memstore.open(root, timeout=30.0) as store:
+    with open_store(root, timeout=30.0) as store:
         _overwrite_all(store, 0)
         with children(2, _overwrite_until_told, root) as writers:
             for writer in writers:
@@ -169,11 +171,12 @@ def test_get_many_is_never_starved(root: str) -> None:
         assert statistics.median(seconds) < 2.0  # and none is beyond the timeout
 
 
+@pytest.mark.embedded
 def test_the_third_try_holds_the_mutex(root: str) -> None:
     """The keys are replaced in the middle of the first try and of the second; no one can in the middle of the third."""
     taken = list[str]()
 
-    with memstore.open(root) as store, Child(_replace_when_told, root) as writer:
+    with open_store(root) as store, Child(_replace_when_told, root) as writer:
         _overwrite_all(store, 0)
 
         def replace(number: int, name: str) -> None:
@@ -190,7 +193,7 @@ def test_the_third_try_holds_the_mutex(root: str) -> None:
 
 
 def _replace_when_told(wire: Wire, root: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         while number := wire.receive():
             _overwrite_all(store, number)
             store.gc()  # of what it was told to replace, the file is gone
@@ -205,7 +208,7 @@ def _overwrite_all(store: memstore.Store, number: int) -> None:
 
 
 def _overwrite_until_told(wire: Wire, number: int, root: str) -> int:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         wire.send()
         count = 0
         while not wire.has_message:

@@ -10,6 +10,7 @@ import torch
 
 import memstore
 from tests.children import in_child
+from tests.store.backends import open_store
 
 
 def test_it_is_used_like_a_dict(store: memstore.Store) -> None:
@@ -32,7 +33,7 @@ def test_it_is_used_like_a_dict(store: memstore.Store) -> None:
 def test_it_is_no_mapping(store: memstore.Store) -> None:
     """A Mapping's get doesn't raise, and its equality compares contents."""
     assert not isinstance(store, Mapping)
-    with memstore.open(store.root) as other:
+    with open_store(store.root) as other:
         assert store != other and store == store
         assert len({store, other}) == 2
 
@@ -53,7 +54,7 @@ def test_what_is_no_key_is_refused_everywhere(store: memstore.Store, key: object
 
 
 def test_it_closes_at_the_end_of_a_with(root: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         value = store.get("missing", None)
         store.put("key", torch.arange(1000))
         value = store.get("key")
@@ -83,8 +84,8 @@ def _use_pickled(sent: bytes) -> int:
 
 
 def test_a_pickle_keeps_mode_and_options(root: str) -> None:
-    memstore.open(root, checksum=True).close()
-    with memstore.open(root, "r", verify=True, allow_pickle=True, timeout=3.0) as store:
+    open_store(root, checksum=True).close()
+    with open_store(root, "r", verify=True, allow_pickle=True, timeout=3.0) as store:
         sent = pickle.dumps(store)
     with pickle.loads(sent) as copy:
         assert (copy._mode, copy._verify, copy._allow_pickle, copy._timeout) == ("r", True, True, 3.0)
@@ -92,10 +93,11 @@ def test_a_pickle_keeps_mode_and_options(root: str) -> None:
             copy.put("key", 1)
 
 
+@pytest.mark.embedded
 def test_a_pickle_never_creates_a_store(scratch: str) -> None:
     import shutil
 
-    with memstore.open(scratch, "a") as store:
+    with open_store(scratch, "a") as store:
         sent = pickle.dumps(store)
     shutil.rmtree(scratch)
     with pytest.raises(memstore.NotAStoreError):
@@ -103,11 +105,11 @@ def test_a_pickle_never_creates_a_store(scratch: str) -> None:
 
 
 def test_its_text_says_where_and_how(root: str) -> None:
-    store = memstore.open(root)
+    store = open_store(root)
     assert root in repr(store) and "'r+'" in repr(store)
     store.close()
     assert "closed" in repr(store)
-    with memstore.open(root, "r") as reader:
+    with open_store(root, "r") as reader:
         assert "'r'" in repr(reader)
 
 
@@ -121,10 +123,10 @@ def test_copies_of_errors_cross_processes(store: memstore.Store) -> None:
 
 
 def _conflict(root: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.put("key", 1, expect_version=5)
 
 
 def _get_missing(root: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.get("missing")

@@ -12,6 +12,8 @@ from tensordict import TensorDict
 import memstore
 from tests.children import in_child
 
+pytestmark = pytest.mark.embedded
+
 
 def peak_and_present(path: str = "/proc/self/status") -> tuple[int, int]:
     """VmHWM, and memory that is not files: what was allocated, and copied pages."""

@@ -231,7 +231,7 @@ class StoreMachine(Model):
         self.side(side).reopen(mode)
 
 
-TestStore = pytest.mark.timeout(7200 if IS_FULL else 900)(StoreMachine.TestCase)
+TestStore = pytest.mark.embedded(pytest.mark.timeout(7200 if IS_FULL else 900)(StoreMachine.TestCase))
 TestStore.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=16,

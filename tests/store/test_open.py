@@ -12,6 +12,9 @@ import torch
 import memstore
 from memstore.testing import faults
 from tests.children import Wire, children, in_child
+from tests.inside import root_of
+
+pytestmark = pytest.mark.embedded
 
 
 def test_modes(root: str) -> None:
@@ -275,8 +278,7 @@ def test_it_finishes_what_a_killed_writer_published(root: str) -> None:
     with pytest.raises(RuntimeError, match="exit code -9"):
         in_child(_die_after_publication, root)
     with memstore.open(root) as store:
-        opened = store._root
-        assert opened is not None
+        opened = root_of(store)
         with opened.guard:
             publications = opened.catalog.view(lambda transaction: transaction.counters()).publications
         assert (opened.mutex.batch, opened.mutex.publications_rung) == (0, publications)

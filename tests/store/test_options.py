@@ -113,6 +113,7 @@ def test_a_device_that_is_not_there_is_an_error(filled: memstore.Store) -> None:
         filled.get("key", device="cuda")
 
 
+@pytest.mark.embedded
 def test_a_copy_holds_no_segment(filled: memstore.Store) -> None:
     held = [
         filled.get("big", out={"w": torch.zeros(1000, 1000)}),

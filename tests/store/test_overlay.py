@@ -17,6 +17,8 @@ from tests.children import Child, Wire, hold_key, in_child
 from tests.leaks import find_leaks, mapped_files, open_files
 from tests.overlay import on_overlay
 
+pytestmark = pytest.mark.embedded
+
 SMALL, LARGE = 5000, 3 << 20  # bytes of segments; the large one is mapped to be filled
 
 

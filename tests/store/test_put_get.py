@@ -12,6 +12,7 @@ import memstore
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import values
 from tests.children import in_child
+from tests.store.backends import open_store
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 SIZES = [0, 1, 1536, 1537, 4096, 65_536, (2 << 20) - 4096, 2 << 20, (8 << 20) + 1]  # bytes: inline, small, large
@@ -24,6 +25,7 @@ def test_a_tensor_of_any_size_comes_back(store: memstore.Store, size: int) -> No
     assert_same(value, store.get("key"))
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("size", SIZES)
 def test_a_tensor_of_any_size_comes_back_from_a_disk(disk_store: memstore.Store, size: int) -> None:
     value = torch.randint(0, 256, (size,), dtype=torch.uint8)
@@ -50,7 +52,7 @@ def test_this_process_gets_what_another_put(store: memstore.Store) -> None:
 
 
 def _open_and_get(root: str, key: str) -> object:
-    with memstore.open(root, "r") as store:
+    with open_store(root, "r") as store:
         return _copied(store.get(key))
 
 
@@ -59,15 +61,15 @@ def _copied(value: object) -> object:
 
 
 def _open_and_put(root: str, key: str, count: int) -> int:
-    with memstore.open(root, "r+") as store:
+    with open_store(root, "r+") as store:
         return store.put(key, torch.arange(count))
 
 
 def test_it_is_there_after_a_reopening(root: str) -> None:
     value = TensorDict({"a": torch.randn(3, 1000), "b": {"c": torch.arange(3)}}, [3])
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         version = store.put("key", value)
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         assert_same(value, store.get("key"))
         assert store.version("key") == version
 
@@ -168,6 +170,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("key", KEYS)
 def test_any_text_is_a_key_and_never_a_path(store: memstore.Store, key: str) -> None:
     value = torch.randn(1000)
@@ -190,9 +193,10 @@ def test_keys_dont_meet(store: memstore.Store, items: dict[str, int]) -> None:
     assert list(store) == sorted(items, key=str.encode)
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("limit", [0, 100, 1536, 65536])
 def test_inline_is_what_the_limit_says(root: str, limit: int) -> None:
-    with memstore.open(root, inline_limit=limit) as store:
+    with open_store(root, inline_limit=limit) as store:
         for size in (1, limit, limit + 1):
             value = torch.full((size,), 7, dtype=torch.uint8)
             store.put("key", value)

@@ -17,6 +17,8 @@ from memstore.engine.sync.clocks import boot_clock
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
+from tests.inside import root_of
+from tests.store.backends import open_store
 
 VALUES = {"inline": torch.arange(5), "segment": torch.arange(5000), "nested": {"a": torch.randn(1000), "b": [1, None]}}
 
@@ -44,6 +46,7 @@ def test_it_pins_its_version(store: memstore.Store, value: object) -> None:
     assert not store.get("key").any()
 
 
+@pytest.mark.embedded
 def test_it_lets_go_when_it_dies(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     ref = store.ref("key")
@@ -71,7 +74,7 @@ def test_it_takes_gets_options(store: memstore.Store) -> None:
 
 
 def test_it_outlives_its_store(root: str, value: object) -> None:
-    store = memstore.open(root)
+    store = open_store(root)
     store.put("key", value)
     ref = store.ref("key")
     store.close()
@@ -99,6 +102,7 @@ def _wait_and_get(wire: Wire) -> object:
     return pickle.loads(pickle.dumps(value))
 
 
+@pytest.mark.embedded
 def test_a_lease_bridges_the_time_that_nobody_holds_it(store: memstore.Store, value: object) -> None:
     store.put("key", value)
     sent = pickle.dumps(store.ref("key"))
@@ -110,6 +114,7 @@ def test_a_lease_bridges_the_time_that_nobody_holds_it(store: memstore.Store, va
     store.gc()
 
 
+@pytest.mark.embedded
 def test_puts_of_its_size_leave_a_leased_file_alone(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     sent = pickle.dumps(store.ref("key"))
@@ -126,16 +131,14 @@ def _get_pickled(sent: bytes) -> object:
 
 
 def _leases(store: memstore.Store) -> dict[int, int]:
-    root = store._root
-    assert root is not None
+    root = root_of(store)
     with root.guard:
         return root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 100)))
 
 
 def _end_lease(store: memstore.Store, segment: int) -> None:
     """Instead of waiting for it."""
-    root = store._root
-    assert root is not None
+    root = root_of(store)
 
     def end() -> None:
         with root.guard:
@@ -144,6 +147,7 @@ def _end_lease(store: memstore.Store, segment: int) -> None:
     root.mutex.run(end, time.monotonic() + 10)
 
 
+@pytest.mark.embedded
 def test_after_the_lease_the_version_is_gone(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     ref = store.ref("key")
@@ -161,6 +165,7 @@ def test_after_the_lease_the_version_is_gone(store: memstore.Store) -> None:
     assert isinstance(caught.value, KeyError)
 
 
+@pytest.mark.embedded
 def test_a_lease_that_ended_pins_nothing(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     pickle.dumps(store.ref("key"))
@@ -173,6 +178,7 @@ def test_a_lease_that_ended_pins_nothing(store: memstore.Store) -> None:
     store.gc()
 
 
+@pytest.mark.embedded
 def test_a_longer_lease_wins(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     pickle.dumps(store.ref("key", lease=1000.0))
@@ -186,6 +192,7 @@ def test_a_longer_lease_wins(store: memstore.Store) -> None:
     assert _leases(store) == {}
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("lease", [float("inf"), 1e30, 0, 0.0001])
 def test_any_lease_will_do(store: memstore.Store, lease: float) -> None:
     store.put("key", VALUES["segment"])
@@ -196,10 +203,11 @@ def test_any_lease_will_do(store: memstore.Store, lease: float) -> None:
         _end_lease(store, segment)
 
 
+@pytest.mark.embedded
 def test_a_lease_ends_with_the_machines_boot(scratch: str) -> None:
     """Its time is counted from the boot: after another one it might never end."""
     sent = in_child(_lend_and_overwrite, scratch)
-    with memstore.open(scratch) as store:  # the same boot: it holds
+    with open_store(scratch) as store:  # the same boot: it holds
         assert_same(VALUES["segment"], in_child(_get_pickled, sent))
         assert len(_leases(store)) == 1
         folder = f"{scratch}/segments"
@@ -207,7 +215,7 @@ def test_a_lease_ends_with_the_machines_boot(scratch: str) -> None:
     del store
     gc.collect()
     _reboot(scratch)
-    with memstore.open(scratch) as store:
+    with open_store(scratch) as store:
         assert _leases(store) == {}
         store.gc()
         assert len(os.listdir(folder)) == 1
@@ -220,7 +228,7 @@ def test_a_lease_ends_with_the_machines_boot(scratch: str) -> None:
 
 
 def _lend_and_overwrite(root: str) -> bytes:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.put("key", VALUES["segment"])
         sent = pickle.dumps(store.ref("key", lease=float("inf")))
         store.put("key", torch.zeros(5000))
@@ -241,6 +249,7 @@ def test_a_lease_is_a_number(store: memstore.Store, lease: object) -> None:
         store.ref("key", lease=lease)  # type: ignore[arg-type]
 
 
+@pytest.mark.embedded
 def test_it_is_small_when_pickled(store: memstore.Store) -> None:
     store.put("key", torch.zeros(1 << 20))
     assert len(pickle.dumps(store.ref("key"))) < 600
@@ -262,7 +271,7 @@ def test_refs_compare_by_what_they_refer_to(store: memstore.Store) -> None:
 
 def test_a_read_only_store_lends_inline_refs_only(store: memstore.Store) -> None:
     store.put_many({"small": 1, "large": VALUES["segment"]})
-    with memstore.open(store.root, "r") as reader:
+    with open_store(store.root, "r") as reader:
         assert pickle.loads(pickle.dumps(reader.ref("small"))).get() == 1
         ref = reader.ref("large")
         assert_same(VALUES["segment"], ref.get())
@@ -270,8 +279,9 @@ def test_a_read_only_store_lends_inline_refs_only(store: memstore.Store) -> None
             pickle.dumps(ref)
 
 
+@pytest.mark.embedded
 def test_a_ref_of_a_store_that_is_gone_says_so(scratch: str) -> None:
-    with memstore.open(scratch) as store:
+    with open_store(scratch) as store:
         store.put("key", 1)
         sent = pickle.dumps(store.ref("key"))
     shutil.rmtree(scratch)
@@ -279,12 +289,13 @@ def test_a_ref_of_a_store_that_is_gone_says_so(scratch: str) -> None:
         pickle.loads(sent)
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("name", ["inline", "segment"])
 def test_a_ref_of_another_store_at_the_same_path_is_refused(scratch: str, name: str) -> None:
     """The other store may have the same key, version and file name: what it holds there is not what was meant."""
     sent = in_child(_lend, scratch, VALUES[name])
     shutil.rmtree(scratch)
-    with memstore.open(scratch) as other:
+    with open_store(scratch) as other:
         other.put("key", torch.zeros_like(VALUES[name]))
         for receive in (pickle.loads, lambda sent: in_child(_get_pickled, sent)):
             with pytest.raises(memstore.VersionGoneError, match=rf"version 1 of 'key'.*{scratch} is another store"):
@@ -295,17 +306,18 @@ def test_a_ref_of_another_store_at_the_same_path_is_refused(scratch: str, name: 
 
 
 def _lend(root: str, value: object) -> bytes:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.put("key", value)
         return pickle.dumps(store.ref("key"))
 
 
+@pytest.mark.embedded
 def test_a_ref_whose_store_was_replaced_while_it_was_open_is_told(scratch: str) -> None:
-    with memstore.open(scratch) as store:
+    with open_store(scratch) as store:
         store.put("key", VALUES["segment"])
         ref, sent = store.ref("key"), pickle.dumps(store.ref("key"))
         shutil.rmtree(scratch)
-        with memstore.open(scratch) as other:
+        with open_store(scratch) as other:
             other.put("key", torch.zeros(5000))
             for call, why in (
                 (ref.get, "was replaced meanwhile"),
@@ -317,6 +329,7 @@ def test_a_ref_whose_store_was_replaced_while_it_was_open_is_told(scratch: str) 
             assert not other.get("key").any()
 
 
+@pytest.mark.embedded
 def test_it_never_pins_a_file_that_was_swept_while_it_was_made(store: memstore.Store) -> None:
     """Between opening a file and locking it, it was replaced and unlinked: what then is held nobody can open again."""
     store.put("key", torch.zeros(5000))
@@ -327,6 +340,6 @@ def test_it_never_pins_a_file_that_was_swept_while_it_was_made(store: memstore.S
 
 
 def _replace_and_sweep(root: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         store.put("key", torch.ones(5000))
         store.gc()

@@ -17,6 +17,8 @@ from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 
+pytestmark = pytest.mark.embedded
+
 MIB = 1 << 20
 
 

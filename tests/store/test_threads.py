@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import memstore
+from tests.store.backends import open_store
 
 
 def run(*functions: Callable[[], None]) -> None:
@@ -90,7 +91,7 @@ def test_threads_wait_for_each_other(store: memstore.Store) -> None:
 
 
 def test_a_store_closed_under_its_threads_says_so(root: str, caplog: pytest.LogCaptureFixture) -> None:
-    store = memstore.open(root)
+    store = open_store(root)
     store.put("key", value(1))
     started = threading.Barrier(5)
 
@@ -115,7 +116,7 @@ def test_a_store_closed_under_its_threads_says_so(root: str, caplog: pytest.LogC
 def test_two_stores_of_one_folder_in_threads(root: str) -> None:
     def use(number: int) -> None:
         for turn in range(30):
-            with memstore.open(root) as store:
+            with open_store(root) as store:
                 store.put(f"{number}", value(turn))
                 assert check(store.get(f"{number}")) == turn
 

@@ -10,12 +10,13 @@ import torch
 
 import memstore
 from tests.children import Wire, children
+from tests.store.backends import open_store
 
 
 def test_they_grow_over_puts_deletes_and_openings(root: str) -> None:
     seen: list[int] = []
     for _ in range(3):
-        with memstore.open(root) as store:
+        with open_store(root) as store:
             seen.append(store.put("key", 1))
             seen.append(store.put("key", torch.randn(1000)))
             store.put("other", 2)
@@ -100,7 +101,7 @@ def test_processes_count_without_losing_one(store: memstore.Store) -> None:
 
 def _add(_: Wire, number: int, root: str) -> int:
     conflicts = added = 0
-    with memstore.open(root, "r+") as store:
+    with open_store(root, "r+") as store:
         while added < 60:
             version = store.version("counter")
             value = store.get("counter") + 1

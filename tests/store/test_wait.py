@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 
 import memstore
 from memstore.engine import index as entries
-from memstore.listing import opened
 from tests.children import Child, Wire
+from tests.inside import root_of
+from tests.store.backends import open_store
 
 
 def test_what_is_there_is_returned_at_once(store: memstore.Store) -> None:
@@ -33,8 +33,8 @@ def test_what_doesnt_come_is_a_timeout(store: memstore.Store, timeout: float) ->
         store.wait("missing", timeout=timeout)
 
 
-def test_none_is_the_stores_own_timeout(opener: Callable[..., memstore.Store]) -> None:
-    store = opener(timeout=0.05)
+def test_none_is_the_stores_own_timeout(root: str) -> None:
+    store = open_store(root, timeout=0.05)
     with pytest.raises(memstore.StoreTimeoutError):
         store.wait("key")
 
@@ -53,11 +53,12 @@ def test_a_put_wakes_threads_and_processes(store: memstore.Store) -> None:
 
 
 def _follow(wire: Wire, root: str, key: str, version: int) -> int:
-    with memstore.open(root, "r") as store:
+    with open_store(root, "r") as store:
         wire.send()
         return store.wait(key, newer_than=version, timeout=float("inf"))
 
 
+@pytest.mark.embedded
 def test_a_sleeper_is_woken_and_doesnt_just_look_again(store: memstore.Store) -> None:
     version = store.put("key", 0)
     with Child(_follow_ten, store.root, version) as child:
@@ -70,7 +71,7 @@ def test_a_sleeper_is_woken_and_doesnt_just_look_again(store: memstore.Store) ->
 
 def _follow_ten(wire: Wire, root: str, version: int) -> None:
     entries.LOOK_EVERY = 3600.0  # seconds, instead of one, after which it would look by itself
-    with memstore.open(root, "r") as store:
+    with open_store(root, "r") as store:
         wire.send()
         for _ in range(10):
             version = store.wait("key", newer_than=version, timeout=float("inf"))
@@ -94,8 +95,9 @@ def test_a_delete_doesnt_count(store: memstore.Store) -> None:
     assert store.wait("key", newer_than=version) == again
 
 
+@pytest.mark.embedded
 def test_many_keys_share_a_word_and_dont_mix(store: memstore.Store) -> None:
-    bell = opened(store).doorbell.bell
+    bell = root_of(store).doorbell.bell
     names = [f"{number}" for number in range(4000)]
     twin = next(name for name in names[1:] if bell(name.encode()) == bell(names[0].encode()))
     with Child(_follow, store.root, names[0], 0) as child:

@@ -12,6 +12,7 @@ import torch
 import memstore
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire
+from tests.store.backends import open_store
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,14 @@ def test_a_models_weights_come_back(store: memstore.Store, minilm: dict[str, tor
     assert info.nbytes < sum(leaf.nbytes for leaf in minilm.values()) + 64 * len(minilm)
 
 
+@pytest.mark.embedded
 def test_a_models_weights_come_back_from_a_disk(disk_store: memstore.Store, minilm: dict[str, torch.Tensor]) -> None:
     disk_store.put("minilm", minilm)
-    with memstore.open(disk_store.root, "r", verify=True) as reader:
+    with open_store(disk_store.root, "r", verify=True) as reader:
         assert_same(minilm, reader.get("minilm"))
 
 
+@pytest.mark.embedded
 def test_a_models_segment_is_a_file_like_the_one_it_came_from(
     store: memstore.Store, minilm: dict[str, torch.Tensor]
 ) -> None:
@@ -149,7 +152,7 @@ def test_iter_weights_waits_for_a_newer_version(store: memstore.Store) -> None:
 
 
 def _sum_of_the_next(wire: Wire, root: str, version: int) -> dict[str, float]:
-    with memstore.open(root, "r") as store:
+    with open_store(root, "r") as store:
         wire.send()
         weights = memstore.iter_weights(store, "key", newer_than=version, timeout=30)
         return {name: float(leaf.sum()) for name, leaf in weights}

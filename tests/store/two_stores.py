@@ -24,7 +24,7 @@ from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.crash.blockers import sleepers
-from tests.crash.leftovers import opened
+from tests.inside import root_of
 
 Named = tuple[str, int]
 TAKE_ROOM = frozenset({faults.COMMIT, "open_into", "truncate", "allocate", "collapse", "write_at"})
@@ -168,7 +168,7 @@ class Side:
 
     def limit(self, spare: int | None) -> None:
         """Sets the capacity to what is taken, and so much more. None: no limit that matters."""
-        root = opened(self.store)
+        root = root_of(self.store)
         with root.guard:  # `stats` would tell who holds what, too, from the maps of all processes
             counters = root.catalog.view(lambda transaction: transaction.counters())
         taken = counters.live + counters.retired + counters.held + counters.filling

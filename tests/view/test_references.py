@@ -18,6 +18,7 @@ from memstore import StoredTensor
 from memstore.engine.sync.clocks import boot_clock
 from memstore.testing.equality import assert_same
 from tests.children import in_child
+from tests.inside import root_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -102,7 +103,7 @@ def test_where_the_store_isnt_it_says_what_it_looked_for(scratch: str) -> None:
     with memstore.open(scratch) as store:
         version = store.put("key", value())
         message = pickle.dumps(store.view("key")["a"])
-        identity = store._root.settings.store
+        identity = root_of(store).settings.store
     shutil.move(scratch, f"{scratch}-elsewhere")
     with pytest.raises(memstore.NotAStoreError, match=f"version {version} of 'key'.*{identity}.*{scratch}"):
         in_child(pickle.loads, message)
