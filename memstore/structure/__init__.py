@@ -8,7 +8,7 @@ node, dict_keys      trees of containers, compiled; checks of what was read from
 fill, storage        tensors into bytes, bytes as tensors
 objects, stdlib      leaves that are no tensors; the only place that knows pickle
 classes, attributes  classes by their names; what their objects hold, past their code
-adopt                values that lie in files of others
+external             values that lie in files of others
 rebuild, target      get; get with out= and like=
 transport            leaves through multiprocessing queues
 """
@@ -19,8 +19,8 @@ import memstore.structure.containers.arrays  # pyright: ignore[reportUnusedImpor
 import memstore.structure.containers.builtin  # pyright: ignore[reportUnusedImport]
 import memstore.structure.containers.instances  # pyright: ignore[reportUnusedImport]
 import memstore.structure.containers.sequences  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
 from memstore.structure.description import plan_of
+from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
 from memstore.structure.flatten import Flat, contents, fill, flatten
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.plan import Plan
@@ -32,11 +32,11 @@ from memstore.structure.transport import register as _register_transport
 _register_transport()
 
 __all__ = [
-    "Adopted",
+    "ExternalValue",
     "Flat",
     "Plan",
-    "adopt_tree",
-    "adopt_value",
+    "describe_external_tree",
+    "describe_external_value",
     "bare_array",
     "contents",
     "fill",

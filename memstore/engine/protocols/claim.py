@@ -18,7 +18,7 @@ from memstore.engine.format import FILLING, SegmentRow
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.reuse import Reuse, size_class, unclaim
 from memstore.engine.protocols.sweep import close_unlinked
-from memstore.engine.root import Root, adopt
+from memstore.engine.root import Root, give_to_group
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, StoreFullError
 
@@ -34,7 +34,7 @@ def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline
             return kept
     found = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
     if not found.is_whole:  # new; others are of the store already, and maybe another user's
-        adopt(found.fd, root.settings)
+        give_to_group(found.fd, root.settings)
     return found
 
 
