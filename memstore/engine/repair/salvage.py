@@ -1,4 +1,4 @@
-"""Reads what is left of a damaged store: the rows that can still be read, and the segments' headers. Changes nothing."""
+"""Reads what is left of a damaged store: the rows that can be read, and the segments' headers. Changes nothing."""
 
 from __future__ import annotations
 
