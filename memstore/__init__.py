@@ -3,7 +3,7 @@
 The layers; each imports only what stands above it:
 
     errors, keys, info    what can go wrong, what a key is, what a store tells; wording: numbers as text
-    late_imports, depth   imports that forks wait for; documents that nest too deeply
+    late_imports, depth   imports that forks wait for; documents that nest too deeply; strict_json: JSON of anybody
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     structure/            nested value <-> flat list of tensors and a description
     sharding/             boxes: parts of tensors

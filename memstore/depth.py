@@ -1,4 +1,4 @@
-"""Documents that nest too deeply for any parser, told from calls that come at the end of their own stack."""
+"""Tells a document that nests too deeply for any parser from a call that had too little of its own stack left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def nests_too_deeply(parse: Callable[[], object]) -> bool:
-    """Whether `parse`, which has just ended in a RecursionError, does so with a whole stack before it too."""
+    """Whether `parse`, which has just raised RecursionError, raises it on the empty stack of a new thread too."""
     too_deep: list[bool] = []
 
     def try_again() -> None:
@@ -15,7 +15,7 @@ def nests_too_deeply(parse: Callable[[], object]) -> bool:
             parse()
         except RecursionError:
             too_deep.append(True)
-        except Exception:  # what else is wrong with it, its reader says
+        except Exception:  # other errors are the caller's to report
             pass
 
     thread = threading.Thread(target=try_again, name="memstore: a document again")

@@ -43,7 +43,7 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 SOLE_IMPORTERS = {
     "pickle": {"memstore/structure/objects/pickled.py"},
     "lmdb": {"memstore/engine/catalog/"},
-    "zipfile": {"memstore/formats/torch_archives.py"},
+    "zipfile": {"memstore/formats/torch_zip.py"},
     "ctypes": {"memstore/engine/syscalls/", "memstore/structure/put/fill.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}

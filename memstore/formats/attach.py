@@ -1,7 +1,7 @@
-"""Files of others as entries: which format a path has, and what adopting has in common for all formats.
+"""External files as entries: which format a path has, and what all formats have in common.
 
-Nothing of the files is believed before it was checked: that is each format's part. Here it is checked again that every
-leaf lies in a file. Only headers are read.
+Each format's reader checks all that a file says before it is believed. Here it is checked again that every leaf lies in
+a file. Only headers are read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from memstore.engine import (
     syscalls,
 )
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.formats import npy, safetensors_files, torch_files
-from memstore.formats.torch_archives import is_pickle
+from memstore.formats.npy import read_npy
+from memstore.formats.safetensors import find_in_folder, read_checkpoint, read_safetensors
+from memstore.formats.torch_save import load_torch, read_torch
+from memstore.formats.torch_zip import is_pickle
 from memstore.late_imports import between_forks
 from memstore.structure import modes
 
@@ -37,25 +39,25 @@ _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 
 @modes.put_aside()
-def adopt(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
+def describe_files(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
     """What a record says of a value that lies in the file or folder at `path`."""
     name = _checked(path, format)
     with _naming(key, name):
         sources = ExternalFiles()
-        adopted = _adopt(name, format, sources, allow_pickle)
-        _check_places(adopted.plan, sources)
-        check_header(key, len(adopted.plan.description) + len(adopted.objects))
-    return Content(adopted.plan.description, adopted.objects, adopted.plan.nbytes, adopted=sources.encode())
+        found = _read(name, format, sources, allow_pickle)
+        _check_places(found.plan, sources)
+        check_header(key, len(found.plan.description) + len(found.objects))
+    return Content(found.plan.description, found.objects, found.plan.nbytes, adopted=sources.encode())
 
 
 @modes.put_aside()
-def load(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
-    """The value itself: over the mapped files, but for what can't be served from there."""
+def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
+    """The value itself, over the mapped files; what can't be served from there is loaded."""
     name = _checked(path, format)
     with _naming(key, name):
         if not os.path.isdir(name) and (format or _format_of(name)) == "torch":
-            return torch_files.load_file(name, allow_pickle)
-    content = adopt(key, path, format, allow_pickle=allow_pickle)
+            return load_torch(name, allow_pickle)
+    content = describe_files(key, path, format, allow_pickle=allow_pickle)
     assert content.adopted is not None
     mapping = map_external(decode_external(content.adopted))
     memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
@@ -87,26 +89,26 @@ def _naming(key: str, name: str) -> Generator[None]:
         raise
 
 
-def _adopt(path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool) -> structure.Adopted:
+def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     found = format or _format_of(path)
     if found == "safetensors":
-        target = safetensors_files.find_in_folder(path) if os.path.isdir(path) else path
+        target = find_in_folder(path) if os.path.isdir(path) else path
         if target is None:
             raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
-        read = safetensors_files.adopt_index if target.endswith(".json") else safetensors_files.adopt_file
+        read = read_checkpoint if target.endswith(".json") else read_safetensors
         return read(target, sources)
     if found == "memmap":
         with between_forks():
-            from memstore.formats import memmap
-        return memmap.adopt_folder(path, sources, allow_pickle)
+            from memstore.formats.memmap import read_memmap
+        return read_memmap(path, sources, allow_pickle)
     if found == "torch":
-        return torch_files.adopt_file(path, sources, allow_pickle)
-    return npy.adopt_file(path, sources)
+        return read_torch(path, sources, allow_pickle)
+    return read_npy(path, sources)
 
 
 def _format_of(path: str) -> Format:
     if os.path.isdir(path):
-        if safetensors_files.find_in_folder(path) is not None:
+        if find_in_folder(path) is not None:
             return "safetensors"
         if os.path.lexists(os.path.join(path, "meta.json")):
             return "memmap"

@@ -7,7 +7,6 @@ from the mapped entry, so a full disk is an error and the memory stays small.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,8 +14,8 @@ import torch
 from memstore import structure
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.formats import safetensors_files
 from memstore.formats.output import Meter, NewFile, Progress, new_file, what_special
+from memstore.formats.safetensors import why_not, write_checkpoint, write_safetensors
 from memstore.late_imports import between_forks
 from memstore.structure import modes
 from memstore.wording import parse_size
@@ -25,9 +24,7 @@ Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
 
 
-def check_options(
-    path: str | os.PathLike[str], format: str, max_shard_size: int | str | None
-) -> tuple[str, int | None]:
+def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int | str | None) -> tuple[str, int | None]:
     """The path as text, and the limit in bytes."""
     if format not in FORMATS:
         raise ValueError(f"format is {', '.join(map(repr, FORMATS))}, and not {format!r}")
@@ -45,7 +42,7 @@ def has_devices(description: bytes) -> bool:
 
 
 @modes.put_aside()
-def export(
+def export_value(
     key: str,
     description: bytes,
     value: Any,
@@ -62,16 +59,16 @@ def export(
     meter = Meter(structure.stored_bytes(plan), progress)
     try:
         if format == "safetensors":
-            tensors = _named_tensors(plan, value, safetensors_files.why_not)
+            tensors = _named_tensors(plan, value)
             meter.total = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             if limit is None and not os.path.isdir(path) and not path.endswith("/"):
-                safetensors_files.write_file(os.path.abspath(path), tensors, meter, durable=durable)
+                write_safetensors(os.path.abspath(path), tensors, meter, durable=durable)
             else:
-                safetensors_files.write_checkpoint(os.path.abspath(path), tensors, limit, meter, durable=durable)
+                write_checkpoint(os.path.abspath(path), tensors, limit, meter, durable=durable)
         elif format == "memmap":
             with between_forks():
-                from memstore.formats.memmap_export import write_folder
-            write_folder(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
+                from memstore.formats.memmap_export import write_memmap
+            write_memmap(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
                 _save(value, file)
@@ -114,10 +111,8 @@ def _save(value: Any, file: NewFile) -> None:
         raise error
 
 
-def _named_tensors(
-    plan: structure.Plan, value: Any, why_not: Callable[[str, torch.Tensor], str | None]
-) -> dict[str, torch.Tensor]:
-    """The tensors by their names joined with dots, where the format has nothing but tensors. Tied ones come twice."""
+def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors by their names joined with dots, since safetensors has nothing but tensors. Tied ones come twice."""
     for name in plan.object_names:
         if "__dict__" not in name:  # what a Module keeps beside its state_dict
             _refuse(name, "it is no tensor")

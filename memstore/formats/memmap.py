@@ -1,4 +1,4 @@
-"""Folders that `TensorDict.memmap` writes, adopted in place.
+"""Folders that `TensorDict.memmap` writes, served in place.
 
     FOLDER/meta.json, KEY.memmap, KEY/...        a TensorDict: its keys, shapes, dtypes; bytes; what is nested
     FOLDER/meta.json, _tensordict/...            a tensorclass: its class
@@ -56,10 +56,10 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 PICKLES = ("other.pickle", "pickle.pkl")
 
 
-def adopt_folder(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.Adopted:
+def read_memmap(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     reader = _Reader(sources, allow_pickle)
     tree = reader.read(os.path.realpath(path), _NOTHING)
-    return structure.adopt_tree(tree, reader.leaves, reader.walk.objects)
+    return structure.describe_external_tree(tree, reader.leaves, reader.walk.objects)
 
 
 class _Above(NamedTuple):

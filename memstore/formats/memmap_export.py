@@ -22,7 +22,7 @@ from memstore.structure import name_of
 _TAKEN = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
 
 
-def write_folder(path: str, value: Any, meter: Meter, *, durable: bool, allow_pickle: bool) -> None:
+def write_memmap(path: str, value: Any, meter: Meter, *, durable: bool, allow_pickle: bool) -> None:
     """The folder that `TensorDict.load_memmap` reads. tensordict makes it, but for the bytes of the tensors.
 
     Those it would write through mappings, where a full disk ends the process.

@@ -1,4 +1,4 @@
-"""numpy's `.npy` files, adopted in place. The value is a tensor, in C or Fortran order as the file is."""
+"""numpy's `.npy` files, served in place. The value is a tensor, in C or Fortran order as the file is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memstore.wording import short
 _LONGEST_HEADER = 1 << 16  # bytes; numpy itself reads no more than 10,000
 
 
-def adopt_file(path: str, sources: ExternalFiles) -> structure.Adopted:
+def read_npy(path: str, sources: ExternalFiles) -> structure.ExternalValue:
     path = os.path.realpath(path)
     with opened(path) as (fd, found):
         shape, is_fortran, dtype, start = _read_header(path, syscalls.read_at(fd, _LONGEST_HEADER, 0))
@@ -26,7 +26,7 @@ def adopt_file(path: str, sources: ExternalFiles) -> structure.Adopted:
             damaged(path, f"its array ends at byte {start + nbytes:,}, and the file at {found.st_size:,}")
         base = sources.add(path, found)
     stride = tuple(reversed(contiguous_stride(shape[::-1]))) if is_fortran else None
-    return structure.adopt_tree(TENSOR, [Leaf((), str(dtype), shape, stride, base + start, nbytes)])
+    return structure.describe_external_tree(TENSOR, [Leaf((), str(dtype), shape, stride, base + start, nbytes)])
 
 
 def _read_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:

@@ -23,7 +23,7 @@ _CHUNK = 16 << 20  # bytes between reports
 
 
 def what_special(tensor: torch.Tensor) -> str | None:
-    """What a tensor is that is more than its elements (nested, sparse, unbatched); None for all others."""
+    """Names a tensor that is more than its elements: nested, sparse, unbatched. None for all others."""
     if tensor.layout is not torch.strided:
         return f"a {type(tensor).__name__} of the layout {tensor.layout}"
     if tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -54,7 +54,7 @@ class NewFile:
         self._fd, self._meter, self._at = fd, meter, 0
 
     def write(self, data: memoryview) -> None:
-        """Bytes that are counted."""
+        """Writes bytes that count as progress."""
         for start in range(0, len(data), _CHUNK):
             part = data[start : start + _CHUNK]
             self.write_uncounted(part)
@@ -65,7 +65,7 @@ class NewFile:
         self._at += len(data)
 
     def write_tensor(self, tensor: torch.Tensor) -> None:
-        """The elements in C order."""
+        """Writes the elements in C order."""
         if tensor.numel():
             flat = tensor.detach().contiguous().reshape(-1)
             self.write(flat.view(torch.uint8).numpy().data)
@@ -94,7 +94,7 @@ def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
 
 @contextlib.contextmanager
 def new_folder(path: str, *, durable: bool) -> Generator[str]:
-    """Yields the folder to fill. What it becomes must not be there, or be an empty folder."""
+    """Yields a folder to fill, which then becomes `path`: that must be missing, or an empty folder."""
     path = os.path.realpath(path)
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise AlreadyExistsError(f"{path} is there, and no empty folder: export to one that is empty or missing")

@@ -291,7 +291,7 @@ class Store(Keyspace, AsMapping):
             FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
         """
         with between_forks():
-            from memstore.formats import attach
+            from memstore.formats import describe_files, load_files
 
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
@@ -299,10 +299,10 @@ class Store(Keyspace, AsMapping):
             self._check_early(root, {key: expect_version})
         if copy:
             with resource_errors(self.root, key, root):
-                value = attach.load(key, path, format, allow_pickle=self._allow_pickle)
+                value = load_files(key, path, format, allow_pickle=self._allow_pickle)
             return self.put(key, value, expect_version=expect_version, timeout=timeout)
         with resource_errors(self.root, key, root):
-            content = attach.adopt(key, path, format, allow_pickle=self._allow_pickle)
+            content = describe_files(key, path, format, allow_pickle=self._allow_pickle)
         (version,) = put(root, [Draft(name, content, expect_version)], deadline)
         self._puts += 1
         return version
@@ -334,14 +334,14 @@ class Store(Keyspace, AsMapping):
             AlreadyExistsError: the folder has something in it.
         """
         with between_forks():
-            from memstore.formats import export
+            from memstore.formats import check_export, export_value, has_devices
 
-        target, limit = export.check_options(path, format, max_shard_size)
+        target, limit = check_export(path, format, max_shard_size)
         root = self._opened()
         held = self._held(root, key)
         description = held.record.description
-        options = contents.Options(device="cpu" if export.has_devices(description) else None)
-        export.export(
+        options = contents.Options(device="cpu" if has_devices(description) else None)
+        export_value(
             key,
             description,
             self._load(root, key, held, options),

@@ -4,7 +4,7 @@ The rooms, from the top floor down; a room imports only from those below it:
 
     transport     tensors of memstore's memory through multiprocessing queues
     info          what a stored value looks like; the tensors of a value, by name
-    adopt         values that lie in files of others
+    external      values that lie in files of others
     get/          a stored value, built again; get with out= and like=
     put/          a value, taken apart: its plan, its tensors and its objects; tensors copied into memory
     containers/   each kind of container: how it is flattened, and the node that builds it again
@@ -19,9 +19,9 @@ The rooms, from the top floor down; a room imports only from those below it:
 
 from __future__ import annotations
 
-from memstore.structure.adopt import Adopted, adopt_tree, adopt_value
 from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
+from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
 from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes
@@ -50,15 +50,15 @@ __all__ = [
     "DTYPE_NAMES",
     "MAX_DEPTH",
     "TENSOR",
-    "Adopted",
+    "ExternalValue",
     "Flat",
     "MalformedError",
     "Plan",
     "RefusedError",
     "Tree",
     "Walk",
-    "adopt_tree",
-    "adopt_value",
+    "describe_external_tree",
+    "describe_external_value",
     "bare_array",
     "class_name",
     "contents",

@@ -460,10 +460,10 @@ def test_no_reader_of_a_format_can_place_a_leaf_outside_its_file(tmp_path: Path)
     for offset, nbytes in ((0, 101), (100, 1), (1 << 20, 4)):
         sources = ExternalFiles()
         sources.add(str(tmp_path / "file"), (tmp_path / "file").stat())
-        adopted = structure.adopt_tree(0, [Leaf((), "uint8", (nbytes,), None, offset, nbytes)])
+        adopted = structure.describe_external_tree(0, [Leaf((), "uint8", (nbytes,), None, offset, nbytes)])
         with pytest.raises(memstore.CorruptionError, match="beyond the end"):
             attach._check_places(adopted.plan, sources)
-    attach._check_places(structure.adopt_tree(0, [Leaf((), "uint8", (100,), None, 0, 100)]).plan, sources)
+    attach._check_places(structure.describe_external_tree(0, [Leaf((), "uint8", (100,), None, 0, 100)]).plan, sources)
 
 
 def test_a_record_has_a_limit(store: memstore.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

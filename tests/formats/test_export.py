@@ -21,7 +21,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictPara
 import memstore
 from memstore import structure
 from memstore.engine.format.record import Leaf
-from memstore.formats import export as export_module
+from memstore.formats import has_devices
 from memstore.structure.tensors.traits import Traits
 from memstore.testing.equality import assert_same
 from memstore.testing.faults import at_step, raising, record
@@ -442,8 +442,8 @@ def test_parameters_are_exported_as_tensors(store: memstore.Store, folder: Path)
 def test_values_of_other_devices_are_read_without_them() -> None:
     leaf = Leaf((), "float32", (3,), None, 0, 12)
     for device in (None, "cuda:0"):
-        description = structure.adopt_tree(0, [leaf], leaf_traits=[Traits(0, False, device)]).plan.description
-        assert export_module.has_devices(description) == (device is not None)
+        found = structure.describe_external_tree(0, [leaf], leaf_traits=[Traits(0, False, device)])
+        assert has_devices(found.plan.description) == (device is not None)
 
 
 def test_shards_are_filled_to_their_limit(store: memstore.Store, folder: Path) -> None:

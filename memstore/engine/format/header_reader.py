@@ -1,6 +1,7 @@
 """The header of a segment, read and checked: verify and repair take whole ones, a get the objects of large values.
 
-It may be damaged, or anybody's work. That a file holds a record's put, a get tells without it, by `header.belongs`.
+A header may be damaged, or anybody's work. A get doesn't read it to tell that a file holds a record's put: see
+`header.belongs`.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _read_checked(header: memoryview, size: int) -> Found:
 
 
 def _read_slots(text: bytes) -> Slots:
-    """Where the put id was erased, the rest is another put's, or nobody's: only the state is told."""
+    """Reads the slots. Where the put id was erased, what follows is of an earlier put, so only the state counts."""
     words = dict(word.split("=", 1) for word in text.decode("ascii").split() if "=" in word)
     state = _STATES.get(text[STATE_AT - SLOTS_OFFSET :][: len(state_word(FILLING))])
     put_id, version, batch = (words.get(name, "") for name in ("put", "version", "batch"))
@@ -138,7 +139,7 @@ def read_slots(head: bytes, store: str) -> Slots | None:
 
 
 def names_put(head: bytes, put_id: int, version: int) -> bool:
-    """Whether the slots of a damaged header (HEAD_SIZE bytes of it) are whole, and those of a published put."""
+    """Whether the slots of a damaged header are whole and name this published put. `head` has HEAD_SIZE bytes."""
     try:
         slots = _read_slots(head[SLOTS_OFFSET:STORE_AT])
     except (ValueError, UnicodeError):
@@ -166,6 +167,6 @@ def read_objects(header: bytes) -> bytes:
 
 
 def leading_base64(text: bytes) -> bytes:
-    """What the base64 that `text` starts with says. It ends where it can't go on: what closes it may be damaged."""
+    """Decodes the base64 that `text` starts with, as far as it goes: the closing quote may be damaged."""
     match = _BASE64.match(text)
     return base64.b64decode(match[0]) if match else b""

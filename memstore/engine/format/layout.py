@@ -14,7 +14,7 @@ from memstore.engine.format.record import Path
 from memstore.engine.format.safetensors import METADATA, SAFETENSORS_DTYPES
 
 ALIGNMENT = 64
-SLACK = "__slack__"  # the name of the entry for what is left of a file behind the data
+SLACK = "__slack__"  # the name of the entry for the unused end of a file that was reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def lay_out(spans: Sequence[Span], *, aligned: bool = True) -> Layout:
 
 
 class _HeaderNames:
-    """Makes names unique: ("a", "b") and ("a.b",) are two leaves, and both read "a.b"."""
+    """Makes names unique: the leaves ("a", "b") and ("a.b",) would both be called "a.b"."""
 
     def __init__(self) -> None:
         self._seen = {METADATA, SLACK}

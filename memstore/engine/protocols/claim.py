@@ -24,7 +24,7 @@ from memstore.engine.format import FILLING, SegmentRow
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.reuse import Reuse, size_class, unclaim
 from memstore.engine.protocols.sweep import close_unlinked
-from memstore.engine.root import Root, adopt
+from memstore.engine.root import Root, give_to_group
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, StoreFullError
 
@@ -40,7 +40,7 @@ def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline
             return kept
     writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
     if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
-        adopt(writer.file.lock_file.fd, root.settings)
+        give_to_group(writer.file.lock_file.fd, root.settings)
     return writer
 
 

@@ -25,25 +25,25 @@ from memstore.errors import CorruptionError
 from memstore.keys import encode_key
 
 _ALIVE_EVERY = 2048  # rows
-_LONGEST = 0.002  # seconds that a transaction lasts on a store in use: up to 60 puts, of some 20 KiB each
-_PAUSE = 0.0005  # seconds between two: who has slept is seldom interrupted, which would be in a transaction else
-_ROWS_A_STRETCH = 64  # at least, in one transaction
+_TRANSACTION = 0.002  # seconds that a transaction lasts on a store in use: up to 60 puts, of some 20 KiB each
+_PAUSE = 0.0005  # seconds between two: a process that has just slept is seldom interrupted within the next transaction
+_ROWS_A_TRANSACTION = 64  # at least, in one transaction
 _LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has at most 100 MB
 
 
 def report(folder: str, locked: bool, with_rows: bool) -> None:
-    """What the child runs."""
+    """The child process: looks at the catalog in `folder`, and writes what it finds to standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sender = _Sender(sys.stdout.buffer)
-    sender.say("hello")  # what happens from here on happens in LMDB
+    sender.say("hello")  # a signal that ends the child from here on is the work of damaged pages
     sender.flush()
     try:
         catalog = Catalog(folder, durable=False, writable=False, locked=locked)
-        inspect(catalog, sender, with_rows=with_rows, longest=_LONGEST if locked else math.inf)
+        inspect(catalog, sender, with_rows=with_rows, longest=_TRANSACTION if locked else math.inf)
     except (OSError, MemoryError) as error:
         is_damage = getattr(error, "errno", None) == errno.EIO
         sender.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}")
-    except Exception as error:  # whatever it is: the parent has to know
+    except Exception as error:  # the parent is told of every error
         sender.say("broken", f"{type(error).__name__}: {error}")
     sender.flush()
 
@@ -107,20 +107,21 @@ class _Look:
         self._sender.say("damage", detail, key, segment, is_record)
 
     def _walk(self, table: str, end: float) -> bool:
-        """False if it was time to stop before the table's end."""
+        """Looks at the next rows of a table. False if the time was up before its end."""
         if self._last is None:
             self._began = self._transaction.moment
         for packed, value in self._transaction.rows(table, self._last):
             key = bytes(packed)
             if self._last is not None and key <= self._last or len(value) > _LARGEST_ROW:
-                raise CorruptionError(f"table {table!r} is out of order")  # a page that names an earlier one, maybe
+                # perhaps by a page that names an earlier one, so that the walk would not end
+                raise CorruptionError(f"table {table!r} is out of order")
             self._last = key
             self._seen += 1
             if self._seen % _ALIVE_EVERY == 0:
                 self._sender.say("alive")
                 self._sender.flush()
             self._look_at(table, key, bytes(value))
-            if self._seen % _ROWS_A_STRETCH == 0 and time.monotonic() > end:
+            if self._seen % _ROWS_A_TRANSACTION == 0 and time.monotonic() > end:
                 return False
         count, said = self._seen - self._seen_before, self._transaction.count(table)
         if self._began == self._transaction.moment and count != said:
@@ -156,7 +157,7 @@ class _Look:
         try:
             row = self._transaction.segment(segment)
         except CorruptionError:
-            return  # said where it stands
+            return  # reported with its own table
         if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, record.put_id, LIVE, record.size):
             what = "there is none" if row is None else "is another put's"
             self._damage(f"the row of its segment disagrees with its record: {what}", key, segment)
@@ -186,7 +187,7 @@ class _Look:
         try:
             counters = self._transaction.counters()
         except CorruptionError:
-            return  # said where it stands
+            return  # reported with its own table
         if counters.version < self._largest_version or counters.number < self._largest_number:
             self._damage("the counters are behind the rows: numbers would repeat")
         if not self._is_one_moment:

@@ -188,7 +188,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
     for name in ("data.mdb", "lock.mdb"):
         fd = syscalls.open_file(f"{where}/{name}", os.O_RDWR)
         try:
-            folder.adopt(fd, settings)
+            folder.give_to_group(fd, settings)
             syscalls.sync(fd)
         finally:
             syscalls.close(fd)

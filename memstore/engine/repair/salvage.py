@@ -1,4 +1,4 @@
-"""What is there to be repaired: the rows that can still be read, and the headers of all segments. Changes nothing."""
+"""Reads what is left of a damaged store: the rows that can be read, and the segments' headers. Changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEY = re.compile(rb'"digest":"[0-9a-f]{16}","key":("(?:[^"\\]|\\.){1,3000}")') 
 
 @dataclass(slots=True)
 class OldCatalog:
-    """The rows that fit their checksums.
+    """What is left of the catalog: the rows that fit their checksums.
 
     Attributes:
         is_sound: all rows are there and fit one another, so that what isn't there never was.
@@ -55,7 +55,10 @@ class OldCatalog:
 
 
 def read_catalog(folder: str, store: str) -> OldCatalog:
-    """By a child; raises ResourceLimitError if none could look. The catalog of another store counts for nothing."""
+    """Reads the catalog by a child process. That of another store counts for nothing.
+
+    Raises ResourceLimitError if no child could look at it.
+    """
     old = OldCatalog()
     owners: list[bytes] = []
 
@@ -80,13 +83,13 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
 
 
 def _is_nearly(found: bytes, expected: bytes) -> bool:
-    """Damage by a flipped bit, and not another store's id: these differ in nearly all places."""
+    """Whether an id was damaged by a flipped bit: the ids of two stores differ in nearly all places."""
     return len(found) == len(expected) and sum(map(operator.ne, found, expected)) <= 2
 
 
 @dataclass(slots=True)
 class SegmentFile:
-    """A file by a segment's name. `found` is None where its header can't be read; `key` then is a guess, or None.
+    """A file that has the name of a segment. `found` is None where its header can't be read; `key` is a guess then.
 
     Attributes:
         found: without what `record` has, and its objects: all files of a store are in memory at once.
@@ -119,7 +122,7 @@ def _record(found: Found, segment: int, size: int, changed: float) -> Record:
 
 
 def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFile]:
-    """Every regular file that is named as a segment. Others' are left alone."""
+    """Every regular file that is named as a segment; other files are left alone."""
     names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
     total = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
     seen = 0

@@ -35,7 +35,7 @@ class Choice:
 
     Attributes:
         noted: the batch that was being published when the store was last used, or 0.
-        rung: how many publications the lock page has counted.
+        publications_rung: how many publications the lock page has counted.
         entries: what the new catalog is made of.
         mended: by segment, headers made of records.
         cut_off: batches that were being published and got no further.
@@ -46,7 +46,7 @@ class Choice:
     files: dict[int, SegmentFile]
     store: str
     noted: int
-    rung: int
+    publications_rung: int
     mend: Mend
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -57,7 +57,8 @@ class Choice:
         if self.noted:
             self.cut_off.add(self.noted)
         known = self.old.counters.publications
-        if not known or self.rung <= known:  # else what the catalog calls unfinished may be finished since
+        # if the lock page has counted more, a batch that the catalog calls unfinished may have been published since
+        if not known or self.publications_rung <= known:
             self.cut_off |= self._unfinished()
         if self._is_older():
             self.old.is_older, self.old.is_sound = True, False
@@ -70,17 +71,17 @@ class Choice:
             self._consider(file)
 
     def _is_older(self) -> bool:
-        """Whether something is newer than all that the catalog knows; of one that is gone nobody can say."""
+        """Whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
         old = self.old
         if not old.is_sound and not old.counters.publications:
             return False
-        if self.rung > old.counters.publications:
+        if self.publications_rung > old.counters.publications:
             return True
         versions = [file.found.version for file in self._ours() if file.found is not None and self._is_published(file)]
         return max(versions, default=0) > old.counters.version
 
     def _is_published(self, file: SegmentFile) -> bool:
-        """By its header, and unless it was just being published."""
+        """Whether a file's header says that it was published, and nothing says that this was cut off."""
         found = file.found
         if found is None or found.state != LIVE or not found.put_id:
             return False
@@ -88,7 +89,7 @@ class Choice:
         return state != RETIRED and (state == LIVE or found.batch not in self.cut_off)
 
     def _unfinished(self) -> set[int]:
-        """Batches of files that say live, whose rows say that they are being filled.
+        """Batches of which some file says live, where its row says that it is being filled.
 
         Nobody syncs the lock page, so after a crash of the host no note tells of them. Or they were published, by the
         very transaction that the catalog has lost: then all of a batch is there, and may be taken.
@@ -106,12 +107,12 @@ class Choice:
         return {batch for batch in filling if not is_whole(batches[batch], last)}
 
     def _state(self, segment: int, put_id: int) -> int:
-        """By the row of this put; 0 if there is none."""
+        """The state that the catalog's row has for this put; 0 if there is no row."""
         row = self.old.rows.get(segment)
         return row.state if row is not None and row.put_id == put_id else 0
 
     def _ours(self) -> list[SegmentFile]:
-        """Those with a header of this store."""
+        """The files with a header of this store."""
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
@@ -135,7 +136,7 @@ class Choice:
         return self.old.is_older and file.found is not None and file.found.state == RETIRED
 
     def _consider(self, file: SegmentFile) -> None:
-        """An entry by what a file says of itself."""
+        """Makes an entry of what a file's header says, if that is newer than all that is known of its key."""
         found, record, key = file.found, file.record, file.key
         if found is None or record is None or key is None or not self._is_published(file):
             return
@@ -145,7 +146,7 @@ class Choice:
             self.from_headers.add(key)
 
     def lost(self) -> set[bytes]:
-        """Keys that are known of, and have no entry."""
+        """Keys that the store had, as far as anything tells, and that have no entry now."""
         known = {*self.old.records, *self.old.damaged}
         if not self.old.is_sound:
             known |= {file.key for file in self.files.values() if file.found is None and file.key is not None}
@@ -166,7 +167,7 @@ class Choice:
         ]
 
     def _is_outdone(self, file: SegmentFile) -> bool:
-        """A newer version of its key was found."""
+        """Whether a newer version of the file's key was found."""
         found = file.found
         known = self.entries.get(found.key.encode()) if found else None
         return found is not None and known is not None and found.store == self.store and known.version > found.version
@@ -199,7 +200,7 @@ class Choice:
             version=max(old.counters.version, *versions, 0) + _FAR,
             number=max(old.counters.number, *numbers, 0) + _FAR,
             sequence=old.counters.sequence + _FAR,
-            publications=max(old.counters.publications, self.rung if old.is_older else 0) + _FAR,
+            publications=max(old.counters.publications, self.publications_rung if old.is_older else 0) + _FAR,
             live=sum(record.size for record in self.entries.values()),
             capacity=old.counters.capacity,
         )

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, filesystem_name, mappings_keep_locks
-from memstore.engine.root.folder import CATALOG, DOORBELL, LOCK, SEGMENTS, SETTINGS, absolute_path, adopt
+from memstore.engine.root.folder import (
+    CATALOG,
+    DOORBELL,
+    LOCK,
+    SEGMENTS,
+    SETTINGS,
+    absolute_path,
+    give_to_group,
+)
 from memstore.engine.root.holders import holders_of, lock_holders
 from memstore.engine.root.registry import abandon_root, close_abandoned, close_root, reopen_root, retain_root
 from memstore.engine.root.root import KeptFile, Root
@@ -22,7 +30,7 @@ __all__ = [
     "TMPFS",
     "abandon_root",
     "absolute_path",
-    "adopt",
+    "give_to_group",
     "check_filesystem",
     "close_abandoned",
     "close_root",

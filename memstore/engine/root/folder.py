@@ -56,7 +56,7 @@ def create_file(root: str, name: str, content: bytes, settings: Settings) -> Non
     fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         syscalls.write_at(fd, content, 0)
-        adopt(fd, settings)
+        give_to_group(fd, settings)
         if settings.durable:
             syscalls.sync(fd)
     finally:
@@ -82,7 +82,7 @@ def create_folder(path: str, settings: Settings) -> None:
     os.chmod(path, settings.folder_mode)
 
 
-def adopt(fd: int, settings: Settings) -> None:
+def give_to_group(fd: int, settings: Settings) -> None:
     """Gives a new file the store's group and mode, whatever the umask; the default needs no call."""
     if settings.unix_group is not None:
         os.fchown(fd, -1, settings.unix_group)

@@ -1,4 +1,4 @@
-"""Files of `torch.save`: those of the zip format (since torch 1.6) are adopted in place, others loaded for a copy.
+"""Files of `torch.save`: those of the zip format (since torch 1.6) are served in place, others loaded for a copy.
 
 torch reads the structure, in its safe mode unless pickle is allowed, over a mapping of the file, so no data is read.
 Where each storage lies in the file tells the mapping; the zip's directory tells which bytes are storages. Tensors come
@@ -20,7 +20,7 @@ from memstore import structure
 from memstore.engine import ExternalFiles, file_offsets, opened, syscalls
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats.documents import damaged
-from memstore.formats.torch_archives import Archive, is_legacy, read_archive
+from memstore.formats.torch_zip import Archive, is_legacy, read_archive
 
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _UNPICKLER_SAYS = re.compile(r"WeightsUnpickler error:\s+(.+)")
@@ -28,7 +28,7 @@ _LOAD_SAYS = re.compile(r"Weights only load failed\. (.+)")
 _Place = Callable[[Any, str], Any]  # of storages
 
 
-def adopt_file(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.Adopted:
+def read_torch(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     path = os.path.realpath(path)
     with opened(path) as (fd, found):
         if is_legacy(syscalls.read_at(fd, 64, 0)):
@@ -50,14 +50,14 @@ def adopt_file(path: str, sources: ExternalFiles, allow_pickle: bool) -> structu
         return [base + offset for offset in offsets]
 
     try:
-        return structure.adopt_value(value, locate, allow_pickle=allow_pickle)
+        return structure.describe_external_value(value, locate, allow_pickle=allow_pickle)
     except UnsupportedValueError as error:
         raise UnsupportedValueError(f"{path}: {error.message}") from None
     except CorruptionError as error:
         raise UnsupportedValueError(f"{path}: tensors that can't be served in place ({error.detail})") from None
 
 
-def load_file(path: str, allow_pickle: bool) -> Any:
+def load_torch(path: str, allow_pickle: bool) -> Any:
     """What is in a file, as torch.load gives it: for a copy."""
     path = os.path.realpath(path)
     with opened(path) as (fd, found):

@@ -1,4 +1,4 @@
-"""Values that lie in files of others: descriptions whose leaves are where those files have them."""
+"""Values that lie in external files: descriptions whose leaves are where those files have them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from memstore.structure.tree import Tree
 from memstore.structure.walk import Walk, take_apart
 
 
-class Adopted(NamedTuple):
+class ExternalValue(NamedTuple):
     plan: Plan
     objects: bytes  # the leaves that are no tensors, encoded
 
 
-def adopt_tree(
+def describe_external_tree(
     tree: Tree,
     leaves: Sequence[Leaf],
     written: Sequence[Any] = (),
     leaf_traits: Sequence[Traits] | None = None,
     same: dict[int, int] | None = None,
-) -> Adopted:
+) -> ExternalValue:
     """Describes a value by its tree (see node.py), the places of its tensors, and its objects in their written form.
 
     Raises CorruptionError for what no value is.
     """
     found = (PLAIN,) * len(leaves) if leaf_traits is None else leaf_traits
     plan = plan_of(describe(tree, leaves, found, same or {}, False))
-    return Adopted(plan, encode_objects(list(written)))
+    return ExternalValue(plan, encode_objects(list(written)))
 
 
-def adopt_value(value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *, allow_pickle: bool) -> Adopted:
+def describe_external_value(
+    value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *, allow_pickle: bool
+) -> ExternalValue:
     """Describes a value whose tensors lie in mappings of files.
 
     Args:
@@ -65,4 +67,4 @@ def adopt_value(value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *,
         first = firsts.setdefault(id(tensor), i)
         if first != i:
             same[i] = first
-    return adopt_tree(tree, leaves, walk.objects, facts.traits, same)
+    return describe_external_tree(tree, leaves, walk.objects, facts.traits, same)

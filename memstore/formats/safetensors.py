@@ -48,13 +48,13 @@ def find_in_folder(folder: str) -> str | None:
     return None
 
 
-def adopt_file(path: str, sources: ExternalFiles) -> structure.Adopted:
+def read_safetensors(path: str, sources: ExternalFiles) -> structure.ExternalValue:
     """A single file; `path` may be a link to it."""
     return _as_dict(_read_file(os.path.realpath(path), sources))
 
 
-def adopt_index(path: str, sources: ExternalFiles) -> structure.Adopted:
-    """A checkpoint of several files, by its index."""
+def read_checkpoint(path: str, sources: ExternalFiles) -> structure.ExternalValue:
+    """A checkpoint of several files; `path` is that of its index."""
     folder = os.path.dirname(path)
     listed = _read_index(path)
     tensors: dict[str, dict[str, Leaf]] = {}
@@ -68,8 +68,8 @@ def adopt_index(path: str, sources: ExternalFiles) -> structure.Adopted:
     return _as_dict(chosen)
 
 
-def _as_dict(tensors: dict[str, Leaf]) -> structure.Adopted:
-    return structure.adopt_tree(("dict", list(tensors), [0] * len(tensors)), list(tensors.values()))
+def _as_dict(tensors: dict[str, Leaf]) -> structure.ExternalValue:
+    return structure.describe_external_tree(("dict", list(tensors), [0] * len(tensors)), list(tensors.values()))
 
 
 # --- the files of a checkpoint ----------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def why_not(name: str, tensor: torch.Tensor) -> str | None:
     return "its name is that of the metadata" if name == METADATA else None
 
 
-def write_file(path: str, tensors: dict[str, torch.Tensor], meter: Meter, *, durable: bool) -> None:
+def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: Meter, *, durable: bool) -> None:
     """A file by itself, in place of one that is there."""
     header, order = _header(tensors)
     with new_file(path, meter, durable=durable) as file:
@@ -159,7 +159,7 @@ def write_checkpoint(
         names = ["model.safetensors"]
     with new_folder(path, durable=durable) as folder:
         for name, shard in zip(names, shards, strict=True):
-            write_file(f"{folder}/{name}", shard, meter, durable=False)
+            write_safetensors(f"{folder}/{name}", shard, meter, durable=False)
         if len(shards) > 1:
             listed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
             index = {"metadata": {"total_size": meter.total}, "weight_map": dict(sorted(listed.items()))}
