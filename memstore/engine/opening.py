@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.files import OwnedFile
-from memstore.engine.protocols import LOOKED_AT, ahead, check_headers, check_publications, recovery, sweep_all
+from memstore.engine.protocols import LOOKED_AT, after_death, check_headers, check_publications, close_ahead, sweep_all
 from memstore.engine.root import (
     CATALOG,
     DOORBELL,
@@ -218,8 +218,8 @@ def _assemble(
             root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, needs_files, segments, users=1)
             registry.register(identity, root)
         if lock is not None:
-            lock.recover = lambda: recovery.after_death(root)
-        root.before_close = ahead.close
+            lock.recover = lambda: after_death(root)
+        root.before_close = close_ahead
         return root
 
     return register() if lock is None else lock.run(register, deadline)

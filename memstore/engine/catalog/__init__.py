@@ -7,9 +7,9 @@ from memstore.engine.catalog.meta import has_gone_back
 from memstore.engine.catalog.tables import NAMES, Counters, Transaction, check_row, read_counters, read_segment
 
 __all__ = [
+    "NAMES",
     "Catalog",
     "Counters",
-    "NAMES",
     "Transaction",
     "check_row",
     "has_gone_back",

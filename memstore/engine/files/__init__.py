@@ -14,12 +14,12 @@ from memstore.engine.files.spares import Spares
 
 __all__ = [
     "ClaimedFile",
+    "ExternalFiles",
     "LockFile",
     "Mapping",
     "OwnedFile",
     "SealedSegment",
     "SegmentWriter",
-    "ExternalFiles",
     "Spares",
     "WritableMemory",
     "close_all",

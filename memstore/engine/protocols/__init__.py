@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from memstore.engine.protocols.ahead import close as close_ahead
 from memstore.engine.protocols.change import Change, Content, check_version, missing
 from memstore.engine.protocols.get import MISFIT, MappedEntry, files_of, hold, hold_at_once, map_entry
 from memstore.engine.protocols.leases import lease
 from memstore.engine.protocols.put import Draft, delete, put, retry_after_sweep
+from memstore.engine.protocols.recovery import after_death
 from memstore.engine.protocols.rollback import LOOKED_AT, check_headers, check_publications
 from memstore.engine.protocols.sweep import sweep_all
 
 __all__ = [
-    "retry_after_sweep",
+    "LOOKED_AT",
+    "MISFIT",
     "Change",
     "Content",
     "Draft",
     "MappedEntry",
-    "LOOKED_AT",
-    "MISFIT",
+    "after_death",
     "check_headers",
     "check_publications",
     "check_version",
+    "close_ahead",
     "delete",
     "files_of",
     "hold",
@@ -28,5 +31,6 @@ __all__ = [
     "map_entry",
     "missing",
     "put",
+    "retry_after_sweep",
     "sweep_all",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memstore.engine.root import folder, registry
 from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, filesystem_name, mappings_keep_locks
 from memstore.engine.root.folder import (
     CATALOG,
@@ -20,25 +21,27 @@ from memstore.engine.root.settings import Settings, new_settings
 __all__ = [
     "CATALOG",
     "DOORBELL",
-    "Durability",
     "LOCK",
-    "KeptFile",
-    "Root",
     "SEGMENTS",
     "SETTINGS",
-    "Settings",
     "TMPFS",
+    "Durability",
+    "KeptFile",
+    "Root",
+    "Settings",
     "abandon_root",
     "absolute_path",
-    "give_to_group",
     "check_filesystem",
     "close_abandoned",
     "close_root",
     "filesystem_name",
+    "folder",
+    "give_to_group",
     "holders_of",
     "lock_holders",
     "mappings_keep_locks",
     "new_settings",
+    "registry",
     "reopen_root",
     "retain_root",
 ]

@@ -73,7 +73,6 @@ from memstore.engine.syscalls.mutexes import (
 
 __all__ = [
     "BOOT_ID",
-    "Cleanup",
     "HELD",
     "HUGE_PAGE",
     "MUTEX_OWNER",
@@ -81,8 +80,9 @@ __all__ = [
     "NOT_MAPPED",
     "OWNER_DIED",
     "PAGE",
-    "Reservation",
     "TIMED_OUT",
+    "Cleanup",
+    "Reservation",
     "allocate",
     "buffer_address",
     "close",
