@@ -42,7 +42,6 @@ class LeafBytes:
         offset: int,
         nbytes: int,
         checksum: bytes | None,
-        *,
         start: int,
         place: torch.device | None = None,
     ) -> None:
