@@ -40,7 +40,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
             item = tensor.dtype.itemsize
             start = stored.offset - int(tensor.storage_offset()) * item
             own = place if wanted is not None or kind is traits.PLAIN else need_device(kind.device)
-            leaf_bytes = LeafBytes(source, stored.offset, stored.nbytes, checksum, start=start, place=own)
+            leaf_bytes = LeafBytes(source, stored.offset, stored.nbytes, checksum, start, own)
             if stored.offset % item:  # it had to be copied
                 leaf_bytes.base = tensor
             if loaded or leaf_bytes.base is not None:  # others may write into this storage
@@ -53,7 +53,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
             stored = plan.leaves[i]
             if sums is not None:
                 checksum = sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
-                LeafBytes(source, stored.offset, stored.nbytes, checksum, start=stored.offset).check()
+                LeafBytes(source, stored.offset, stored.nbytes, checksum, stored.offset).check()
             count_read(stored.nbytes)
         return structure.rebuild_lazily(
             plan, objects, memory, mapping, make_leaf, allow_pickle=options.allow_pickle, device=wanted

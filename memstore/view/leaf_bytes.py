@@ -41,7 +41,6 @@ class LeafBytes:
         offset: int,
         nbytes: int,
         checksum: bytes | None,
-        *,
         start: int,
         place: torch.device | None = None,
     ) -> None:

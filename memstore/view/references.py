@@ -56,7 +56,7 @@ def unpack(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
         shown = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, shape, stride)
         guard(shown)
         kind, requires_grad = divmod(flags, 2)
-        stored = LeafBytes(source, *(checked or (offset, nbytes, None)), start=offset, place=need_device(device))
+        stored = LeafBytes(source, *(checked or (offset, nbytes, None)), offset, need_device(device))
         stored.base = base
         leaf = wrap(cls, shown, stored)
         return with_kind(leaf, traits.Traits(kind, bool(requires_grad), device))
