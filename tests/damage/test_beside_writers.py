@@ -77,7 +77,7 @@ def a_writer_between_rows(monkeypatch: pytest.MonkeyPatch, every: int, write: An
 
 def a_transaction_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `look(root, 0.0)`: more of them than are ever taken."""
-    monkeypatch.setattr(inspection, "_ROWS_A_STRETCH", 1)
+    monkeypatch.setattr(inspection, "_ROWS_A_TRANSACTION", 1)
     monkeypatch.setattr(inspection, "_PAUSE", 0)
 
 
@@ -95,7 +95,7 @@ def test_the_catalog_does_not_grow(scratch: str, monkeypatch: pytest.MonkeyPatch
     make(scratch)
     with memstore.open(scratch) as store, a_writer_between_rows(monkeypatch, 40, put_one_key, scratch) as turns:
         before = store.stats().catalog_bytes
-        assert look(root_of(store), inspection._LONGEST).damage == []
+        assert look(root_of(store), inspection._TRANSACTION).damage == []
         assert turns[0] >= KEYS // 40
         assert store.stats().catalog_bytes == before
 

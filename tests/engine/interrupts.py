@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Callable
@@ -19,7 +20,8 @@ def interrupted(action: Callable[[], None], point: int) -> bool:
             raise KeyboardInterrupt
         return tracer
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()  # what others hang into a collection, as hypothesis does, is none of the action's points
     sys.settrace(tracer)
     try:
         action()
@@ -28,3 +30,5 @@ def interrupted(action: Callable[[], None], point: int) -> bool:
         return True
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()

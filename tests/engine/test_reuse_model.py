@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memstore.engine.files import claimed_file, mapping, segment, segment_writer
+from memstore.engine.files import claimed_file, mapping, segment, segment_writer, slots
 from memstore.engine.format import header
 from memstore.engine.protocols import ahead, leases, recovery, reuse, sweep
 from memstore.engine.protocols import get as lookup
@@ -29,7 +29,7 @@ claim, publish, put = (import_module(f"memstore.engine.protocols.{name}") for na
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]
 MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
-FILES: list[ModuleType] = [claimed_file, header, mapping, segment, segment_writer]
+FILES: list[ModuleType] = [claimed_file, header, mapping, segment, segment_writer, slots]
 CODE = [ahead, claim, leases, lookup, publish, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
