@@ -20,9 +20,9 @@ from memstore.engine.protocols import ahead, leases, recovery, reuse, sweep
 from memstore.engine.protocols import get as lookup
 from memstore.engine.syscalls import files, mappings
 from memstore.testing.explore import Explored, Fault, explore
-from tests.engine import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
-from tests.engine.reuse_model import GETS, MUTATIONS, PUTS, Model
-from tests.engine.reuse_state import check, is_bad_luck, is_end, start
+from tests.engine.protocols import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
+from tests.engine.protocols.reuse_model import GETS, MUTATIONS, PUTS, Model
+from tests.engine.protocols.reuse_state import check, is_bad_luck, is_end, start
 
 claim, publish, put = (import_module(f"memstore.engine.protocols.{name}") for name in ("claim", "commit", "put"))
 

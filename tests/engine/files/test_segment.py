@@ -31,7 +31,7 @@ from memstore.engine.format.record import FILLING, LIVE, RETIRED
 from memstore.engine.protocols.reuse import size_class
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
-from tests.engine.interrupts import interrupted
+from tests.engine.files.interrupts import interrupted
 from tests.leaks import mapped_files, open_files
 
 STORE = "5" * 32

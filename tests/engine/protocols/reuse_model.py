@@ -24,10 +24,10 @@ their own beside this one.
 
 from __future__ import annotations
 
-from tests.engine.reuse_ahead import MUTATIONS_AHEAD, kept
-from tests.engine.reuse_get import get_steps
-from tests.engine.reuse_put import put_steps
-from tests.engine.reuse_state import DONE, FILLING, LIVE, RETIRED, UNLINKED, Scene, State, Steps, with_
+from tests.engine.protocols.reuse_ahead import MUTATIONS_AHEAD, kept
+from tests.engine.protocols.reuse_get import get_steps
+from tests.engine.protocols.reuse_put import put_steps
+from tests.engine.protocols.reuse_state import DONE, FILLING, LIVE, RETIRED, UNLINKED, Scene, State, Steps, with_
 
 PUTS, GETS = ("writer", "repeater", "swapper", "batcher"), ("reader", "watcher", "sender", "receiver")
 

@@ -15,7 +15,7 @@ import pytest
 from memstore.engine import syscalls
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file
 from memstore.engine.syscalls import mappings
-from tests.engine.interrupts import interrupted
+from tests.engine.files.interrupts import interrupted
 from tests.leaks import mapped_files
 
 SIZE = 5 << 20

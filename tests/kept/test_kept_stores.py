@@ -12,7 +12,7 @@ import torch
 import memstore
 from memstore.engine.root.settings import FORMAT
 from memstore.testing.equality import assert_same
-from tests.format.kept import archive, unpack, values
+from tests.kept.kept import archive, unpack, values
 
 FORMATS = range(1, FORMAT + 1)
 DIGESTS = {1: "9b00443d88e82615aa3742d029c8522adabe596e982d6a99196a5772fa843621"}  # SHA-256 of the archives
@@ -26,7 +26,7 @@ def kept(request: pytest.FixtureRequest, root: str) -> str:
 
 @pytest.mark.parametrize("number", FORMATS)
 def test_every_format_is_kept(number: int) -> None:
-    assert archive(number).exists(), "python -m tests.format.kept makes it; then it is kept for ever"
+    assert archive(number).exists(), "python -m tests.kept.kept makes it; then it is kept for ever"
 
 
 @pytest.mark.parametrize("number", FORMATS)

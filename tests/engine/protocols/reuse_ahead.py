@@ -7,7 +7,7 @@ second put needs no claim then; or it doesn't come, and the file is given back. 
 
 from __future__ import annotations
 
-from tests.engine.reuse_state import DONE, FILLING, RETIRED, Filling, Row, Scene, State, Steps, with_
+from tests.engine.protocols.reuse_state import DONE, FILLING, RETIRED, Filling, Row, Scene, State, Steps, with_
 
 AHEAD = ("look", "look away", "lock it", "erase it", "return it", "once more", "give it back", "unlock ahead")
 

@@ -1,4 +1,4 @@
-"""The stores of each format version that are kept, and what they hold. `python -m tests.format.kept` makes the newest.
+"""The stores of each format version that are kept, and what they hold. `python -m tests.kept.kept` makes the newest.
 
 A store that was kept is never made again: every later version of memstore has to read it as it is.
 """

@@ -8,8 +8,8 @@ over the version that was there first; a "batcher" puts two keys with `put_many`
 from __future__ import annotations
 
 from memstore.testing.explore import Fault
-from tests.engine.reuse_ahead import AHEAD, ahead_steps, booked, may_look_first
-from tests.engine.reuse_state import (
+from tests.engine.protocols.reuse_ahead import AHEAD, ahead_steps, booked, may_look_first
+from tests.engine.protocols.reuse_state import (
     DONE,
     FILLING,
     LIVE,
