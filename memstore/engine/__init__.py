@@ -4,10 +4,11 @@ Rooms, from below; each file's first lines say what it owns:
 syscalls/     every call into the kernel: the seam where tests inject faults
 format/       records, layouts and headers, as bytes
 files/        segments, mappings, locks of files, files of others
-catalog/      the index of a host, an LMDB database: its tables, transactions, growth and readers
+catalog/      keys and files of this host's store, an LMDB database: its tables, transactions, growth and readers
 sync/         what processes share in memory: robust mutexes, doorbells, the store's lock page; deadlines
 root/         a store's folder, opened: its settings and files, who uses it, and what a fork does to it
-usage         what a store takes of its machine; failures: the kernel's refusals, as memstore's errors
+usage         how much memory and disk a store takes, and who holds it
+failures      "disk full" and "too many", as memstore's errors
 protocols/    put, get and delete step by step; reuse and sweep of files; leases; recovery after a crash
 index         what a Store asks of the catalog: records, versions, keys, the wait for a version
 repair/       verify, and what is saved of a damaged store
@@ -58,6 +59,7 @@ from memstore.engine.format import (
 from memstore.engine.opening import Creation, open_root
 from memstore.engine.pin import Pin, PinOptions
 from memstore.engine.protocols import (
+    DEFAULT_LEASE,
     MISFIT,
     Change,
     Content,
@@ -86,6 +88,7 @@ from memstore.engine.usage import huge_page_bytes, measure
 
 __all__ = [
     "ALIGNMENT",
+    "DEFAULT_LEASE",
     "HEADER_LIMIT",
     "HEAD_SIZE",
     "METADATA",

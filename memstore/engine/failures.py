@@ -1,4 +1,4 @@
-"""The kernel's refusals, as memstore's errors."""
+""" "Disk full" and "too many files or mappings", as memstore's errors."""
 
 from __future__ import annotations
 

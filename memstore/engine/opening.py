@@ -1,4 +1,4 @@
-"""The store folder is opened and, where there is none, created: what `open_root` returns is whole.
+"""The store folder is opened and, where there is none, created: `open_root` returns a store that is whole and checked.
 
 Openings of one folder go one after another, by a lock on it (`folder.locked`). A process opens a folder once, and
 counts who uses it (`registry.py`).

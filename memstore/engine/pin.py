@@ -1,7 +1,7 @@
 """Pins: one version of a key that stays readable as long as a Pin of it lives, and on its way to another process.
 
 1. In a process, the mapping that the pin refers to keeps the segment's lock, so nobody reuses or removes the file.
-2. To pickle a pin takes a lease, which keeps the version until its receiver is there.
+2. To pickle a pin of a segment takes a lease, which keeps the version until its receiver is there.
 3. To unpickle it opens the store and maps the version at once, so that the lease may end.
 
 A process that dies leaves nothing to clean up: its locks go with it, and leases end by themselves.
@@ -17,7 +17,7 @@ import msgspec
 
 from memstore.engine.format import Record, decode_record, encode_record
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.protocols import MappedEntry, lease, map_entry, retry_after_sweep
+from memstore.engine.protocols import DEFAULT_LEASE, MappedEntry, lease, map_entry, retry_after_sweep
 from memstore.engine.root import Root, abandon_root, close_root, retain_root
 from memstore.engine.sync import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
@@ -30,7 +30,7 @@ class PinOptions(msgspec.Struct, frozen=True, gc=False):
     timeout: float
     verify: bool
     allow_pickle: bool
-    lease: float = 60.0  # seconds for the receiver of a pickled pin to arrive
+    lease: float = DEFAULT_LEASE  # seconds for the receiver of a pickled pin to arrive
 
 
 class Pin:

@@ -1,4 +1,4 @@
-"""What a store takes of its machine: bytes by state, who pins what, huge pages. For `stats` and errors; not hot."""
+"""How much memory and disk a store takes, and who holds it. It takes milliseconds: for `stats` and errors."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memstore import contents, listing
 from memstore.engine import (
+    DEFAULT_LEASE,
     MISFIT,
     Creation,
     Draft,
@@ -195,7 +196,7 @@ class Store(Keyspace, AsMapping):
         options = contents.PLAIN if options is None else options
         return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
 
-    def ref(self, key: str, *, lease: float = 60.0) -> Ref:
+    def ref(self, key: str, *, lease: float = DEFAULT_LEASE) -> Ref:
         """Returns a picklable reference to the present version of `key`, which pins it.
 
         Args:
@@ -234,7 +235,7 @@ class Store(Keyspace, AsMapping):
         self._gets += 1
         return view(root, key, held, self._pin_options(), device)
 
-    def _pin_options(self, lease: float = 60.0) -> PinOptions:
+    def _pin_options(self, lease: float = DEFAULT_LEASE) -> PinOptions:
         return PinOptions(self._mode, self._timeout, self._verify, self._allow_pickle, lease)
 
     def _held(self, root: Root, key: str) -> MappedEntry:

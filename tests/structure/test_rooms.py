@@ -15,7 +15,7 @@ HOME = Path(__file__).parent.parent.parent / "memstore/structure"
 PREFIX = "memstore.structure."
 FLOORS = (  # from the bottom
     *("checks", "refusals", "tensors", "tree", "objects", "plans", "walk", "containers"),
-    *("put", "get", "external", "adopt", "info", "transport"),
+    *("put", "get", "external", "info", "transport"),
 )
 
 

@@ -6,9 +6,9 @@ What LMDB needs to be safe here, each rule seen to be needed:
 - lock.mdb is allocated before the first opening: it is sparse, and a touch of it on a full tmpfs would be a SIGBUS;
 - lock.mdb is never opened by us while the environment is: closing it would drop LMDB's own locks;
 - no transaction outlives a call: an idle reader makes the map grow without end;
-- its slot in the table of readers does: to take one, LMDB locks a mutex of its own, and a process that is stopped in
-  this moment keeps all others from reading, without a timeout. So a slot is taken while the store's mutex is held, when
-  the environment is opened, and kept (decision 009).
+- the slot in LMDB's table of readers is kept between calls: to take one, LMDB locks a mutex of its own, and a process
+  that is stopped in this moment keeps all others from reading, without a timeout. So a slot is taken while the store's
+  mutex is held, when the environment is opened (decision 009).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """When the catalog grows, and by how much.
 
 A tenth of the map is kept for deletes, which need pages too, because LMDB writes a changed page to a free one. Pages
-that a reader of the past keeps (`readers.py`) are not free: a stopped process would use the tenth up.
+that were replaced since a reader began (`readers.py`) are not free: while a process is stopped in a read, overwrites
+would use the tenth up. So they are counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The two pages that a data.mdb starts with. Each commit writes one of them, in turn; LMDB opens the newer state.
 
-They are read here from the file, as LMDB 0.9 lays them out: LMDB asks neither whether the file is long enough, nor
-whether the older state was the newest before a page was damaged; and its binding doesn't show where free pages are.
+They are read here from the file, as LMDB 0.9 lays them out. LMDB doesn't ask whether the file is long enough; if the
+page of the newest state is damaged, it silently opens the older state; and its binding doesn't show where free pages
+are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""External files: files of others that an entry was attached to. How they are collected, opened and mapped.
+"""External files: files of others that are served under a key. How they are collected, opened and mapped.
 
 memstore never opens them for writing, and no lock protects them. A file that is not what it was when it was attached is
 refused; but whoever has mapped it before sees what others write into it. (The device is not compared: its number

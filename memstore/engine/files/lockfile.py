@@ -1,4 +1,4 @@
-"""Files that are opened to be locked. A forked child gives them up: else it kept their locks beyond its parent.
+"""Files that are opened to be locked. A forked child closes its copies: else the locks would outlive its parent.
 
 They close themselves when nothing refers to them any more, so that no error path can leave a lock behind.
 """

@@ -1,9 +1,9 @@
 """Private views of files, mapped as long as anything refers to them.
 
 Arrays made of a `Mapping` keep it alive, and so do slices of them and tensors made of slices. With it lives the file's
-shared lock; where the file system wants that (`filesystem.mappings_keep_locks`), by the open file, which is closed
-with it. It is unmapped when the last of them goes; never by a finalizer at exit, when tensors may still be read by
-others' finalizers.
+shared lock; where mappings keep no locks (overlay: see `filesystem.mappings_keep_locks`), by the open file, which is
+closed with it. It is unmapped when the last of them goes. Nothing is unmapped because the interpreter exits: finalizers
+of others may still read tensors then.
 
 A signal handler that raises, at whatever point, must not lose a mapping, for the lock would be lost with it. So what
 unmaps it is ready before it is made, and both are single calls in C: see `syscalls.map_into` and `syscalls.Cleanup`.

@@ -1,4 +1,4 @@
-"""Where in its file mapped memory lies, by the kernel's account."""
+"""At which offset of a file an address is mapped, as /proc/self/maps tells."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A segment: the file that holds the tensor bytes of one put. Every segment is a valid safetensors file.
 
-Its header is described in `format/header.py`. Whoever holds the exclusive lock of the file may write it
-(`segment_writer.py`); whoever holds a shared lock may rely on what it says. Here are the readers.
+Its header is described in `format/header.py`. Its data is written only under the exclusive lock of the file
+(`segment_writer.py`), and whoever holds a shared lock may rely on it; the state in the header may change under the
+store's mutex meanwhile. Here: its path, how a get maps it, and how it is removed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Extents: the files that hold the data of an entry, and where each of them lies in memory.
 
 All extents of an entry are mapped into one range of addresses, each from its `base` on. So the offsets of leaves count
-in one data section, and what reads leaves knows nothing of files. A record names one segment, or any number of external
-files (files of others, which were attached), as msgpack of `[[path, size, mtime_ns, inode, base], ...]`.
+in one data section, and what reads leaves knows nothing of files. A record names no file (an inline value), one
+segment, or up to 16,384 external files (files of others, which were attached), as msgpack of `[[path, size, mtime_ns,
+inode, base], ...]`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The **slots** stand at a fixed offset and have a fixed width: put id, state, version, batch. They are rewritten in
 place while the file lives. All else is immutable once the segment is live, and has a digest, right behind the store's
-id. A repair makes the catalog anew from headers, so they carry all that a record does.
+id. A repair makes the catalog anew from headers, so they carry all that a record does, but for the time of the put.
 
 Headers are made here, and read by `header_reader.py`; `files/slots.py` rewrites the slots.
 """

@@ -1,7 +1,6 @@
 """The header of a segment, read and checked: verify and repair take whole ones, a get the objects of large values.
 
-A header may be damaged, or anybody's work. A get doesn't read it to tell that a file holds a record's put: see
-`header.belongs`.
+A header may be damaged, or anybody's work. A get compares its first 256 bytes only: see `header.belongs`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the catalog stores: records, their leaves, and the rows of the other tables. Nouns only.
+"""What the catalog stores: records, their leaves, and the rows of the other tables, as types and as bytes.
 
 A record is msgpack (by msgspec) behind an xxh3 checksum over the key and itself, so that a flipped bit in the
 catalog's file, which LMDB returns silently, is an error and never a wrong value.

@@ -1,17 +1,18 @@
-"""How a store changes and is read: the steps of put, get and delete, and what follows a death."""
+"""How a store changes and is read: the steps of put, get and delete; reuse of files; recovery after a process dies."""
 
 from __future__ import annotations
 
 from memstore.engine.protocols.ahead import close as close_ahead
 from memstore.engine.protocols.change import Change, Content, check_version, missing
 from memstore.engine.protocols.get import MISFIT, MappedEntry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.leases import lease
+from memstore.engine.protocols.leases import DEFAULT_LEASE, lease
 from memstore.engine.protocols.put import Draft, delete, put, retry_after_sweep
 from memstore.engine.protocols.recovery import after_death
 from memstore.engine.protocols.rollback import LOOKED_AT, check_headers, check_publications
 from memstore.engine.protocols.sweep import sweep_all
 
 __all__ = [
+    "DEFAULT_LEASE",
     "LOOKED_AT",
     "MISFIT",
     "Change",

@@ -4,8 +4,8 @@ This is for segments that are assembled in memory: the claim, a hold of the mute
 such a put costs. The transaction that replaces what the file holds *books* it: its row becomes filling, under the id of
 the next put.
 
-- A booked file is locked after that commit, and never before it: readers rely on the shared lock of a live file, and a
-  reader without the mutex takes two refusals for damage, however short they were.
+- A booked file is locked after that commit, and never before it: until then it is live, and readers lock it shared. A
+  reader in mode "r", which doesn't take the mutex, would report two refusals, however short, as damage.
 - If somebody else has locked it by then, a second transaction gives it back, to be retired as any other file, and for
   some puts nothing is booked: who holds one version mostly holds the next one too. If this process dies or fails before
   it has locked the file, `recovery.py` gives it back.

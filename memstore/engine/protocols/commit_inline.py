@@ -1,9 +1,9 @@
 """Publishes one inline value over whatever version its key has: the protocol of `commit.py`, cut short.
 
-Nothing is claimed or filled, noted in the lock page, or written into a header. Of step 4, in one hold of the mutex,
-there remain: write the record over the one that is there, and commit; if that one had a segment, retire it in the same
-transaction, and mark its header afterwards; change the doorbell's word and the ring sequence. Step 5 is the same. A
-kill leaves what it leaves in `commit.py`.
+The new value has no file, so nothing is claimed or filled, and no batch is noted in the lock page. Of step 4, in one
+hold of the mutex, there remain: write the record over the one that is there, and commit; if that one had a segment,
+retire it in the same transaction, and mark its header afterwards; change the doorbell's word and the ring sequence.
+Step 5 is the same. A kill leaves what it leaves in `commit.py`.
 """
 
 from __future__ import annotations

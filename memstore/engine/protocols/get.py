@@ -3,13 +3,14 @@
 1. Read the record; no transaction outlives the call. Inline values are done.
 2. Open the segment, lock it shared without waiting, **then** compare the put id in its header with the record's. A
    refused lock, a missing file, another put id, or a state that isn't live says that the entry was replaced since its
-   record was read. Start again once, then do the same under the store's mutex, where nobody can replace it: progress is
-   certain, and a misfit is damage. External files are compared with what the record says of them (`external.py`)
-   instead of being locked.
+   record was read. Try again (`Store.get` twice, `get_many` once), then do the same under the store's mutex, where
+   nobody can replace it: progress is certain, and a misfit is damage. In mode "r", which never takes the mutex, try
+   until the deadline; the same misfit twice in a row is damage. External files are compared with what the record says
+   of them (`external.py`) instead of being locked.
 3. Check the size, map privately, close the file: the mapping keeps the lock (where it doesn't, the file stays open
    beside it). A reader that dies leaves nothing to clean up: the kernel unmaps the file and gives up the lock.
 
-All of it runs under the process's guard, so that no forked child inherits the file descriptor, and with it the lock.
+All of it runs under `root.guard`, so that no forked child inherits the file descriptor, and with it the lock.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from memstore.engine.catalog import Transaction
 from memstore.engine.root import Root
 from memstore.engine.sync import boot_clock
 
+DEFAULT_LEASE = 60.0  # seconds for the receiver of a pickled reference to arrive
 _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 

@@ -11,10 +11,10 @@
 
 An inline value skips 2 and 3, and if it is the only one and goes over any version, its commit is a shorter one
 (`commit_inline.py`). A put of several keys claims and fills the segment of each, then commits all as one batch. A
-delete is step 4 without a new record.
+delete is steps 4 and 5 without a new record.
 
 After an error, what was claimed is given back. If the error is that the mutex was not to be had in time, giving back
-would wait for it as well: the file is kept for the next put instead (`ahead.py`).
+would wait for it as well: a single small file is kept for the next put instead (`ahead.py`).
 """
 
 from __future__ import annotations

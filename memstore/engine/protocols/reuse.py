@@ -1,8 +1,8 @@
 """Retired segments: how a put claims one, to use its file again.
 
-A put claims a file of nearly its size, the oldest first, so that readers of the last versions have time to let go. A
-file that somebody locks or leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`). A file is
-never cut nor extended: a process that has it mapped would die of SIGBUS.
+A put claims the smallest file that fits, and among equal sizes the oldest, so that readers of the last versions have
+time to let go. A file that somebody locks or leases is *held*: it is set aside, and later sweeps look at it again
+(`sweep.py`). A file is never cut nor extended: a process that has it mapped would die of SIGBUS.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """

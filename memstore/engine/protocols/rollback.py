@@ -1,14 +1,14 @@
 """Detects a rolled-back catalog: one that is older than the lock page and the segments beside it.
 
-LMDB silently takes the state before the newest where the page that starts the newest one is damaged, and a data.mdb may
-have been restored from a copy that is older than the segments. To go on from there would give old values for new ones,
-and sweep the files of acknowledged puts as if their writers had died. Three things tell, before anything is changed:
+If the page of the newest state is damaged, LMDB silently opens the state before it; and a data.mdb may have been
+restored from a copy that is older than the segments. To go on from there would give old values for new ones, and sweep
+the files of acknowledged puts as if their writers had died. Three things tell, before anything is changed:
 
 1. The two meta pages of data.mdb (`catalog/meta.py`): they must be those of two commits in a row.
 2. The lock page: it counts publications after their commits, so a catalog that has fewer was rolled back. This holds
    after a reboot and in a copy too; but the page may be older than the catalog then, and prove nothing.
-3. Headers of segments: none may say live under a put id, with a version, that the catalog has yet to give. A put whose
-   commit was cut off has no such header: the catalog knows it as filling, under that put id.
+3. Headers of segments: none may say live under a put id and a version that are higher than any the catalog has given. A
+   put whose commit was cut off has no such header: the catalog knows it as filling, under that put id.
 """
 
 from __future__ import annotations

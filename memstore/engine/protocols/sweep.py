@@ -1,8 +1,8 @@
 """The sweep: which retired segments are kept to be used again, and which are given back.
 
 How many bytes of retired files may stay is limited: by what is live or twice the largest batch lately put, and by a
-tenth of the free space; but one file of the latest size may always stay. Later sweeps look again at a file that is
-*held*, by a lock or a lease. Files that dead writers were filling are given back too.
+tenth of the free space; but as many bytes as the largest recent batch may always stay. Later sweeps look again at a
+file that is *held*, by a lock or a lease. Files that dead writers were filling are given back too.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """

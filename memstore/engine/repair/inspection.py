@@ -3,9 +3,9 @@
 It is a child of `survey.py`, and writes what it finds to standard output, in frames of a length and msgpack. Tables of
 later versions are not looked at.
 
-Each transaction keeps the pages of all that is replaced while it lasts, so that on a store in use the walk takes a new
-one every two milliseconds, and goes on behind the last row. Rows of several tables are compared within a transaction.
-Sums and counts are compared if all of it was one moment, since nobody changed anything.
+A long read makes the catalog grow, since LMDB keeps the pages that are replaced meanwhile. So on a store in use the
+walk takes a new transaction every two milliseconds, and goes on behind the last row. Rows of several tables are
+compared within a transaction. Sums and counts are compared if all of it was one moment, since nobody changed anything.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A sound catalog is the truth. Of a damaged one, each row that fits its checksum 
 for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of the host, left half
 published doesn't count, unless a row confirms it.
 
-A catalog that is whole, and older than its files (see `rollback.py`), counts as a damaged one; and what a file says was
-replaced or deleted, that was.
+A catalog that is whole, and older than its files (see `rollback.py`), counts as a damaged one; there a header that says
+retired is believed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The root folder: what may be a store, who may own it, and how its files are made.
 
-`memstore.json` is written last, by a rename, while the folder is locked: a folder with it is a whole store, one
-without it is none yet, and whoever finds one half made goes on making it.
+`memstore.json` is written last, by a rename, while the folder is locked. A folder with it is a whole store. Without it,
+it is no store yet, and the next creator finishes what was left half made.
 """
 
 from __future__ import annotations

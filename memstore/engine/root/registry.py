@@ -3,7 +3,8 @@
 LMDB wants one environment a process, so a folder has one Root, with a count of its users.
 
 Before a fork every Root's guard is taken, so that no transaction is split, and no file that is to be locked is between
-its opening and its registration. The child gives up its copies of both, and opens the catalog again when it needs it.
+its opening and its registration. The child closes its copies of the catalog and of the files that were opened to be
+locked, and opens the catalog again when it needs it.
 This is done for closed and replaced roots too, as long as anybody has them: the child must not unmap what their spares
 had mapped, because something else may lie there.
 """

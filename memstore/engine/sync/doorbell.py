@@ -1,4 +1,4 @@
-"""A doorbell: futex words in memory that processes share, for who waits until something has changed.
+"""A doorbell: futex words in memory that processes share. Who waits for a change sleeps on one of them.
 
 Who changes something changes a word, and then wakes those that sleep on it. Who waits loads the word, looks whether
 what it waits for is there, and sleeps only while the word is as it was loaded: so no change is slept through.

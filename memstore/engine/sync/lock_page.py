@@ -4,9 +4,9 @@ Layout: the mutex; the page's identity; three long words: how many publications 
 is being published, and the mutex's dirty word. The file's inode is never replaced while the store lives.
 
 The identity says for whom the page was written: boot, device, inode, pid namespace. If it doesn't fit, the page lived
-through a reboot or was copied, and its mutex may be held by nobody: the page is written anew, unless somebody uses it.
-Every process that maps it holds a shared flock on it, which tells. Two pid namespaces can't share a store: their thread
-ids, which mutexes and LMDB tell owners by, say nothing to each other.
+through a reboot or was copied, and its mutex may look held though its owner is no more: the page is written anew,
+unless somebody uses it. Every process that maps it holds a shared flock on it, which tells. Two pid namespaces can't
+share a store: their thread ids, which mutexes and LMDB tell owners by, say nothing to each other.
 """
 
 from __future__ import annotations

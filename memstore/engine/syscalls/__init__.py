@@ -1,4 +1,4 @@
-"""The one seam between memstore and the kernel: files, locks, mappings, futexes, robust mutexes.
+"""The seam between memstore and the kernel, for all calls that tests make fail: files, locks, mappings, mutexes.
 
 Everything calls `syscalls.name(...)` through this package, its own modules too, and never by a module in it: so a test
 that replaces a name here sees every call, and can fail or kill the process at each. Errors are OSErrors; the callers
