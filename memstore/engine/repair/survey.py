@@ -23,10 +23,18 @@ import msgspec
 SILENCE = 60.0  # seconds without a word from the child: it hangs
 _TIME_TO_END = 5.0  # seconds for the child, after its last word
 _SIGNALS_OF_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from memstore.engine.repair.inspection import report; report(*json.loads(sys.argv[2]))"
-)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_DOORS = {"memstore.engine": os.path.dirname(_HERE), "memstore.engine.repair": _HERE}
+# The child goes in past these doors: they would import all of the engine, which takes as long again as what it needs.
+_PROGRAM = """
+import json, sys, types
+sys.path[:], doors, arguments = map(json.loads, sys.argv[1:])
+for name, folder in doors.items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from memstore.engine.repair.inspection import report
+report(*arguments)
+"""
 
 Row = Callable[[str, bytes, bytes], None]  # called with table, key, value
 
@@ -68,8 +76,8 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
     `on_row` gets each row that fits its checksum. Raises nothing.
     """
     found = Survey()
-    path = json.dumps(list(map(str, sys.path)))
-    command = [sys.executable, "-c", _PROGRAM, path, json.dumps([folder, locked, on_row is not None])]
+    arguments = list(map(str, sys.path)), _DOORS, [folder, locked, on_row is not None]
+    command = [sys.executable, "-c", _PROGRAM, *map(json.dumps, arguments)]
     quiet = subprocess.DEVNULL
     try:
         child = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
