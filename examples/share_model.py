@@ -68,7 +68,7 @@ def load(file: str) -> dict[str, torch.Tensor]:
 def in_processes(count: int, source: str) -> list[Memory]:
     """What the weights add to each of `count` processes that hold them at the same time."""
     context = multiprocessing.get_context("forkserver")  # fresh ones, with torch imported and nothing opened
-    context.set_forkserver_preload(["torch", "tensordict", "safetensors.torch", "memstore.store"])
+    context.set_forkserver_preload(["torch", "tensordict", "safetensors.torch", "memstore.store.opening"])
     together, pipes = context.Barrier(count), [context.Pipe(duplex=False) for _ in range(count)]
     processes = [context.Process(target=hold, args=(source, together, theirs)) for _, theirs in pipes]
     try:

@@ -30,7 +30,7 @@ hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
 
 # One import of torch for all the processes that tests start with the method "forkserver", not one in each.
-multiprocessing.set_forkserver_preload(["tensordict", "memstore.store", "memstore.contents"])
+multiprocessing.set_forkserver_preload(["tensordict", "memstore.store.opening", "memstore.contents"])
 
 
 @pytest.fixture

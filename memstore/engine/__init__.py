@@ -55,6 +55,7 @@ from memstore.engine.format import (
     objects_at,
     read_objects,
     read_tensors,
+    split_header,
 )
 from memstore.engine.opening import Creation, open_root
 from memstore.engine.pin import Pin, PinOptions
@@ -147,6 +148,7 @@ __all__ = [
     "reopen_root",
     "repair_store",
     "resource_errors",
+    "split_header",
     "sweep_all",
     "syscalls",
     "verify_store",

@@ -23,6 +23,7 @@ from memstore.engine import (
     make_header,
     opened,
     read_tensors,
+    split_header,
     syscalls,
 )
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
@@ -33,6 +34,7 @@ from memstore.wording import short
 
 _INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # of a file
+_MOST_DIMENSIONS = 64  # of a tensor
 
 
 def find_in_folder(folder: str) -> str | None:
@@ -113,19 +115,23 @@ def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
         try:
             start = header_size(syscalls.read_at(fd, 8, 0), found.st_size)
             text = syscalls.read_at(fd, start - 8, 8)
-            metadata, entries = read_tensors(text, found.st_size - start)
+            metadata, values = split_header(text)
+            if metadata.get("memstore", "").startswith("put="):
+                raise UnsupportedValueError("it belongs to a store, which will use it for other values: export it first")
+            entries = read_tensors(values, found.st_size - start)
         except CorruptionError as error:
             damaged(path, error.detail)
         except UnsupportedValueError as error:
             raise UnsupportedValueError(f"{path}: {error.message}") from None
-        if metadata.get("memstore", "").startswith("put="):
-            what = "belongs to a store, which will use it for other values"
-            raise UnsupportedValueError(f"{path} {what}: export it first")
         base = sources.add(path, found) + start
-    return {name: _leaf(entry, base) for name, entry in entries.items()}
+    return {name: _leaf(path, name, entry, base) for name, entry in entries.items()}
 
 
-def _leaf(entry: Entry, base: int) -> Leaf:
+def _leaf(path: str, name: str, entry: Entry, base: int) -> Leaf:
+    if len(entry.shape) > _MOST_DIMENSIONS:
+        damaged(
+            path, f"its entry {short(name)} has {len(entry.shape):,} dimensions, and {_MOST_DIMENSIONS} are the limit"
+        )
     start, stop = entry.data_offsets
     return Leaf((), TORCH_DTYPES[entry.dtype], entry.shape, None, base + start, stop - start)
 

@@ -46,7 +46,7 @@ def serve(control: int, preload: Sequence[str]) -> None:
         os.environ.pop(name, None)  # what workers start in their turn is started as usual
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    for name in ("memstore.store", "memstore.contents", *preload):
+    for name in ("memstore.store.opening", "memstore.contents", *preload):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # collections in the workers would copy the pages of every object

@@ -47,8 +47,9 @@ def with_store(use: Callable[[memstore.Store], object]) -> Callable[[str], None]
 def export_and_attach(store: memstore.Store) -> None:
     path = f"{store.root}.{os.getpid()}.safetensors"
     store.export("value", path)
-    store.attach("attached", path)
-    store.get("attached")
+    key = f"attached {os.getpid()}"  # parent and child do this at the same time
+    store.attach(key, path)
+    store.get(key)
     os.unlink(path)
 
 

@@ -100,6 +100,17 @@ CATALOGS = {
 }
 
 
+def test_a_tensor_of_many_dimensions_comes_back(scratch: str) -> None:
+    """More than those that external files may have."""
+    with memstore.open(scratch) as store:
+        store.put("many", torch.ones([1] * 1023 + [3000]))
+        assert store.verify().ok
+    os.truncate(f"{scratch}/{CATALOG}", 0)
+    assert memstore.repair(scratch).recovered == ("many",)
+    with memstore.open(scratch) as store:
+        assert store.get("many").sum() == 3000
+
+
 @pytest.mark.parametrize("kind", CATALOGS)
 def test_without_a_catalog_the_headers_tell(scratch: str, kind: str) -> None:
     before = make(scratch)

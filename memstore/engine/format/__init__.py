@@ -59,6 +59,7 @@ from memstore.engine.format.safetensors import (
     header_size,
     make_header,
     read_tensors,
+    split_header,
 )
 
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "read_slots",
     "read_tensors",
     "segment_of",
+    "split_header",
     "state_word",
     "with_checksum",
 ]

@@ -24,7 +24,7 @@ from memstore.engine.format.header import (
 )
 from memstore.engine.format.layout import SLACK
 from memstore.engine.format.record import FILLING, STATE_NAMES
-from memstore.engine.format.safetensors import header_size, read_tensors
+from memstore.engine.format.safetensors import header_size, read_tensors, split_header
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.keys import encode_key
 
@@ -83,7 +83,8 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
 
 def _read_checked(header: memoryview, size: int) -> Found:
     nbytes = size - len(header)
-    metadata, entries = read_tensors(bytes(header[8:]), nbytes)
+    metadata, values = split_header(bytes(header[8:]))
+    entries = read_tensors(values, nbytes)
     said = msgspec.convert(metadata, _Metadata)
     mark = f'{store_mark(said.store)},"digest":"'
     at = STORE_AT + len(mark)

@@ -1,9 +1,10 @@
-"""The header of a safetensors file: its rules, for segments and for files of others.
+"""The header of a safetensors file: its rules, for segments and for external files.
 
     | size of the header, 8 bytes | {"__metadata__": {...}, "name": {"dtype", "shape", "data_offsets"}, ...} | data |
 
 As strict as the format's own reader: the tensors cover the data, without holes, overlaps or anything behind them, and
-no name comes twice. A header may be anybody's work; to refuse one takes no longer than to read it.
+no name comes twice. A header may be anybody's work; to refuse one takes no longer than to read it. That a tensor has
+1,024 dimensions at most is memstore's own rule.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import string
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
@@ -52,6 +53,8 @@ _ITEM_SIZES = {  # bytes, by the bits in the code: F64, BF16, F8_E4M3; BOOL has 
     code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in TORCH_DTYPES
 }
 _FIELDS = 3  # of an entry
+_PARSED_AT_ONCE = 4096  # entries; all of a large header at once would take half as much memory again
+_CODES = {code: code for code in TORCH_DTYPES}  # one text for all entries of a dtype
 
 _Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -60,7 +63,7 @@ class Entry(msgspec.Struct, gc=False):
     """What a header says of a tensor: the format's code of its dtype, its shape, and where it lies in the data."""
 
     dtype: str
-    shape: Annotated[tuple[_Size, ...], Meta(max_length=64)]
+    shape: Annotated[tuple[_Size, ...], Meta(max_length=1024)]  # as many dimensions as a value may have
     data_offsets: tuple[_Size, _Size]
 
 
@@ -78,39 +81,50 @@ def header_size(head: bytes, size: int) -> int:
     return 8 + nbytes
 
 
-def read_tensors(text: bytes, nbytes: int) -> tuple[dict[str, str], dict[str, Entry]]:
-    """The metadata and the tensors by name, ordered as their bytes are, of a header that `nbytes` of data follow.
+def split_header(text: bytes) -> tuple[dict[str, str], Document]:
+    """The metadata of a header in JSON, and its other entries, which `read_tensors` reads. Raises CorruptionError."""
+    values = split_object(text)
+    metadata = values.pop(METADATA, None)
+    return {} if metadata is None else read_texts(metadata), values
+
+
+def read_tensors(values: Document, nbytes: int) -> dict[str, Entry]:
+    """The tensors by name, ordered as their bytes are, of a header that `nbytes` of data follow.
 
     Args:
-        text: the JSON of the header.
+        values: the entries that `split_header` found. They are used up.
 
     Raises:
         CorruptionError: the header breaks a rule.
         UnsupportedValueError: a tensor has a dtype that torch doesn't have, or that readers differ on.
     """
-    values = split_object(text)
-    metadata = values.pop(METADATA, None)
-    texts = {} if metadata is None else read_texts(metadata)
     entries = _parse(values)
     for name, entry in entries.items():
         _check_size(name, entry)
     if not _is_ordered(entries.values()):
         entries = dict(sorted(entries.items(), key=lambda item: item[1].data_offsets))
     _check_cover(entries, nbytes)
-    return texts, entries
+    return entries
 
 
 def _parse(values: Document) -> dict[str, Entry]:
-    """All entries at once, which takes a fifth of the time that each by itself would."""
-    text = b",".join(values.values())  # pyright: ignore[reportArgumentType, reportCallIssue]
-    try:
-        entries = _read_entries(b"[%s]" % text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        entries = [_parse_one(name, value) for name, value in values.items()]
-    if text.count(b":") != _FIELDS * len(entries):
-        for value in values.values():
-            split_object(value)  # one has other fields besides, or one of them twice
-    return dict(zip(values, entries, strict=True))
+    """In place, thousands of entries at once, which takes a fifth of the time that each by itself would."""
+    entries = cast("dict[str, Any]", values)
+    names = list(values)
+    for start in range(0, len(names), _PARSED_AT_ONCE):
+        part = names[start : start + _PARSED_AT_ONCE]
+        text = b",".join([entries[name] for name in part])
+        try:
+            found = _read_entries(b"[%s]" % text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            found = [_parse_one(name, entries[name]) for name in part]
+        if text.count(b":") != _FIELDS * len(part):
+            for name in part:
+                split_object(entries[name])  # one has other fields besides, or one of them twice
+        for name, entry in zip(part, found, strict=True):
+            entry.dtype = _CODES.get(entry.dtype, entry.dtype)
+            entries[name] = entry
+    return entries
 
 
 def _parse_one(name: str, text: msgspec.Raw) -> Entry:

@@ -5,7 +5,7 @@ An array comes here only if no tensor can hold it: one of text, dates or foreign
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,20 @@ _NUMPY_KINDS = frozenset("biufcSUmMV")
 
 
 def write_numpy_scalar(value: np.generic) -> bytes:
-    return _write_numpy("scalar", value.dtype, (), value.tobytes())
+    return _write_numpy("scalar", value)
 
 
 def _write_array(value: np.ndarray[Any, Any]) -> bytes:
     if not value.dtype.itemsize:
         raise _refused("array", value.dtype)
-    return _write_numpy("array", value.dtype, value.shape, value.tobytes())
+    return _write_numpy("array", value)
 
 
-def _write_numpy(what: str, dtype: np.dtype[Any], shape: Sequence[int], data: bytes) -> bytes:
-    if dtype.kind not in _NUMPY_KINDS or dtype.names is not None:
+def _write_numpy(what: str, value: np.generic | np.ndarray[Any, Any]) -> bytes:
+    dtype = value.dtype
+    if dtype.kind not in _NUMPY_KINDS or dtype.names is not None:  # before its bytes are copied
         raise _refused(what, dtype)
-    return to_msgpack([dtype.str, list(shape), data])
+    return to_msgpack([dtype.str, list(value.shape), value.tobytes()])
 
 
 def _refused(what: str, dtype: np.dtype[Any]) -> RefusedError:

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from memstore.engine.format import safetensors
-from memstore.engine.format.safetensors import SAFETENSORS_DTYPES, header_size, make_header, read_tensors
+from memstore.engine.format.safetensors import SAFETENSORS_DTYPES, header_size, make_header, read_tensors, split_header
 from memstore.errors import CorruptionError, UnsupportedValueError
+
+
+def read(text: bytes, nbytes: int) -> tuple[dict[str, str], dict[str, safetensors.Entry]]:
+    metadata, values = split_header(text)
+    return metadata, read_tensors(values, nbytes)
 
 
 def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict[str, Any]:
@@ -22,7 +27,7 @@ def test_what_is_made_is_read() -> None:
     header = make_header(tensors)
     assert header_size(header[:8], len(header) + 50) == len(header)
     assert len(header) % 8 == 0
-    metadata, entries = read_tensors(header[8:], 50)
+    metadata, entries = read(header[8:], 50)
     assert metadata == {"format": "pt"}
     found = [(name, one.dtype, one.shape, one.data_offsets) for name, one in entries.items()]
     assert found == [
@@ -35,15 +40,15 @@ def test_what_is_made_is_read() -> None:
 @pytest.mark.parametrize("dtype", SAFETENSORS_DTYPES)
 def test_elements_have_torch_s_sizes(dtype: str) -> None:
     size = getattr(torch, dtype).itemsize
-    _, entries = read_tensors(make_header([("a", dtype, (3,), 3 * size)])[8:], 3 * size)
+    _, entries = read(make_header([("a", dtype, (3,), 3 * size)])[8:], 3 * size)
     assert entries["a"].data_offsets == (0, 3 * size)
     with pytest.raises(CorruptionError, match="takes"):
-        read_tensors(make_header([("a", dtype, (3,), 3 * size + 1)])[8:], 3 * size + 1)
+        read(make_header([("a", dtype, (3,), 3 * size + 1)])[8:], 3 * size + 1)
 
 
 def test_tensors_come_in_the_order_of_their_bytes() -> None:
     header = {"c": entry("U8", [4], 4, 8), "empty": entry("U8", [0], 4, 4), "a": entry("F32", [1], 0, 4)}
-    _, entries = read_tensors(json.dumps(header).encode(), 8)
+    _, entries = read(json.dumps(header).encode(), 8)
     assert list(entries) == ["a", "empty", "c"]
 
 
@@ -65,4 +70,4 @@ def test_headers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dtype_that_torch_lacks_is_no_damage() -> None:
     with pytest.raises(UnsupportedValueError, match="F33"):
-        read_tensors(json.dumps({"a": entry("F33", [1], 0, 1)}).encode(), 1)
+        read(json.dumps({"a": entry("F33", [1], 0, 1)}).encode(), 1)
