@@ -3,7 +3,7 @@
 Rooms, from below; each file's first lines say what it owns:
 syscalls/     every call into the kernel: the seam where tests inject faults
 format/       records, layouts and headers, as bytes
-files/        segments, mappings, locks of files, files of others
+files/        segments, mappings, locks of files, external files (those of others)
 catalog/      keys and files of this host's store, an LMDB database: its tables, transactions, growth and readers
 sync/         what processes share in memory: robust mutexes, doorbells, the store's lock page; deadlines
 root/         a store's folder, opened: its settings and files, who uses it, and what a fork does to it

@@ -216,10 +216,10 @@ def _assemble(
         with registry.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
             root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, needs_files, segments, users=1)
+            root.before_close = close_ahead
+            if lock is not None:
+                lock.recover = lambda: after_death(root)
             registry.register(identity, root)
-        if lock is not None:
-            lock.recover = lambda: after_death(root)
-        root.before_close = close_ahead
         return root
 
     return register() if lock is None else lock.run(register, deadline)

@@ -117,7 +117,8 @@ def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
             text = syscalls.read_at(fd, start - 8, 8)
             metadata, values = split_header(text)
             if metadata.get("memstore", "").startswith("put="):
-                raise UnsupportedValueError("it belongs to a store, which will use it for other values: export it first")
+                what = "it belongs to a store, which will use it for other values"
+                raise UnsupportedValueError(f"{what}: export it first")
             entries = read_tensors(values, found.st_size - start)
         except CorruptionError as error:
             damaged(path, error.detail)

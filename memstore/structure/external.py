@@ -27,7 +27,7 @@ def describe_external_tree(
     leaf_traits: Sequence[Traits] | None = None,
     same: dict[int, int] | None = None,
 ) -> ExternalValue:
-    """Describes a value by its tree (see node.py), the places of its tensors, and its objects in their written form.
+    """Describes a value by its tree (see tree/node.py), the places of its tensors, and its objects as they are written.
 
     Raises CorruptionError for what no value is.
     """

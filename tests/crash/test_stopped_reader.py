@@ -23,6 +23,7 @@ from memstore.store.store import Mode
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.engine.bytes_store import get, opened
+from tests.inside import lmdb_of, root_of
 
 _MUTEX_AT = 8  # behind magic and format
 _libc = ctypes.CDLL(None)
@@ -175,12 +176,29 @@ def test_a_copy_of_the_folder_by_who_has_it_open_takes_slots_away_and_nothing_fa
         assert store.put("key", torch.arange(3)) > 0
 
 
+def test_nor_does_a_put_that_looks_for_room(root: str) -> None:
+    """The look reads the catalog, which opens it anew; then it asks who else reads there."""
+    with memstore.open(root) as store:
+        for count in (1700, 1700, 600):  # the map is nearly full, but with pages that are used again
+            store.put_many({f"{number}": torch.zeros(1200, dtype=torch.uint8) for number in range(count)})
+        info = lmdb_of(root_of(store)).info()
+        assert info["last_pgno"] > 0.9 * info["map_size"] / 4096
+        for _ in range(24):
+            store.put("small", torch.zeros(4))
+        shutil.copytree(root, f"{root}-copy")
+        with Child(_read_on, root) as child:
+            child.receive()
+            child.send()
+            for number in range(20):
+                assert store.put("small", torch.full((4,), number)) > 0
+
+
 def _read_on(wire: Wire, root: str) -> None:
     with memstore.open(root) as store:
         wire.send()
         while True:
             wire.receive()
-            wire.send(store.get("key").tolist())
+            wire.send(store.get("key", torch.zeros(0)).tolist())
 
 
 def test_growth_by_others_is_followed(root: str) -> None:

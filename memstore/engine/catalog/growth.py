@@ -34,8 +34,7 @@ class Growth:
 
     def is_due(self, count_used: Callable[[], int]) -> bool:
         """Whether the map is nearly full. `count_used` counts the pages that tables take."""
-        env = self._environment.opened()
-        info = env.info()
+        info = self._environment.opened().info()
         pages = info["map_size"] // self._environment.page_size
         room = int((1 - _RESERVED_FOR_DELETES) * pages) - info["last_pgno"]
         if room > 0:
@@ -44,7 +43,8 @@ class Growth:
         reserve = int(2 * _RESERVED_FOR_DELETES * pages)
         if count_used() > pages - reserve:  # pages that were freed are used again
             return True
-        reader, room = reader_of_the_past(env), pages - info["last_pgno"] - 1
+        reader = reader_of_the_past(self._environment.opened())  # `count_used` may have opened another one
+        room = pages - info["last_pgno"] - 1
         if reader is None or room >= reserve:
             return False
         free = count_free(self._environment.path, reader.moment, reserve - room)

@@ -123,7 +123,10 @@ def _write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: flo
 
 
 def _clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
-    """Gives back the rows and files of a batch that was not published. What fails here is left to the next sweep."""
+    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
+
+    What fails here is left to the next sweep.
+    """
     if isinstance(error, StoreTimeoutError) and ahead.keep(root, writers):
         return
     try:

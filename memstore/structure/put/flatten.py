@@ -6,7 +6,7 @@
     4. check that the storages still have the bytes of all tensors
     5. only if it is new: lay the leaves out and write the description
 
-Steps 1 and 2 are facts.py's, step 5 is planning.py's. Steps 1 to 4 take 0.8 µs a leaf.
+Steps 1 and 2 are in walk/facts.py, step 5 is planning.py's. Steps 1 to 4 take 0.8 µs a leaf.
 """
 
 from __future__ import annotations
