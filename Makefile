@@ -1,7 +1,7 @@
 # Each target sets up .venv by itself; extras are installed only for the targets that need them.
 #
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
-#   make test        the fast tests              make test-full   all of them
+#   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
 #   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
 #   make clean       removes .venv and caches
@@ -29,7 +29,7 @@ test: $(VENV)/.has-test
 	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-full: $(VENV)/.has-test
-	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full"
+	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$((2 * $(WORKERS))) --dist worksteal -m "full or not full"
 
 check: $(VENV)/.has-check
 	$(RUN) -m ruff check .
