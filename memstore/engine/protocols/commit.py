@@ -7,10 +7,10 @@
    - **commit the transaction: this is the moment of publication**; clear the note;
    - lock the file that was booked for the next put and erase its put id, or give it back if it is held (`ahead.py`);
    - write into the headers of all else that was replaced that it is retired;
-   - change the doorbell's words and the ring sequence.
+   - change the doorbell's words and the count of publications that have rung it.
    A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
    after it leaves old headers live, a booked file that is not locked, and the doorbell unrung: the next owner sees it
-   by the ring sequence (`recovery.py`).
+   by that count (`recovery.py`).
 5. After the mutex: wake the waiters; **look whether the path still names this store**, since what was put into one that
    was removed or moved must not be acknowledged; sweep, in another hold, if there is something to do (`sweep.py`).
 

@@ -2,8 +2,8 @@
 
 The new value has no file, so nothing is claimed or filled, and no batch is noted in the lock page. Of step 4, in one
 hold of the mutex, there remain: write the record over the one that is there, and commit; if that one had a segment,
-retire it in the same transaction, and mark its header afterwards; change the doorbell's word and the ring sequence.
-Step 5 is the same. A kill leaves what it leaves in `commit.py`.
+retire it in the same transaction, and mark its header afterwards; change the doorbell's word and the count of
+publications that have rung it. Step 5 is the same. A kill leaves what it leaves in `commit.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def commit_inline(root: Root, change: Change, deadline: float) -> int:
     """Publishes one inline value in half the time of `commit`. Returns the new version."""
     key, content = change.key, change.content
     assert content is not None
-    bell, page, guard = root.doorbell.bell(key), root.mutex, root.guard
+    bell, page = root.doorbell.bell(key), root.mutex
 
     def apply(transaction: Transaction) -> tuple[int, Counters]:
         counters = transaction.counters()
@@ -35,8 +35,7 @@ def commit_inline(root: Root, change: Change, deadline: float) -> int:
 
     def publish() -> tuple[int, Counters]:
         root.glance()  # this may have waited long for the mutex
-        with guard:
-            replaced, counters = root.catalog.update(apply)
+        replaced, counters = root.catalog.update(apply)
         if replaced:
             mark_retired(root, [replaced])
         root.doorbell.change(bell)
