@@ -1,44 +1,45 @@
-"""Where the elements of an n-d box lie: contiguous runs, and the pages that cover many of them. Pure arithmetic."""
+"""Boxes: n-dimensional parts of a tensor, in elements. Pure arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-Offsets = np.ndarray[Any, np.dtype[np.int64]]
+from typing import NamedTuple
 
 
-def runs(shape: Sequence[int], stride: Sequence[int], limit: int) -> tuple[Offsets, int]:
-    """The contiguous runs of a box with these strides: their offsets, in elements from its first, and their length.
+class Box(NamedTuple):
+    """The elements from `offsets` on, as many as `shape` says, of a tensor of as many dimensions."""
 
-    Where there are more than `limit`, runs are joined across the gaps between them, the innermost first.
-    """
-    if 0 in shape:
-        return np.zeros(0, np.int64), 0
-    sides = sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1 and step > 0)
-    length, outer = 1, list(sides)
-    count = 1
-    for _, size in sides:
-        count *= size
-    while outer and (outer[0][0] <= length or count > limit):
-        step, size = outer.pop(0)
-        length += (size - 1) * step
-        count //= size
-    offsets = np.zeros(1, np.int64)
-    for step, size in reversed(outer):
-        offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * step).ravel()
-    return offsets, length
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.shape
+
+    def meet(self, other: Box) -> Box | None:
+        """The elements that both have; None if there are none."""
+        offsets: list[int] = []
+        shape: list[int] = []
+        for start, size, other_start, other_size in zip(
+            self.offsets, self.shape, other.offsets, other.shape, strict=True
+        ):
+            first = max(start, other_start)
+            sizes = min(start + size, other_start + other_size) - first
+            if sizes <= 0:
+                return None
+            offsets.append(first)
+            shape.append(sizes)
+        return Box(tuple(offsets), tuple(shape))
+
+    def within(self, other: Box) -> Box:
+        """The same elements, counted from the first one of `other`."""
+        return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
 
 
-def cover(starts: Offsets, length: int, unit: int) -> tuple[Offsets, Offsets]:
-    """The fewest ranges of whole units that cover `length` from each of `starts`, sorted: their starts and stops."""
-    if not len(starts) or not length:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    first = np.unique(starts) // unit * unit
-    last = -(-(np.unique(starts) + length) // unit) * unit
-    new = np.empty(len(first), bool)
-    new[0] = True
-    np.greater(first[1:], last[:-1], out=new[1:])
-    return first[new], last[np.append(new[1:], True)]
+def whole(shape: Sequence[int]) -> Box:
+    """All elements of a tensor."""
+    return Box((0,) * len(shape), tuple(shape))

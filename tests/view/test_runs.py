@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.sharding.box import cover, runs
+from memstore.sharding import cover, runs
 
 
 @st.composite
