@@ -22,7 +22,18 @@ from __future__ import annotations
 from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
 from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
-from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
+from memstore.structure.get import (
+    assemble,
+    bare_array,
+    box_bytes,
+    boxes_of_leaf,
+    check_boxes,
+    get_into,
+    get_like,
+    lies_in_order,
+    rebuild,
+    rebuild_lazily,
+)
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes
 from memstore.structure.plans import Plan, plan_of
@@ -57,7 +68,11 @@ __all__ = [
     "RefusedError",
     "Tree",
     "Walk",
+    "assemble",
     "bare_array",
+    "box_bytes",
+    "boxes_of_leaf",
+    "check_boxes",
     "class_name",
     "contents",
     "contiguous_stride",
@@ -72,6 +87,7 @@ __all__ = [
     "is_wrapper",
     "iter_tensors",
     "leaf_table",
+    "lies_in_order",
     "modes",
     "name_of",
     "need_device",

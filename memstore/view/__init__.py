@@ -2,7 +2,7 @@
 
 From below upwards:
 
-source       a pinned version, its bytes in memory, and the count of what was read
+source       a pinned version, and its bytes in memory
 pages        which pages lie on a disk still, and which are mapped already
 leaf_bytes   what lazy leaves read: boxes and rows of a stored leaf
 lazy         a tensor that shows a box of a stored leaf and reads it later
@@ -18,6 +18,5 @@ from __future__ import annotations
 from memstore.view.build import view
 from memstore.view.leaf import StoredTensor
 from memstore.view.leaf_bytes import LeafBytes
-from memstore.view.source import bytes_read
 
-__all__ = ["LeafBytes", "StoredTensor", "bytes_read", "view"]
+__all__ = ["LeafBytes", "StoredTensor", "view"]

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from memstore import contents, structure
-from memstore.contents import CHECKSUM_SIZE
+from memstore.contents import CHECKSUM_SIZE, count_read
 from memstore.engine import MappedEntry, Pin, PinOptions, Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import RefusedError, Walk, flattens, modes, need_device, over, traits
 from memstore.view.lazy import guard, kind_of, read, with_kind, wrap
 from memstore.view.leaf import StoredTensor
 from memstore.view.leaf_bytes import LeafBytes
-from memstore.view.source import Source, count_read, without_leaves
+from memstore.view.source import Source, without_leaves
 
 
 def view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: torch.device | str | None = None) -> Any:
@@ -29,7 +29,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
     record, mapping = held.record, held.mapping
     wanted = None if device is None else torch.device(device)
     try:
-        plan, objects, memory = contents.locate(root, key, held)
+        plan, objects, memory, _ = contents.locate(root, key, held)
         source = Source(Pin(root, key, without_leaves(record), held, options), memory)
         place = None if wanted is None or wanted.type == "cpu" else wanted
         sums, loaded = record.checksums if options.verify else None, plan.loaded

@@ -14,10 +14,11 @@ from __future__ import annotations
 import torch
 import xxhash
 
+from memstore.contents import count_read
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
 from memstore.structure import modes, over, traits
 from memstore.view import pages
-from memstore.view.source import Source, count_read
+from memstore.view.source import Source
 
 _POPULATE = 2  # bytes that are mapped in advance for each byte that is read
 _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
