@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,7 +21,7 @@ def double(value: Any) -> Any:
     if local is None:
         name = type(value).__qualname__
         raise UnsupportedValueError(f"like= can't allocate a {name}: allocate one, and fill it with out=")
-    kind: Any = type(value)
+    kind = cast(Any, type(value))
     made: Any = kind.from_local(
         _empty(local), value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
     )

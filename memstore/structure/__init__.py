@@ -27,16 +27,18 @@ from memstore.structure.get import (
     bare_array,
     box_bytes,
     boxes_of_leaf,
+    check_box,
     check_boxes,
     get_into,
     get_like,
+    leaf_tensor,
     lies_in_order,
     rebuild,
     rebuild_lazily,
 )
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes
-from memstore.structure.plans import Plan, plan_of
+from memstore.structure.plans import Plan, check_extent, plan_of
 from memstore.structure.put import Flat, contents, fill, flatten
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import (
@@ -72,7 +74,9 @@ __all__ = [
     "bare_array",
     "box_bytes",
     "boxes_of_leaf",
+    "check_box",
     "check_boxes",
+    "check_extent",
     "class_name",
     "contents",
     "contiguous_stride",
@@ -87,6 +91,7 @@ __all__ = [
     "is_wrapper",
     "iter_tensors",
     "leaf_table",
+    "leaf_tensor",
     "lies_in_order",
     "modes",
     "name_of",

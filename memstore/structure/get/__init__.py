@@ -15,7 +15,15 @@ from __future__ import annotations
 
 from memstore.structure.get.into import get_into
 from memstore.structure.get.like import get_like
-from memstore.structure.get.parts import assemble, box_bytes, boxes_of_leaf, check_boxes, lies_in_order
+from memstore.structure.get.parts import (
+    assemble,
+    box_bytes,
+    boxes_of_leaf,
+    check_box,
+    check_boxes,
+    leaf_tensor,
+    lies_in_order,
+)
 from memstore.structure.get.rebuild import rebuild, rebuild_lazily
 from memstore.structure.get.storage import bare_array
 
@@ -24,9 +32,11 @@ __all__ = [
     "bare_array",
     "box_bytes",
     "boxes_of_leaf",
+    "check_box",
     "check_boxes",
     "get_into",
     "get_like",
+    "leaf_tensor",
     "lies_in_order",
     "rebuild",
     "rebuild_lazily",

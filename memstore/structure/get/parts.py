@@ -38,14 +38,14 @@ def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
             require(0 <= i < len(plan.leaves), "boxes of a leaf that is none")
             leaf = plan.leaves[i]
             require(leaf.stride is None, "boxes of a leaf that isn't contiguous")
-            found = sum(_check_box(leaf, one, nbytes) for one in stored)
+            found = sum(check_box(leaf, one, nbytes) for one in stored)
             require(found >= leaf.nbytes, "boxes that are not all of their leaf")
     except MalformedError as error:
         raise CorruptionError(f"the boxes of the value are damaged: {error}") from error
 
 
-def _check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> int:
-    """Returns its bytes."""
+def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> int:
+    """Returns its bytes. Raises MalformedError."""
     (offsets, shape), place = stored.box, stored.place
     require(len(offsets) == len(shape) == len(leaf.shape), "a box with other dimensions than its leaf")
     for start, size, all_of_it in zip(offsets, shape, leaf.shape, strict=True):
@@ -67,6 +67,11 @@ def box_tensor(leaf: Leaf, stored: StoredBox, memory: Memory) -> torch.Tensor:
     if dtype in traits.WITHOUT_COPY:
         return over(flat.untyped_storage(), dtype, 0, shape, traits.contiguous_stride(shape))
     return flat.view(dtype).view(shape)
+
+
+def leaf_tensor(leaf: Leaf, memory: Memory) -> torch.Tensor:
+    """The place where a leaf in boxes is put together."""
+    return box_tensor(leaf, StoredBox(whole(leaf.shape), leaf.offset, 0, None), memory)
 
 
 def boxes_of_leaf(plan: Plan, boxes: Boxes, i: int) -> Sequence[StoredBox]:
@@ -94,8 +99,7 @@ def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int
     """As `assemble`, of one leaf."""
     if lies_in_order(leaf, stored):
         return 0
-    place = StoredBox(whole(leaf.shape), leaf.offset, 0, None)
-    target = Shard(place.box, box_tensor(leaf, place, memory))
+    target = Shard(whole(leaf.shape), leaf_tensor(leaf, memory))
     parts = [Shard(one.box, box_tensor(leaf, one, memory)) for one in stored]
     copied = 0
     for to, source in copies_of([target], parts):
