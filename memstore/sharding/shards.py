@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -94,38 +95,43 @@ def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
 
 
 def _of_dtensor(value: Any) -> ShardedLeaf:
-    mesh, shape = value.device_mesh, tuple(value.shape)
-    layout, coordinate = layout_of(tuple(mesh.shape), value.placements, shape, _order(value)), mesh.get_coordinate()
+    mesh, shape, coordinate = value.device_mesh, tuple(value.shape), value.device_mesh.get_coordinate()
+    layout = layout_of(tuple(mesh.shape), value.placements, shape, _order(value))
     local = _plain(value.to_local())
-    pieces = [] if coordinate is None else _pieces(layout, coordinate, tuple(local.shape), shown(value.placements))
+    pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
     shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in pieces)
     is_replicated = layout.is_replicated or _is_part_of_the_world(mesh)
     return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), is_replicated)
 
 
-def _pieces(layout: Layout, coordinate: Sequence[int], found: tuple[int, ...], placements: str) -> list[Piece]:
-    """What a rank holds whose local tensor has the shape `found`.
+def _pieces(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...], placements: Any) -> tuple[Piece, ...]:
+    """What a rank holds whose local tensor has the shape `found`."""
+    readings = _readings(layout, coordinate, found)
+    if len(readings) == 1:
+        return readings[0]
+    where = f"a tensor of shape {layout.shape}, placed as {shown(placements)} on a mesh of shape {layout.mesh_shape}"
+    if readings:
+        raise UnsupportedValueError(
+            f"the DTensor doesn't tell what its local tensor holds: {where}, is not the same at {coordinate} if "
+            "FSDP2 made it as if distribute_tensor did; use a size that the ranks divide, or put TensorShards"
+        )
+    raise UnsupportedValueError(
+        f"the DTensor's local tensor is of shape {found}; {where}, has {layout.local_shape(coordinate)} at {coordinate}"
+        "; where ranks hold shares of unequal size, give DTensor.from_local the shape and the stride of the whole"
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and it is put again and again
+def _readings(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...]) -> tuple[tuple[Piece, ...], ...]:
+    """What the rank may hold, by all that the layout may mean.
 
     DTensors that FSDP2 made have another layout than those of distribute_tensor with the same placements, where sizes
     don't divide evenly. Mostly the shape tells which of the two it is, or it is the same for this rank.
     """
     unstrided = layout.unstrided() if any(split.factor > 1 for split in layout.splits) else None
     layouts = [layout] if unstrided is None else [layout, unstrided]
-    fitting = [one for one in layouts if one.local_shape(coordinate) == found]
-    where = f"a tensor of shape {layout.shape}, placed as {placements} on a mesh of shape {layout.mesh_shape}"
-    if not fitting:
-        raise UnsupportedValueError(
-            f"the DTensor's local tensor is of shape {found}; {where}, has {layout.local_shape(coordinate)} at "
-            f"{tuple(coordinate)}; where ranks hold shares of unequal size, give DTensor.from_local the shape and the "
-            "stride of the whole"
-        )
-    pieces = fitting[0].pieces(coordinate)
-    if any(one.pieces(coordinate) != pieces for one in fitting):
-        raise UnsupportedValueError(
-            f"the DTensor doesn't tell what its local tensor holds: {where}, is not the same at {tuple(coordinate)} if "
-            "FSDP2 made it as if distribute_tensor did; use a size that the ranks divide, or put TensorShards"
-        )
-    return pieces
+    fitting = [tuple(one.pieces(coordinate)) for one in layouts if one.local_shape(coordinate) == found]
+    return tuple(dict.fromkeys(fitting))
 
 
 def _is_part_of_the_world(mesh: Any) -> bool:
