@@ -57,6 +57,7 @@ class EntryInfo:
 class StoreStats:
     """What a store holds, in bytes, and what this process did.
 
+    `pending_bytes` are parts of sharded puts that wait for other ranks.
     `reusable_bytes` are retired and held by nobody, `pinned_bytes` retired and held or leased; `pinned_by` are the
     pids that hold them, as far as the kernel tells. `huge_page_bytes` counts this process's mappings.
     """
@@ -66,6 +67,7 @@ class StoreStats:
     reusable_bytes: int
     pinned_bytes: int
     filling_bytes: int
+    pending_bytes: int
     capacity: int | None
     catalog_bytes: int
     huge_page_bytes: int

@@ -1,0 +1,218 @@
+"""How attempts end that are not published, steps 3 and 4 of `attempts.py`; and what became of an attempt.
+
+All that changes something runs under the store's mutex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from memstore.engine.catalog import Counters, Now, Outcome, Part, Transaction, attempts
+from memstore.engine.format import PREPARED, RETIRED, SegmentRow
+from memstore.engine.protocols.reuse import retire
+from memstore.engine.root import Root
+from memstore.engine.sync import boot_clock, boot_id
+from memstore.errors import PartialCommitError, ShardMismatchError, StoreTimeoutError, VersionConflictError
+
+_MOST = 1 << 20  # rows
+_LONGEST_LEASE = 1e9  # seconds
+
+
+class Member(NamedTuple):
+    """A rank's place in an attempt.
+
+    Attributes:
+        lease: seconds that its part waits for the others.
+    """
+
+    key: bytes
+    attempt: str
+    rank: int
+    world_size: int
+    lease: float
+
+
+Failure = StoreTimeoutError | ShardMismatchError | PartialCommitError | VersionConflictError
+
+
+def nanoseconds(lease: float) -> int:
+    return int(min(max(lease, 0), _LONGEST_LEASE) * 1e9)
+
+
+def now() -> Now:
+    return Now(boot_clock(), boot_id())
+
+
+def look(root: Root, member: Member) -> tuple[Outcome | None, list[Part]]:
+    """The outcome of an attempt, if it has one, or its parts by rank."""
+    return root.catalog.view(_look, member)
+
+
+def look_into(root: Root, member: Member) -> tuple[Outcome | None, list[Part], list[bytes]]:
+    """As `look`, with what the parts say of the value."""
+
+    def read(transaction: Transaction) -> tuple[Outcome | None, list[Part], list[bytes]]:
+        outcome, parts = _look(transaction, member)
+        return outcome, parts, [attempts.content_of(transaction, part) for part in parts]
+
+    return root.catalog.view(read)
+
+
+def _look(transaction: Transaction, member: Member) -> tuple[Outcome | None, list[Part]]:
+    outcome = attempts.outcome_of(transaction, member.key, member.attempt)
+    if outcome is not None and not outcome.is_over(now()):
+        return outcome, []
+    return None, attempts.parts_of(transaction, member.key, member.attempt)
+
+
+def give_up(root: Root, member: Member, failure: Failure, deadline: float) -> Outcome:
+    """Ends an attempt with an error, unless it has an outcome. Returns the outcome that it has then."""
+    moment = now()
+
+    def apply(transaction: Transaction) -> tuple[Outcome, Counters | None]:
+        outcome = attempts.outcome_of(transaction, member.key, member.attempt)
+        if outcome is not None and not outcome.is_over(moment):
+            return outcome, None
+        counters = transaction.counters()
+        parts = attempts.parts_of(transaction, member.key, member.attempt)
+        outcome = end(transaction, counters, parts, failure, moment, member)
+        counters.publications += 1
+        transaction.put_counters(counters)
+        return outcome, counters
+
+    def act() -> tuple[Outcome, int | None]:
+        root.glance()
+        with root.guard:
+            outcome, counters = root.catalog.update(apply, is_delete=True)
+        return outcome, None if counters is None else ring(root, member.key, counters)
+
+    outcome, bell = root.mutex.run(act, deadline)
+    if bell is not None:
+        root.doorbell.wake(bell)
+    return outcome
+
+
+def ring(root: Root, key: bytes, counters: Counters) -> int:
+    """Rings, after the commit of what completes or ends an attempt. Returns the bell, to be woken after the mutex."""
+    bell = root.doorbell.bell(key)
+    root.doorbell.change(bell)
+    root.mutex.publications_rung = counters.publications
+    return bell
+
+
+def end_expired(root: Root, deadline: float) -> None:
+    """Ends all attempts that are over, and drops all outcomes that are. If there are none, nothing is written."""
+
+    def act() -> None:
+        moment = now()
+        if root.catalog.view(lambda transaction: _has_expired(transaction, moment)):
+            root.catalog.update(lambda transaction: apply(transaction, moment), is_delete=True)
+
+    def apply(transaction: Transaction, moment: Now) -> None:
+        counters = transaction.counters()
+        drop_expired(transaction, counters, moment)
+        attempts.drop_outcomes(transaction, moment, _MOST)
+        transaction.put_counters(counters)
+
+    root.mutex.run(act, deadline)
+
+
+def _has_expired(transaction: Transaction, moment: Now) -> bool:
+    outcomes = attempts.all_outcomes(transaction)
+    return bool(_expired(transaction, moment)) or any(outcome.is_over(moment) for outcome in outcomes)
+
+
+def _expired(transaction: Transaction, moment: Now) -> list[list[Part]]:
+    """The parts of each attempt whose parts are all over."""
+    found: dict[tuple[bytes, str], list[Part]] = {}
+    for part in attempts.parts_of(transaction):
+        found.setdefault((part.key, part.attempt), []).append(part)
+    return [parts for parts in found.values() if all(part.is_over(moment) for part in parts)]
+
+
+def drop_expired(transaction: Transaction, counters: Counters, moment: Now, member: Member | None = None) -> None:
+    """Ends attempts that are over. The member's own one begins anew instead, without an outcome."""
+    for parts in _expired(transaction, moment):
+        failure = ended(parts, "its lease was over before all ranks had put their parts")
+        is_own = member is not None and (parts[0].key, parts[0].attempt) == (member.key, member.attempt)
+        end(transaction, counters, parts, None if is_own else failure, moment)
+
+
+def ended(parts: Sequence[Part], why: str) -> PartialCommitError:
+    first = parts[0]
+    key, missing = first.key.decode(), missing_ranks(parts, first.world_size)
+    text = f"{key!r}: attempt {first.attempt!r} was given up: {why}"
+    return PartialCommitError(text, key=key, missing_ranks=missing)
+
+
+def missing_ranks(parts: Sequence[Part], world_size: int) -> tuple[int, ...]:
+    there = {part.rank for part in parts}
+    return tuple(rank for rank in range(world_size) if rank not in there)
+
+
+def end(
+    transaction: Transaction,
+    counters: Counters,
+    parts: Sequence[Part],
+    failure: Failure | None,
+    moment: Now,
+    member: Member | None = None,
+) -> Outcome:
+    """Retires the segments of the parts, and writes what became of the attempt."""
+    for part in parts:
+        retire_part(transaction, counters, part)
+        attempts.delete_part(transaction, part)
+    place = member or Member(parts[0].key, parts[0].attempt, parts[0].rank, parts[0].world_size, 0)
+    outcome = make_outcome(place, parts, moment, failure=failure)
+    if failure is not None:
+        attempts.put_outcome(transaction, outcome)
+    return outcome
+
+
+def retire_part(transaction: Transaction, counters: Counters, part: Part) -> None:
+    row = transaction.segment(part.segment) if part.segment else None
+    if row is not None and row.state == PREPARED and row.put_id == part.put_id:
+        counters.filling -= row.nbytes
+        transaction.put_segment(part.segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+        retire(transaction, counters, part.segment, row.nbytes)
+
+
+def make_outcome(
+    member: Member, parts: Sequence[Part], moment: Now, *, version: int = 0, failure: Failure | None = None
+) -> Outcome:
+    lease = max([nanoseconds(member.lease), *[part.lease for part in parts]])
+    details: dict[str, Any] = {}
+    if failure is not None:
+        details = {name: value for name, value in vars(failure).items() if name in _DETAILS}
+    return Outcome(
+        key=member.key,
+        attempt=member.attempt,
+        version=version,
+        error="" if failure is None else type(failure).__name__,
+        message="" if failure is None else str(failure),
+        details=details,
+        expires=moment.clock + lease,
+        boot=moment.boot,
+    )
+
+
+_DETAILS = ("expected", "found", "missing_ranks", "missing_boxes")
+_ERRORS: dict[str, type[Failure]] = {
+    kind.__name__: kind for kind in (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError)
+}
+
+
+def version_of_outcome(outcome: Outcome) -> int:
+    """The version that an attempt became. Raises the error that ended it."""
+    if outcome.version:
+        return outcome.version
+    error = _ERRORS.get(outcome.error, PartialCommitError)(outcome.message, key=outcome.key.decode())
+    for name, value in outcome.details.items():
+        if name in _DETAILS:
+            setattr(error, name, _as_tuples(value))
+    raise error
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, cast("list[Any]", value))) if isinstance(value, list) else value
