@@ -5,7 +5,8 @@ waits for all of them: where another process keeps one busy, 1 MiB takes 10 ms i
 of other devices are copied asynchronously, with one wait for each device at the end.
 
 Leaves that are cast go by torch's kernel into their places, also in one pass. Their targets are cut out of one tensor,
-and copied by one call: 1.6 µs a leaf of 64x64, where a call each by tensors of their own takes 3.8. From another device
+and copied by one call: 1.6 µs a leaf of 64x64, where a call each by tensors of their own takes 3.8. Up to the same size
+one core does it, for the same reason, which takes pieces: torch decides by the number of elements. From another device
 torch casts there, and copies what it made.
 """
 
@@ -27,6 +28,7 @@ from memstore.structure.tensors import modes, over, traits
 
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
+ONE_CORE = (1 << 15) - 16  # elements that torch's kernels leave to one core
 _WORD = torch.int32  # what large leaves are copied as: by bytes, torch takes an eighth longer
 
 # With PYFUNCTYPE the GIL stays held: giving it up and taking it back costs more than the copy of a small leaf.
@@ -71,6 +73,7 @@ class Copies:
     __slots__ = (
         "alone",
         "cast",
+        "cast_in_pieces",
         "gathered",
         "large",
         "medium",
@@ -87,7 +90,13 @@ class Copies:
         count = len(on_cpu)
         self.large = [copy for copy in raw if copy.nbytes >= _LARGE or not on_cpu[copy.leaf]]
         self.gathered = gathered
-        self.cast = cast
+        self.cast_in_pieces = [
+            copy
+            for copy in cast
+            if copy.by_reach and on_cpu[copy.leaf] and ONE_CORE < copy.shape[0] < _LARGE // copy.dtype.itemsize
+        ]
+        in_pieces = {copy.leaf for copy in self.cast_in_pieces}
+        self.cast = [copy for copy in cast if copy.leaf not in in_pieces]
         self.remote = [leaf for leaf, here in enumerate(on_cpu) if not here]
         self.medium = [copy for copy in raw if _SMALL <= copy.nbytes < _LARGE and on_cpu[copy.leaf]]
         small = [copy for copy in raw if copy.nbytes < _SMALL and on_cpu[copy.leaf]]
@@ -133,11 +142,12 @@ def fill(flat: Flat, memory: Memory) -> None:
         deque(map(_memmove, targets, sources, copies.small_sizes), maxlen=0)
     for leaf, offset, nbytes in copies.medium:
         ctypes.memmove(memory.ctypes.data + offset, tensors[leaf].data_ptr(), nbytes)
-    if copies.large or copies.gathered or copies.cast:
+    has_casts = bool(copies.cast or copies.cast_in_pieces)
+    if copies.large or copies.gathered or has_casts:
         with modes.put_aside(), torch.no_grad():
             _fill_with_torch(copies, tensors, memory)
-            if copies.cast:
-                _cast(copies.cast, tensors, memory)
+            if has_casts:
+                _cast(copies, tensors, memory)
             _wait_for({tensors[leaf].device for leaf in copies.remote})
 
 
@@ -161,19 +171,30 @@ def _fill_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Me
         target.copy_(source, non_blocking=True)
 
 
-def _cast(copies: Sequence[CastCopy], tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-    dtype = copies[0].dtype  # of all: a put casts to one
+def _cast(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+    dtype = (copies.cast or copies.cast_in_pieces)[0].dtype  # of all: a put casts to one
     base = torch.from_numpy(memory[: memory.nbytes // dtype.itemsize * dtype.itemsize]).view(dtype)
-    targets = [base.as_strided(copy.shape, copy.stride, copy.place) for copy in copies]
-    sources = [
-        tensors[copy.leaf].as_strided(copy.shape, copy.stride) if copy.by_reach else tensors[copy.leaf]
-        for copy in copies
-    ]
+    targets, sources = _cut_out(copies.cast, base), _sources_of(copies.cast, tensors)
+    for whole in _cut_out(copies.cast_in_pieces, base):
+        targets += whole.split(ONE_CORE)
+    for whole in _sources_of(copies.cast_in_pieces, tensors):
+        sources += whole.split(ONE_CORE)
     if forward_ad._current_level < 0:
         torch._foreach_copy_(targets, sources, non_blocking=True)
     else:  # it has no kernel there
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source, non_blocking=True)
+
+
+def _cut_out(copies: Sequence[CastCopy], base: torch.Tensor) -> list[torch.Tensor]:
+    return [base.as_strided(copy.shape, copy.stride, copy.place) for copy in copies]
+
+
+def _sources_of(copies: Sequence[CastCopy], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [
+        tensors[copy.leaf].as_strided(copy.shape, copy.stride) if copy.by_reach else tensors[copy.leaf]
+        for copy in copies
+    ]
 
 
 def _wait_for(devices: Iterable[torch.device]) -> None:

@@ -11,7 +11,7 @@ from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import MalformedError
 from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
-from memstore.structure.put.fill import CastCopy, Copies, GatheredCopy, PlainCopy
+from memstore.structure.put.fill import ONE_CORE, CastCopy, Copies, GatheredCopy, PlainCopy
 from memstore.structure.refusals import render_path
 from memstore.structure.tensors import DTYPE_NAMES, DTYPES, PLAIN, Group, Ties, traits
 from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names, walk_names
@@ -96,7 +96,7 @@ def _copies(leaves: Sequence[Leaf], gathers: set[int], facts: Facts, found: Ties
     return Copies(
         [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]],
         [GatheredCopy(i, leaves[i].offset, resolve[i]) for i in gathered if not is_cast[i]],
-        [_cast_copy(i, leaves[i]) for i in (*plain, *gathered) if is_cast[i]],
+        [_cast_copy(i, leaves[i], i in gathers) for i in (*plain, *gathered) if is_cast[i]],
         on_cpu,
     )
 
@@ -117,10 +117,10 @@ def _gathered_leaves(leaves: Sequence[Leaf], gathers: set[int]) -> list[int]:
     return list({leaves[i].offset: i for i in sorted(gathers, reverse=True) if leaves[i].nbytes}.values())
 
 
-def _cast_copy(i: int, leaf: Leaf) -> CastCopy:
+def _cast_copy(i: int, leaf: Leaf, is_gathered: bool) -> CastCopy:
     dtype = DTYPES[leaf.dtype]
-    place = leaf.offset // dtype.itemsize
-    if leaf.stride is None:
+    place, reach = leaf.offset // dtype.itemsize, leaf.nbytes // dtype.itemsize
+    if is_gathered or (leaf.stride is None and reach <= ONE_CORE):
         return CastCopy(i, dtype, place, leaf.shape, traits.contiguous_stride(leaf.shape), False)
     # all that lies in its reach, as for a plain copy: it may be expanded, or bring the bytes of leaves in its gaps
-    return CastCopy(i, dtype, place, (leaf.nbytes // dtype.itemsize,), (1,), True)
+    return CastCopy(i, dtype, place, (reach,), (1,), True)
