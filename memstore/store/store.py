@@ -62,12 +62,23 @@ class Store(Keyspace, AsMapping):
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
-    def put(self, key: str, value: Any, *, expect_version: int | None = None, timeout: float | None = None) -> int:
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or none.
 
         Args:
             key: 1 to 500 bytes of UTF-8.
             value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects.
+            dtype: a real floating dtype, to which floating leaves are cast while they are copied, rounded as by
+                `torch.Tensor.to`; the same leaves as get's dtype= converts. Leaves that share memory still do if all
+                of them are cast from one dtype; else each dtype is stored apart. None: as they are.
             expect_version: the version that the key must have; 0: it must not exist.
             timeout: seconds; None: the store's.
 
@@ -75,14 +86,15 @@ class Store(Keyspace, AsMapping):
             The version. Versions of a key grow; they are not consecutive.
 
         Raises:
-            UnsupportedValueError: a leaf can't be stored; the message names it. Nothing was written.
+            UnsupportedValueError: a leaf can't be stored, or cast; the message names it. Nothing was written.
+            TypeError: `dtype` is no real floating dtype.
             VersionConflictError: the key is at another version than `expect_version`.
             StoreFullError: no room. Nothing changed.
             ReadOnlyError: the store was opened with mode "r".
         """
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
-        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle)
+        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
         (version,) = put(root, [contents.draft(root, name, flat, expect_version)], deadline)
@@ -93,6 +105,7 @@ class Store(Keyspace, AsMapping):
         self,
         items: Mapping[str, Any],
         *,
+        dtype: torch.dtype | None = None,
         expect_versions: Mapping[str, int] | None = None,
         timeout: float | None = None,
     ) -> dict[str, int]:
@@ -105,7 +118,10 @@ class Store(Keyspace, AsMapping):
         for key in expected:
             if key not in items:
                 raise ValueError(f"expect_versions names {key!r}, which is not among the items")
-        flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
+        flats = [
+            contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
+            for key, value in items.items()
+        ]
         if expected:
             self._check_early(root, expected)
         drafts = [

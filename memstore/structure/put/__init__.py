@@ -1,6 +1,7 @@
 """A value, taken apart for a put: its plan, its tensors and its objects; then the bytes of its tensors, copied.
 
 flatten    a value as a plan, tensors and objects; the cache of plans that were made
+cast       which leaves are stored as another dtype
 planning   the plan of a structure that was not seen before
 fill       tensors into memory
 """
