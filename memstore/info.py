@@ -77,6 +77,24 @@ class StoreStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingInfo:
+    """A sharded put that waits for the parts of other ranks.
+
+    Attributes:
+        ranks: whose parts are there.
+        nbytes: of their files.
+        expires: when it is given up, in Unix seconds.
+    """
+
+    key: str
+    attempt: str
+    world_size: int
+    ranks: tuple[int, ...]
+    nbytes: int
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What `Store.verify` found.
 

@@ -24,23 +24,35 @@ from memstore.structure.containers import is_wrapper
 from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
 from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.objects import class_name, read_pickle, shown_attributes
+from memstore.structure.objects import class_name, read_pickle, shown_attributes, written_objects
 from memstore.structure.plans import Plan, plan_of
-from memstore.structure.put import Flat, contents, fill, flatten
-from memstore.structure.refusals import RefusedError
+from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, take_shards_apart
+from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import (
     DTYPE_NAMES,
     DTYPES,
+    Traits,
     contiguous_stride,
     count,
     modes,
     need_device,
     over,
+    read_flags,
     repeats,
+    to_flags,
     traits,
 )
 from memstore.structure.transport import register as _register_transport
-from memstore.structure.tree import MAX_DEPTH, TENSOR, Tree, name_of
+from memstore.structure.tree import (
+    MAX_DEPTH,
+    TENSOR,
+    LeafNames,
+    Tree,
+    TreesDifferError,
+    merge_trees,
+    name_of,
+    tree_names,
+)
 from memstore.structure.walk import Walk, flattens
 
 _register_transport()
@@ -48,14 +60,19 @@ _register_transport()
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
-    "MAX_DEPTH",
-    "TENSOR",
     "ExternalValue",
     "Flat",
+    "HeldLeaf",
+    "HeldValue",
+    "LeafNames",
+    "MAX_DEPTH",
     "MalformedError",
     "Plan",
     "RefusedError",
+    "TENSOR",
+    "Traits",
     "Tree",
+    "TreesDifferError",
     "Walk",
     "bare_array",
     "class_name",
@@ -72,17 +89,24 @@ __all__ = [
     "is_wrapper",
     "iter_tensors",
     "leaf_table",
+    "merge_trees",
     "modes",
     "name_of",
     "need_device",
     "over",
     "plan_of",
+    "read_flags",
     "read_pickle",
     "rebuild",
     "rebuild_lazily",
+    "render_path",
     "repeats",
     "shown_attributes",
     "stored_bytes",
     "structure_text",
+    "take_shards_apart",
+    "to_flags",
     "traits",
+    "tree_names",
+    "written_objects",
 ]

@@ -14,6 +14,7 @@ from memstore.engine.format.extents import (
 )
 from memstore.engine.format.header import (
     HEAD_SIZE,
+    PART_MARK,
     PUT_ID_AT,
     SLOTS_OFFSET,
     STATE_AT,
@@ -73,6 +74,7 @@ __all__ = [
     "MAPPED_LIMIT",
     "METADATA",
     "OBJECTS_IN_RECORD",
+    "PART_MARK",
     "PREPARED",
     "PUT_ID_AT",
     "RETIRED",

@@ -17,6 +17,7 @@ from memstore.errors import PartialCommitError, ShardMismatchError, StoreTimeout
 
 _MOST = 1 << 20  # rows
 _LONGEST_LEASE = 1e9  # seconds
+_SHORTEST_MEMORY = 60.0  # seconds that an outcome is kept for ranks that ask late
 
 
 class Member(NamedTuple):
@@ -64,6 +65,13 @@ def _look(transaction: Transaction, member: Member) -> tuple[Outcome | None, lis
     if outcome is not None and not outcome.is_over(now()):
         return outcome, []
     return None, attempts.parts_of(transaction, member.key, member.attempt)
+
+
+def pending_parts(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
+    """The parts of the attempts of a key, or of all, each with the seconds until it is over."""
+    moment = now()
+    parts = root.catalog.view(lambda transaction: attempts.parts_of(transaction, key))
+    return [(part, (part.expires - moment.clock) / 1e9) for part in parts if not part.is_over(moment)]
 
 
 def give_up(root: Root, member: Member, failure: Failure, deadline: float) -> Outcome:
@@ -134,16 +142,16 @@ def _expired(transaction: Transaction, moment: Now) -> list[list[Part]]:
 def drop_expired(transaction: Transaction, counters: Counters, moment: Now, member: Member | None = None) -> None:
     """Ends attempts that are over. The member's own one begins anew instead, without an outcome."""
     for parts in _expired(transaction, moment):
-        failure = ended(parts, "its lease was over before all ranks had put their parts")
+        failure = ended(parts[0], parts, "its lease was over before all ranks had put their parts")
         is_own = member is not None and (parts[0].key, parts[0].attempt) == (member.key, member.attempt)
         end(transaction, counters, parts, None if is_own else failure, moment)
 
 
-def ended(parts: Sequence[Part], why: str) -> PartialCommitError:
-    first = parts[0]
-    key, missing = first.key.decode(), missing_ranks(parts, first.world_size)
-    text = f"{key!r}: attempt {first.attempt!r} was given up: {why}"
-    return PartialCommitError(text, key=key, missing_ranks=missing)
+def ended(member: Member | Part, parts: Sequence[Part], why: str) -> PartialCommitError:
+    """The error of an attempt that was given up."""
+    key = member.key.decode()
+    text = f"{key!r}: attempt {member.attempt!r} was given up: {why}"
+    return PartialCommitError(text, key=key, missing_ranks=missing_ranks(parts, member.world_size))
 
 
 def missing_ranks(parts: Sequence[Part], world_size: int) -> tuple[int, ...]:
@@ -181,7 +189,7 @@ def retire_part(transaction: Transaction, counters: Counters, part: Part) -> Non
 def make_outcome(
     member: Member, parts: Sequence[Part], moment: Now, *, version: int = 0, failure: Failure | None = None
 ) -> Outcome:
-    lease = max([nanoseconds(member.lease), *[part.lease for part in parts]])
+    lease = max([nanoseconds(max(member.lease, _SHORTEST_MEMORY)), *[part.lease for part in parts]])
     details: dict[str, Any] = {}
     if failure is not None:
         details = {name: value for name, value in vars(failure).items() if name in _DETAILS}

@@ -18,6 +18,7 @@ right after the commit is made up for as after a put.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 
 from memstore.engine.catalog import Counters, Now, Outcome, Part, Transaction, attempts
@@ -29,6 +30,7 @@ from memstore.engine.protocols.attempt_ends import (
     end,
     ended,
     give_up,
+    look,
     look_into,
     make_outcome,
     nanoseconds,
@@ -43,6 +45,7 @@ from memstore.engine.root import SHARDED, Root, folder
 from memstore.errors import PartialCommitError, ShardMismatchError, VersionConflictError
 
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more than go come never
+LOOK_EVERY = 1.0  # seconds, as a net under the doorbell
 
 
 # --- prepare ----------------------------------------------------------------------------------------------------------
@@ -163,30 +166,54 @@ def _other_world(member: Member, other: Part) -> ShardMismatchError:
 # --- publish ----------------------------------------------------------------------------------------------------------
 
 
-def publish(
-    root: Root, member: Member, merge: Callable[[Sequence[Part], Sequence[bytes]], Content], deadline: float
-) -> Outcome | None:
-    """Publishes an attempt all of whose parts are there, and returns its outcome. None if some are missing.
+Merge = Callable[[Sequence[Part], Sequence[bytes]], Content]
+"""Makes one value of an attempt's parts, which are given by rank, and of what they say. Its ShardMismatchError or
+PartialCommitError ends the attempt.
+"""
 
-    `merge` makes one value of the parts, which are given by rank; its ShardMismatchError or PartialCommitError ends the
-    attempt.
+
+def outcome_of(root: Root, member: Member, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
+    """Waits until an attempt has an outcome, and publishes it if all parts are there. None if time is up before.
+
+    Args:
+        waits_until: for parts that are missing.
+        deadline: of each wait for the mutex.
     """
+    doorbell = root.doorbell
+    bell = doorbell.bell(member.key)
     while True:
-        outcome, parts, contents = look_into(root, member)
-        if outcome is not None:
+        seen = doorbell.load(bell)
+        outcome, parts = look(root, member)
+        if outcome is None and all(part.rank != member.rank for part in parts):
+            gone = "its lease was over before all ranks had put their parts"
+            outcome = make_outcome(member, parts, now(), failure=ended(member, parts, gone))
+        if outcome is None and len(parts) == member.world_size:
+            outcome = _publish(root, member, merge, deadline)
+            if outcome is None:  # a part was replaced meanwhile
+                continue
+        left = waits_until - time.monotonic()
+        if outcome is not None or left <= 0:
             return outcome
-        if len(parts) < member.world_size:
-            return None
-        try:
-            content, expected = merge(parts, contents), _expected(member, parts)
-            change = Change(member.key, content, expected, segments=tuple(_segments(root, parts)))
-            commit(root, [change], deadline, _Publication(member, parts))
-        except _PartsChanged:
-            continue
-        except _OverAlready as over:
-            return over.outcome
-        except (ShardMismatchError, PartialCommitError, VersionConflictError) as failure:
-            return give_up(root, member, failure, deadline)
+        doorbell.wait(bell, seen, min(LOOK_EVERY, left))
+
+
+def _publish(root: Root, member: Member, merge: Merge, deadline: float) -> Outcome | None:
+    """Publishes an attempt, and returns its outcome. None if its parts are no longer those that were seen."""
+    outcome, parts, contents = look_into(root, member)
+    if outcome is not None or len(parts) < member.world_size:
+        return outcome
+    try:
+        content, expected = merge(parts, contents), _expected(member, parts)
+        change = Change(member.key, content, expected, segments=tuple(_segments(root, parts)))
+        publication = _Publication(member, parts)
+        commit(root, [change], deadline, publication)
+    except _PartsChanged:
+        return None
+    except _OverAlready as over:
+        return over.outcome
+    except (ShardMismatchError, PartialCommitError, VersionConflictError) as failure:
+        return give_up(root, member, failure, deadline)
+    return publication.outcome
 
 
 class _PartsChanged(Exception):
@@ -198,6 +225,7 @@ class _Publication(Publication):
 
     def __init__(self, member: Member, parts: Sequence[Part]) -> None:
         self._member, self._parts, self._moment = member, parts, now()
+        self.outcome: Outcome | None = None
 
     def check(self, transaction: Transaction) -> None:
         key, attempt = self._member.key, self._member.attempt
@@ -211,14 +239,15 @@ class _Publication(Publication):
     def settle(self, transaction: Transaction, counters: Counters, version: int) -> None:
         for part in self._parts:
             attempts.delete_part(transaction, part)
-        attempts.put_outcome(transaction, make_outcome(self._member, self._parts, self._moment, version=version))
+        self.outcome = make_outcome(self._member, self._parts, self._moment, version=version)
+        attempts.put_outcome(transaction, self.outcome)
         first = min(part.put_id for part in self._parts)
         others: dict[str, list[Part]] = {}
         for part in attempts.parts_of(transaction, self._member.key):
             others.setdefault(part.attempt, []).append(part)
         for parts in others.values():
             if min(part.put_id for part in parts) < first:
-                failure = ended(parts, f"attempt {self._member.attempt!r}, which began later, was published first")
+                failure = ended(parts[0], parts, f"attempt {self._member.attempt!r}, begun later, was published first")
                 end(transaction, counters, parts, failure, self._moment)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from memstore.engine.files import Mapping, map_external, map_segment, map_segments, segment_path
-from memstore.engine.format import Record, SegmentExtent, decode_external
+from memstore.engine.format import Record, SegmentExtent, decode_external, end_of
 from memstore.engine.root import Root, reopen_root
 from memstore.errors import ContentionError, CorruptionError
 
@@ -128,8 +128,10 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
         if record.adopted is not None:
             return MappedEntry(record, map_external(decode_external(record.adopted)))
         if record.parts is not None and record.nbytes:
-            files = [(segment_path(root.segments, extent.segment), extent) for extent in record.segments]
-            mapping = map_segments(files, record.nbytes, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
+            extents = record.segments
+            files = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
+            size = max(record.nbytes, end_of(extents))
+            mapping = map_segments(files, size, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
             return None if mapping is None else MappedEntry(record, mapping)
         return MappedEntry(record)
     except CorruptionError as error:

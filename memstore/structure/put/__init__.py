@@ -4,11 +4,13 @@ flatten    a value as a plan, tensors and objects; the cache of plans that were 
 cast       which leaves are stored as another dtype
 planning   the plan of a structure that was not seen before
 fill       tensors into memory
+shards     what one rank holds of a sharded value
 """
 
 from __future__ import annotations
 
 from memstore.structure.put.fill import Flat, contents, fill
 from memstore.structure.put.flatten import flatten
+from memstore.structure.put.shards import HeldLeaf, HeldValue, take_shards_apart
 
-__all__ = ["Flat", "contents", "fill", "flatten"]
+__all__ = ["Flat", "HeldLeaf", "HeldValue", "contents", "fill", "flatten", "take_shards_apart"]
