@@ -50,6 +50,7 @@ MUTATIONS = {
     "older by the put id": "an attempt is older if its first part's put id is less",
     "a new number with a new part": "an attempt whose only part is replaced counts as begun anew",
     "no number of the attempt": "a rank takes any attempt of that name for its own",
+    "sleep until it rings": "a rank that sleeps leaves it to others to find that an owner died",
     "an end is no publication": "an end rings, and a death before that is not seen",
     "a completing part is no publication": "a part that completes an attempt rings, as above",
     "a publication is not counted": "a publication rings, and a death before that is not seen",

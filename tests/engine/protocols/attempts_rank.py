@@ -131,7 +131,7 @@ def _wait(scene: Scene, broken: frozenset[str]) -> Steps:
     is_due = is_answer_due(state, process)
     if process.at == "look":
         yield _look(scene, broken)
-    elif is_due and state.dirty:
+    elif is_due and state.dirty and "sleep until it rings" not in broken:
         yield scene.step("wait: a second is over", at="lock: release: look")
     if process.waits:
         yield scene.step("(timeout)" if is_due else "timeout", at="lock: end", error="timeout")
