@@ -13,6 +13,9 @@ here: `reuse_model.py` has that, and what a sweep may claim it may unlink as wel
 Time is not counted: an attempt or an outcome may be over at any moment. So a rank may find that its attempt is neither
 pending nor has an outcome; and all else holds whatever the expiries are.
 
+Ranks have modules of their own beside this one: `attempts_rank.py` (rule 1, waiting, what the caller sees) and
+`attempts_publish.py` (rules 2 and 3). What must hold stands in `attempts_check.py`, and where a step would break it.
+
 `MUTATIONS` are faults that one could make in the code; the tests show that the model finds each.
 """
 
