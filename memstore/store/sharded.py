@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from memstore import contents, structure
 from memstore.engine import (
     Content,
+    Failure,
     Member,
     Outcome,
     Part,
@@ -40,13 +41,8 @@ from memstore.store.ranks import Place
 from memstore.structure import HeldValue
 from memstore.wording import shown
 
-_TOLD = (
-    StoreTimeoutError,
-    ShardMismatchError,
-    PartialCommitError,
-    VersionConflictError,
-    UnknownOutcomeError,
-)  # others know
+# The other ranks know of these already, or nobody can tell them.
+_TOLD = (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, UnknownOutcomeError)
 _WAITING = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
 _GIVE_UP = 5.0  # seconds for the mutex, to end an attempt whose time is up
 
@@ -89,7 +85,8 @@ class PendingPut:
 
     def abort(self) -> None:
         """Gives the attempt up, for all ranks, unless it was published already."""
-        abort(self._root, self._member, "PendingPut.abort was called", self._timeout)
+        member = self._member
+        abort(self._root, member.key, member.attempt, "PendingPut.abort was called", self._timeout)
 
     def _look(self, waits_until: float) -> bool:
         if self._outcome is None:
@@ -133,8 +130,9 @@ def put_sharded(
         part = contents.draft_part(
             root, key, held, place.rank, place.world_size, expect=expect, dtype=dtype, others=others
         )
-        outcome = retry_after_sweep(partial(_prepare, member, part), root, None, deadline, key)
-        pending = PendingPut(root, member, timeout, outcome)
+        found = retry_after_sweep(partial(_prepare, part), root, member, deadline, key)
+        member = found if isinstance(found, Member) else member
+        pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
         if wait:
             return _wait_or_give_up(pending, root, member, timeout)
         pending.done()  # the last one publishes
@@ -142,12 +140,12 @@ def put_sharded(
     except BaseException as error:
         if isinstance(error, MemstoreError):
             error.key = key
-        if not isinstance(error, _TOLD):
+        if not isinstance(error, _TOLD) or (isinstance(error, StoreTimeoutError) and not member.number):
             _fail(root, member, error)
         raise
 
 
-def _prepare(member: Member, part: contents.PartDraft, root: Root, _: None, deadline: float) -> Outcome | None:
+def _prepare(part: contents.PartDraft, root: Root, member: Member, deadline: float) -> Outcome | Member:
     return prepare(root, member, part.draft, part.content, deadline)
 
 
@@ -184,24 +182,27 @@ def _fail(root: Root, member: Member, error: BaseException) -> None:
     _end(root, member, ended(member, (), why))
 
 
-def _end(root: Root, member: Member, failure: Any) -> Outcome:
+def _end(root: Root, member: Member, failure: Failure) -> Outcome:
+    key = member.key.decode()
     try:
-        return give_up(root, member, failure, deadline_after(_GIVE_UP))
+        outcome = give_up(root, member, failure, deadline_after(_GIVE_UP))
     except (MemstoreError, OSError) as error:
-        key = member.key.decode()
         raise UnknownOutcomeError(
             f"{key!r}: attempt {member.attempt!r} could not be given up, so others may still complete it: {error}",
             key=key,
         ) from failure
+    assert outcome is not None, "it was ended, or has an outcome"
+    return outcome
 
 
-def abort(root: Root, member: Member, why: str, timeout: float) -> bool:
+def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> bool:
     """Gives an attempt up. Returns whether it was pending until now."""
-    parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
+    parts = [part for part, _ in pending_parts(root, key) if part.attempt == attempt]
     if not parts:
         return False
-    outcome = give_up(root, member, ended(parts[0], parts, why), deadline_after(timeout))
-    return not outcome.version and outcome.error == PartialCommitError.__name__ and why in outcome.message
+    member = Member(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
+    outcome = give_up(root, member, ended(member, parts, why), deadline_after(timeout))
+    return outcome is not None and why in outcome.message
 
 
 def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:
@@ -220,14 +221,3 @@ def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:
         )
         for (name, attempt), parts in found.items()
     )
-
-
-def no_version(root: Root, key: bytes, missing: Callable[[bytes], MemstoreError]) -> MemstoreError:
-    """The error for a key that doesn't exist: whether there are parts of it tells more."""
-    waiting = pending(root, key)
-    if not waiting:
-        return missing(key)
-    one = waiting[0]
-    ranks = tuple(rank for rank in range(one.world_size) if rank not in one.ranks)
-    text = f"{one.key!r} has no version yet: attempt {one.attempt!r} waits for ranks {', '.join(map(str, ranks))}"
-    return PartialCommitError(text, key=one.key, missing_ranks=ranks)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore import contents, listing
+from memstore import contents, listing, structure
 from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
@@ -21,17 +21,19 @@ from memstore.engine import (
     hold,
     hold_at_once,
     index,
-    missing,
+    no_version,
     open_root,
     put,
     resource_errors,
     verify_store,
 )
+from memstore.errors import UnsupportedValueError
 from memstore.info import EntryInfo, Progress, VerifyReport
 from memstore.keys import encode_key, several
 from memstore.late_imports import between_forks
-from memstore.listing import Keyspace, Mode
+from memstore.listing import Mode
 from memstore.store.as_mapping import AsMapping
+from memstore.store.by_ranks import ByRanks
 from memstore.store.describe import describe
 from memstore.store.ref import Ref
 from memstore.view import view
@@ -45,7 +47,7 @@ _REQUIRED: Any = ...  # a get's default that means: raise
 log = logging.getLogger("memstore")
 
 
-class Store(Keyspace, AsMapping):
+class Store(ByRanks, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
@@ -75,7 +77,8 @@ class Store(Keyspace, AsMapping):
 
         Args:
             key: 1 to 500 bytes of UTF-8.
-            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects.
+            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects. If it has
+                DTensors or other shards, this is `put_sharded`, and every rank has to call it.
             dtype: a real floating dtype, to which floating leaves are cast while they are copied, rounded as by
                 `torch.Tensor.to`; the same leaves as get's dtype= converts. Leaves that share memory still do if all
                 of them are cast from one dtype; else each dtype is stored apart. None: as they are.
@@ -94,11 +97,23 @@ class Store(Keyspace, AsMapping):
         """
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
-        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
+        try:
+            flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
+        except UnsupportedValueError:
+            if not structure.has_shards(value):
+                raise
+            return self._put_sharded(key, value, dtype, expect_version, timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
         (version,) = put(root, [contents.draft(root, name, flat, expect_version)], deadline)
         self._puts += 1
+        return version
+
+    def _put_sharded(
+        self, key: str, value: Any, dtype: torch.dtype | None, expect_version: int | None, timeout: float | None
+    ) -> int:
+        version = self.put_sharded(key, value, dtype=dtype, expect_version=expect_version, timeout=timeout)
+        assert isinstance(version, int), "it has waited"
         return version
 
     def put_many(
@@ -181,7 +196,7 @@ class Store(Keyspace, AsMapping):
         held = self._hold(root, key, name, deadline)
         if held is None:
             if default is _REQUIRED:
-                raise missing(name)
+                raise no_version(root, name)
             return default
         self._gets += 1
         if options is contents.PLAIN and not self._verify:
@@ -203,7 +218,7 @@ class Store(Keyspace, AsMapping):
         values: dict[str, Any] = {}
         for (key, name), found in zip(names.items(), held, strict=True):
             if found is None:
-                raise missing(name)
+                raise no_version(root, name)
             values[key] = self._load(root, key, found)
         return values
 
@@ -258,7 +273,7 @@ class Store(Keyspace, AsMapping):
         name = encode_key(key)
         held = self._hold(root, key, name, None)
         if held is None:
-            raise missing(name)
+            raise no_version(root, name)
         return held
 
     def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> MappedEntry | None:

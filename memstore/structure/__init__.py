@@ -26,7 +26,7 @@ from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebu
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes, written_objects
 from memstore.structure.plans import Plan, plan_of
-from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, take_shards_apart
+from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, has_shards, take_shards_apart
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import (
     DTYPE_NAMES,
@@ -86,6 +86,7 @@ __all__ = [
     "flattens",
     "get_into",
     "get_like",
+    "has_shards",
     "is_wrapper",
     "iter_tensors",
     "leaf_table",

@@ -37,6 +37,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     key: bytes
     attempt: str
+    number: int  # of the attempt: it tells those of one name apart
     rank: int
     world_size: int
     put_id: int
@@ -57,6 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
     key: bytes
     attempt: str
+    number: int
     version: int
     error: str  # the name of its class
     message: str
@@ -78,6 +80,11 @@ def put_part(transaction: Transaction, part: Part, content: bytes) -> None:
     name = _name_of(part)
     transaction.put_row(PENDING, name, with_checksum(name, _encode(part)))
     transaction.put_row(CONTENTS, name, with_checksum(name, content))
+
+
+def renew_part(transaction: Transaction, part: Part) -> None:
+    """Writes its row anew, and leaves its content alone."""
+    transaction.put_row(PENDING, _name_of(part), with_checksum(_name_of(part), _encode(part)))
 
 
 def delete_part(transaction: Transaction, part: Part) -> None:
@@ -112,6 +119,10 @@ def all_outcomes(transaction: Transaction) -> list[Outcome]:
 def put_outcome(transaction: Transaction, outcome: Outcome) -> None:
     name = _name(outcome.key, outcome.attempt)
     transaction.put_row(OUTCOMES, name, with_checksum(name, _encode(outcome)))
+
+
+def delete_outcome(transaction: Transaction, outcome: Outcome) -> None:
+    transaction.delete_row(OUTCOMES, _name(outcome.key, outcome.attempt))
 
 
 def drop_outcomes(transaction: Transaction, now: Now, limit: int) -> None:

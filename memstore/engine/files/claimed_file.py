@@ -60,6 +60,10 @@ class ClaimedFile:
         else:
             self._page = None
 
+    def unlock(self) -> None:
+        """Gives up the lock of a file that is not parked: a row of the catalog keeps it from here on."""
+        syscalls.unlock(self.lock_file.fd)
+
     def vacate(self) -> None:
         """Makes the header say that the file holds nothing and may be used again. Under the store's mutex."""
         file = self.open()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from memstore.engine.protocols.ahead import close as close_ahead
 from memstore.engine.protocols.attempt_ends import (
+    Failure,
     Member,
     ended,
     give_up,
-    look,
     missing_ranks,
+    no_version,
     pending_parts,
     version_of_outcome,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Content",
     "DEFAULT_LEASE",
     "Draft",
+    "Failure",
     "LOOKED_AT",
     "MISFIT",
     "MappedEntry",
@@ -42,10 +44,10 @@ __all__ = [
     "hold",
     "hold_at_once",
     "lease",
-    "look",
     "map_entry",
     "missing",
     "missing_ranks",
+    "no_version",
     "outcome_of",
     "pending_parts",
     "prepare",

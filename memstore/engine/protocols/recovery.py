@@ -14,6 +14,7 @@ from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction, attempts
 from memstore.engine.files import OwnedFile, segment_path, write_state
 from memstore.engine.format import FILLING, HEAD_SIZE, LIVE, RETIRED, SegmentRow, Slots, read_slots
+from memstore.engine.protocols.attempt_ends import forget_other_boots
 from memstore.engine.protocols.reuse import unclaim
 from memstore.engine.protocols.rollback import ALL, check_headers, compare_publications
 from memstore.engine.root import Root
@@ -39,23 +40,26 @@ def after_death(root: Root) -> None:
         check_headers(root, ALL)
 
     def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
+        counters = transaction.counters()
         if page.is_new:  # leases tell time by the clock of another boot
             transaction.clear("leases")
-        counters = transaction.counters()
+            if forget_other_boots(transaction, counters):
+                counters.publications += 1  # so that their headers are marked retired
+                transaction.put_counters(counters)
         compare_publications(root, page.publications_rung, counters)
         behind = page.publications_rung != counters.publications
         if behind:
             _unbook(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         filling = transaction.numbers("filling", _MOST)
-        if page.batch:
+        if page.batch or page.is_new:  # a new page has lost the note
             filling += [(part.segment, page.batch) for part in attempts.parts_of(transaction) if part.segment]
         return filling, retired, counters
 
     # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
     # the next write transaction begins; and a sweep by the past would unlink what is live.
     filling, retired, counters = root.catalog.update(read, is_delete=True)
-    if page.batch:
+    if page.batch or page.is_new:
         for segment, batch in filling:
             if batch == page.batch:
                 _mark(root, segment, FILLING)

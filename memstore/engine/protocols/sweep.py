@@ -23,7 +23,7 @@ from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file, segment_path
 from memstore.engine.format import FILLING, RETIRED
 from memstore.engine.protocols import ahead
-from memstore.engine.protocols.attempt_ends import end_expired
+from memstore.engine.protocols.attempt_ends import end_expired, end_expired_locked
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import Row, lock_in_state, lock_retired, retire, set_aside
 from memstore.engine.protocols.rollback import check_header
@@ -121,6 +121,9 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
     rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
     sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
     """
+    if _may_look_for_dead(root, root.catalog.view(Transaction.counters)):
+        for bell in end_expired_locked(root):
+            root.doorbell.wake(bell)
     chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
     if not any(chosen):
         return 0

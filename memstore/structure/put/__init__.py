@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from memstore.structure.put.fill import Flat, contents, fill
 from memstore.structure.put.flatten import flatten
-from memstore.structure.put.shards import HeldLeaf, HeldValue, take_shards_apart
+from memstore.structure.put.shards import HeldLeaf, HeldValue, has_shards, take_shards_apart
 
-__all__ = ["Flat", "HeldLeaf", "HeldValue", "contents", "fill", "flatten", "take_shards_apart"]
+__all__ = ["Flat", "HeldLeaf", "HeldValue", "contents", "fill", "flatten", "has_shards", "take_shards_apart"]

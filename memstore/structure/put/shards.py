@@ -6,6 +6,7 @@ which no tensor lies stay dicts here, since those of several ranks are merged by
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -99,6 +100,14 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
             found, kind = walk.sharded[i]
         leaves.append(HeldLeaf(name, *found[:3], kind, is_plain, *found[3:], i in reader.fixed))
     return HeldValue(tree, tuple(leaves), encode_objects(walk.objects), tuple(names[False]))
+
+
+def has_shards(value: Any) -> bool:
+    """Whether a value that `flatten` refuses has leaves of which a rank holds a part."""
+    walk = _ShardedWalk(allow_pickle=True)
+    with contextlib.suppress(RefusedError, RuntimeError):
+        walk.visit(value)
+    return bool(walk.sharded)
 
 
 def _check_names(names: list[Path]) -> None:
