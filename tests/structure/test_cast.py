@@ -213,18 +213,18 @@ def test_one_tensor_in_a_wrapper_and_beside_it_is_two_dtypes() -> None:
     inner = torch.randn(4)
     got = cast({"plain": inner, "wrapped": Doubled(inner)}, BF16)
     assert_cast(inner, got["plain"], BF16)
-    assert got["wrapped"].inner.dtype == torch.float32 and torch.equal(got["wrapped"].inner, inner)
+    assert got["wrapped"].held.dtype == torch.float32 and torch.equal(got["wrapped"].held, inner)
 
 
 class Doubled(torch.Tensor):
     """A tensor made of another, as torchao's: only its class knows what the inner one's dtype means."""
 
-    inner: torch.Tensor
-    names: ClassVar[list[str]] = ["inner"]
+    held: torch.Tensor
+    names: ClassVar[list[str]] = ["held"]
 
     def __new__(cls, inner: torch.Tensor) -> Doubled:
         made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        made.inner = inner
+        made.held = inner
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -232,12 +232,12 @@ class Doubled(torch.Tensor):
 
     @classmethod
     def __tensor_unflatten__(cls, inner: dict[str, torch.Tensor], context: Any, size: Any, stride: Any) -> Doubled:
-        return cls(inner["inner"])
+        return cls(inner["held"])
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
-            return cls(args[0].inner)
+            return cls(args[0].held)
         raise NotImplementedError(func)
 
 
