@@ -179,6 +179,7 @@ def _cast(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> No
         targets += whole.split(ONE_CORE)
     for whole in _sources_of(copies.cast_in_pieces, tensors):
         sources += whole.split(ONE_CORE)
+    # non_blocking: else torch would send what another device has, and cast it here in a second pass
     if forward_ad._current_level < 0:
         torch._foreach_copy_(targets, sources, non_blocking=True)
     else:  # it has no kernel there
