@@ -37,9 +37,11 @@ from memstore.errors import (
     MemstoreError,
     MutableEntryError,
     NotAStoreError,
+    PartialCommitError,
     PermissionDeniedError,
     ReadOnlyError,
     ResourceLimitError,
+    ShardMismatchError,
     StoreClosedError,
     StoreFullError,
     StoreTimeoutError,
@@ -54,12 +56,13 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
-    from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
+    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.store.opening import open
     from memstore.store.ref import Ref
     from memstore.store.rescue import repair
+    from memstore.store.sharded import PendingPut
     from memstore.store.store import Store
     from memstore.store.weights import iter_weights
     from memstore.view import StoredTensor
@@ -75,6 +78,8 @@ _HOMES = {
     "LeafInfo": "memstore.info",
     "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
+    "PendingInfo": "memstore.info",
+    "PendingPut": "memstore.store.sharded",
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
     "StoredTensor": "memstore.view",
@@ -96,11 +101,15 @@ __all__ = [
     "MemstoreError",
     "MutableEntryError",
     "NotAStoreError",
+    "PartialCommitError",
+    "PendingInfo",
+    "PendingPut",
     "PermissionDeniedError",
     "ReadOnlyError",
     "Ref",
     "RepairReport",
     "ResourceLimitError",
+    "ShardMismatchError",
     "Store",
     "StoreClosedError",
     "StoreFullError",

@@ -5,9 +5,11 @@
     │   ├── InvalidKeyError (ValueError)            not a key: empty, too long, NUL, not text
     │   ├── UnsupportedValueError (TypeError)       a leaf that can't be stored, named
     │   ├── StructureMismatchError (ValueError)     out= or like= differs from what is stored
+    │   ├── ShardMismatchError (ValueError)         ranks disagree about a leaf, or about their attempt
     │   └── MutableEntryError                       a call that mutable entries don't have
     ├── the state of the key (decide, retry)
     │   ├── KeyNotFoundError (KeyError)
+    │   ├── PartialCommitError (KeyError)           parts of a sharded put are missing
     │   ├── VersionGoneError (KeyError)             that version was overwritten and is given back
     │   └── VersionConflictError                    expect_version was not the version found
     ├── the store (open it otherwise)
@@ -78,12 +80,37 @@ class StructureMismatchError(MemstoreError, ValueError):
     """`out=` or `like=` differs from what is stored; the message lists every difference. Nothing was written."""
 
 
+class ShardMismatchError(MemstoreError, ValueError):
+    """Ranks of a sharded put disagree: about a leaf's shape, dtype or bytes, or about the attempt. Nothing was put."""
+
+
 class MutableEntryError(MemstoreError):
     """The call does not apply to a mutable entry."""
 
 
 class KeyNotFoundError(MemstoreError, KeyError):
     """The store has no such key."""
+
+
+class PartialCommitError(MemstoreError, KeyError):
+    """Parts of a sharded put are missing, so there is no version of it.
+
+    Attributes:
+        missing_ranks: ranks that have put nothing.
+        missing_boxes: where all ranks have: (leaf, offsets, shape) of what none of them holds.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        missing_ranks: tuple[int, ...] = (),
+        missing_boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (),
+    ) -> None:
+        super().__init__(message, key=key)
+        self.missing_ranks = missing_ranks
+        self.missing_boxes = missing_boxes
 
 
 class VersionGoneError(MemstoreError, KeyError):

@@ -57,6 +57,7 @@ class EntryInfo:
 class StoreStats:
     """What a store holds, in bytes, and what this process did.
 
+    `pending_bytes` are parts of sharded puts that wait for other ranks.
     `reusable_bytes` are retired and held by nobody, `pinned_bytes` retired and held or leased; `pinned_by` are the
     pids that hold them, as far as the kernel tells. `huge_page_bytes` counts this process's mappings.
     """
@@ -66,12 +67,31 @@ class StoreStats:
     reusable_bytes: int
     pinned_bytes: int
     filling_bytes: int
+    pending_bytes: int
     capacity: int | None
     catalog_bytes: int
     huge_page_bytes: int
     puts: int
     gets: int
     pinned_by: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingInfo:
+    """A sharded put that waits for the parts of other ranks.
+
+    Attributes:
+        ranks: whose parts are there.
+        nbytes: of their files.
+        expires: when it is given up, in Unix seconds.
+    """
+
+    key: str
+    attempt: str
+    world_size: int
+    ranks: tuple[int, ...]
+    nbytes: int
+    expires: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
 
 writing      a value taken apart, and drafted for a put: what goes into its record or segment
+parts        what a rank says of a sharded value, and the draft of the bytes that it holds
+merge        the parts of all ranks as one value
 reading      a mapped entry as a value; verify, and headers made anew
 boxes        where the bytes of leaves lie that are spread over segments
 counting     how many bytes were read
@@ -9,29 +11,39 @@ checksums    of leaves: made by the one, compared by the other
 
 from __future__ import annotations
 
-from memstore.contents.boxes import NO_BOXES, Boxes, StoredBox, boxes_of
+from memstore.contents.boxes import NO_BOXES, Boxes, BoxTable, StoredBox, box_table, boxes_of
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.counting import bytes_read, count_read
+from memstore.contents.merge import merge
+from memstore.contents.parts import PartDraft, RankPart, draft_part, read_content, read_part
 from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, memory_of, read, read_bare, verify
 from memstore.contents.writing import draft, flatten
 
 __all__ = [
+    "BoxTable",
+    "Boxes",
     "CHECKSUM_SIZE",
     "NO_BOXES",
-    "PLAIN",
-    "Boxes",
     "Options",
+    "PLAIN",
+    "PartDraft",
+    "RankPart",
     "StoredBox",
+    "box_table",
     "boxes_of",
     "bytes_read",
     "count_read",
     "damaged",
     "draft",
+    "draft_part",
     "flatten",
     "header_of",
     "locate",
     "memory_of",
+    "merge",
     "read",
     "read_bare",
+    "read_content",
+    "read_part",
     "verify",
 ]

@@ -1,13 +1,78 @@
-"""The boxes of an entry: where the bytes of leaves lie that are spread over its segments."""
+"""The boxes of a sharded entry: which rank has put which part of each leaf, and where its bytes lie.
+
+A record has them as msgpack of `[[[leaf, [[offsets, shape, place, checksum or nil, rank], ...]], ...], [[leaf, rank],
+...]]`: first the leaves of which ranks have put boxes, then those that a rank has put as plain tensors. Places count in
+the entry's data section, which is one range of addresses with all segments (`engine/format/extents.py`). Behind the
+last segment it has room where nothing is stored: there a get assembles leaves whose boxes don't lie in order.
+"""
 
 from __future__ import annotations
 
-from memstore.engine import Record
-from memstore.sharding import NO_BOXES, Boxes, StoredBox
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-__all__ = ["NO_BOXES", "Boxes", "StoredBox", "boxes_of"]
+import msgspec
+
+from memstore.engine import Record
+from memstore.errors import CorruptionError
+from memstore.sharding import NO_BOXES, Box, Boxes, StoredBox
+
+__all__ = ["NO_BOXES", "BoxTable", "Boxes", "StoredBox", "box_table", "boxes_of", "encode_boxes"]
+
+_CACHED = 64  # tables
+
+
+class BoxTable(NamedTuple):
+    """What the ranks have put.
+
+    Attributes:
+        boxes: by leaf; they may lie in order, so that the leaf needs no assembling.
+        ranks: by leaf that was put as a plain tensor, who put it.
+    """
+
+    boxes: Boxes
+    ranks: Mapping[int, int]
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    place: int
+    checksum: bytes | None
+    rank: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[list[tuple[int, tuple[_Row, ...]]], list[tuple[int, int]]]).decode
+
+
+def encode_boxes(boxes: Mapping[int, Sequence[StoredBox]], ranks: Mapping[int, int]) -> bytes:
+    rows = [
+        (leaf, [_Row(one.box.offsets, one.box.shape, one.place, one.checksum, one.rank) for one in found])
+        for leaf, found in boxes.items()
+    ]
+    return _encode((rows, list(ranks.items())))
 
 
 def boxes_of(record: Record) -> Boxes:
-    """Of an entry that is not sharded: none."""
-    return NO_BOXES
+    """By leaf; none, for an entry that is not sharded. Raises CorruptionError."""
+    return NO_BOXES if record.boxes is None else _table(record.boxes).boxes
+
+
+def box_table(record: Record) -> BoxTable:
+    """Of any entry. Raises CorruptionError; whether the boxes lie where the entry has bytes is not looked at."""
+    return BoxTable(NO_BOXES, {}) if record.boxes is None else _table(record.boxes)
+
+
+@functools.lru_cache(_CACHED)
+def _table(stored: bytes) -> BoxTable:
+    try:
+        rows, ranks = _decode(stored)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"the boxes of a sharded value can't be read: {error}") from None
+    boxes = {
+        leaf: tuple(StoredBox(Box(row.offsets, row.shape), row.place, row.rank, row.checksum) for row in found)
+        for leaf, found in rows
+    }
+    return BoxTable(boxes, dict(ranks))

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 import xxhash
 
 from memstore import structure
@@ -25,14 +26,17 @@ from memstore.errors import UnsupportedValueError
 from memstore.structure import modes
 
 
-def flatten(key: str, value: Any, root: Root, *, allow_pickle: bool) -> structure.Flat:
-    """Raises UnsupportedValueError, naming the leaf, before anything is written."""
+def flatten(
+    key: str, value: Any, root: Root, *, allow_pickle: bool, dtype: torch.dtype | None = None
+) -> structure.Flat:
+    """Raises UnsupportedValueError, naming the leaf, or TypeError of `dtype`, before anything is written."""
+    limit = root.settings.inline_limit
     try:
-        return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=root.settings.inline_limit)
+        return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=limit, dtype=dtype)
     except Exception as error:
         if modes.are_active():  # what they do says nothing of the value
             with modes.put_aside(entirely=True):
-                return flatten(key, value, root, allow_pickle=allow_pickle)
+                return flatten(key, value, root, allow_pickle=allow_pickle, dtype=dtype)
         if isinstance(error, UnsupportedValueError):
             error.key = key
         raise

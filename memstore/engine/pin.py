@@ -66,14 +66,14 @@ class Pin:
         root, options = self.root, self.options
         if (why := _why_not_in_place(root)) is not None:
             raise self._gone(why)
-        if not self.record.segment:
+        extents = self.record.segments
+        if not extents:
             return
         if options.mode == "r":
             text = f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'"
             raise ReadOnlyError(text, key=self.key)
         deadline = deadline_after(options.timeout)
-        take = partial(lease, put_id=self.record.put_id, seconds=options.lease)
-        retry_after_sweep(take, root, self.record.segment, deadline, self.key)
+        retry_after_sweep(partial(lease, seconds=options.lease), root, extents, deadline, self.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._take_lease()

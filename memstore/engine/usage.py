@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from memstore.engine.catalog import Transaction
+from memstore.engine.catalog import Counters, Part, Transaction, attempts
 from memstore.engine.files import segment_path
 from memstore.engine.root import Root, holders_of
 from memstore.engine.sync import boot_clock
@@ -21,6 +21,7 @@ class Usage:
     reusable_bytes: int  # retired, or kept ahead, and nobody holds them: kept for the next puts; `gc` gives them back
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
+    pending_bytes: int  # of parts of sharded puts that wait for others
     capacity: int | None
     catalog_bytes: int
     pinned_by: tuple[int, ...]
@@ -28,8 +29,9 @@ class Usage:
 
 def measure(root: Root) -> Usage:
     with root.guard:
-        keys, counters = root.catalog.view(lambda transaction: (transaction.count("entries"), transaction.counters()))
+        keys, counters, parts = root.catalog.view(_first_look)
         ahead = root.ahead.size if root.ahead is not None else 0
+    pending = sum(part.size for part in parts)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}
     holders = holders_of({file for file in files.values() if file[1] != _MISSING})
@@ -40,11 +42,16 @@ def measure(root: Root) -> Usage:
         live_bytes=counters.live,
         reusable_bytes=max(counters.retired + counters.held - pinned, 0) + ahead,  # others put meanwhile
         pinned_bytes=pinned,
-        filling_bytes=counters.filling - ahead,
+        filling_bytes=counters.filling - ahead - pending,
+        pending_bytes=pending,
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
         pinned_by=tuple(sorted(pinned_by)),
     )
+
+
+def _first_look(transaction: Transaction) -> tuple[int, Counters, list[Part]]:
+    return transaction.count("entries"), transaction.counters(), attempts.parts_of(transaction)
 
 
 def _retired(root: Root) -> dict[int, tuple[int, int]]:

@@ -53,7 +53,8 @@ class Keyspace:
         self._root: Root | None = root
         self._mode: Mode = mode
         self._timeout = timeout
-        self._puts = self._gets = 0
+        self._puts: int = 0
+        self._gets: int = 0
 
     # --- delete -------------------------------------------------------------------------------------------------------
 

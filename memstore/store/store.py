@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore import contents, listing
+from memstore import contents, listing, structure
 from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
@@ -21,17 +21,19 @@ from memstore.engine import (
     hold,
     hold_at_once,
     index,
-    missing,
+    no_version,
     open_root,
     put,
     resource_errors,
     verify_store,
 )
+from memstore.errors import UnsupportedValueError
 from memstore.info import EntryInfo, Progress, VerifyReport
 from memstore.keys import encode_key, several
 from memstore.late_imports import between_forks
-from memstore.listing import Keyspace, Mode
+from memstore.listing import Mode
 from memstore.store.as_mapping import AsMapping
+from memstore.store.by_ranks import ByRanks
 from memstore.store.describe import describe
 from memstore.store.ref import Ref
 from memstore.view import view
@@ -45,7 +47,7 @@ _REQUIRED: Any = ...  # a get's default that means: raise
 log = logging.getLogger("memstore")
 
 
-class Store(Keyspace, AsMapping):
+class Store(ByRanks, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
@@ -62,12 +64,24 @@ class Store(Keyspace, AsMapping):
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
-    def put(self, key: str, value: Any, *, expect_version: int | None = None, timeout: float | None = None) -> int:
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or none.
 
         Args:
             key: 1 to 500 bytes of UTF-8.
-            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects.
+            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects. If it has
+                DTensors or other shards, this is `put_sharded`, and every rank has to call it.
+            dtype: a real floating dtype, to which floating leaves are cast while they are copied, rounded as by
+                `torch.Tensor.to`; the same leaves as get's dtype= converts. Leaves that share memory still do if all
+                of them are cast from one dtype; else each dtype is stored apart. None: as they are.
             expect_version: the version that the key must have; 0: it must not exist.
             timeout: seconds; None: the store's.
 
@@ -75,24 +89,38 @@ class Store(Keyspace, AsMapping):
             The version. Versions of a key grow; they are not consecutive.
 
         Raises:
-            UnsupportedValueError: a leaf can't be stored; the message names it. Nothing was written.
+            UnsupportedValueError: a leaf can't be stored, or cast; the message names it. Nothing was written.
+            TypeError: `dtype` is no real floating dtype.
             VersionConflictError: the key is at another version than `expect_version`.
             StoreFullError: no room. Nothing changed.
             ReadOnlyError: the store was opened with mode "r".
         """
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
-        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle)
+        try:
+            flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
+        except UnsupportedValueError:
+            if not structure.has_shards(value):
+                raise
+            return self._put_sharded(key, value, dtype, expect_version, timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
         (version,) = put(root, [contents.draft(root, name, flat, expect_version)], deadline)
         self._puts += 1
         return version
 
+    def _put_sharded(
+        self, key: str, value: Any, dtype: torch.dtype | None, expect_version: int | None, timeout: float | None
+    ) -> int:
+        version = self.put_sharded(key, value, dtype=dtype, expect_version=expect_version, timeout=timeout)
+        assert isinstance(version, int), "it has waited"
+        return version
+
     def put_many(
         self,
         items: Mapping[str, Any],
         *,
+        dtype: torch.dtype | None = None,
         expect_versions: Mapping[str, int] | None = None,
         timeout: float | None = None,
     ) -> dict[str, int]:
@@ -105,7 +133,10 @@ class Store(Keyspace, AsMapping):
         for key in expected:
             if key not in items:
                 raise ValueError(f"expect_versions names {key!r}, which is not among the items")
-        flats = [contents.flatten(key, value, root, allow_pickle=self._allow_pickle) for key, value in items.items()]
+        flats = [
+            contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
+            for key, value in items.items()
+        ]
         if expected:
             self._check_early(root, expected)
         drafts = [
@@ -165,7 +196,7 @@ class Store(Keyspace, AsMapping):
         held = self._hold(root, key, name, deadline)
         if held is None:
             if default is _REQUIRED:
-                raise missing(name)
+                raise no_version(root, name)
             return default
         self._gets += 1
         if options is contents.PLAIN and not self._verify:
@@ -187,7 +218,7 @@ class Store(Keyspace, AsMapping):
         values: dict[str, Any] = {}
         for (key, name), found in zip(names.items(), held, strict=True):
             if found is None:
-                raise missing(name)
+                raise no_version(root, name)
             values[key] = self._load(root, key, found)
         return values
 
@@ -242,7 +273,7 @@ class Store(Keyspace, AsMapping):
         name = encode_key(key)
         held = self._hold(root, key, name, None)
         if held is None:
-            raise missing(name)
+            raise no_version(root, name)
         return held
 
     def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> MappedEntry | None:

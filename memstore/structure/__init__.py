@@ -37,23 +37,35 @@ from memstore.structure.get import (
     rebuild_lazily,
 )
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.objects import class_name, read_pickle, shown_attributes
+from memstore.structure.objects import class_name, read_pickle, shown_attributes, written_objects
 from memstore.structure.plans import Plan, check_extent, plan_of
-from memstore.structure.put import Flat, contents, fill, flatten
-from memstore.structure.refusals import RefusedError
+from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, has_shards, take_shards_apart
+from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import (
     DTYPE_NAMES,
     DTYPES,
+    Traits,
     contiguous_stride,
     count,
     modes,
     need_device,
     over,
+    read_flags,
     repeats,
+    to_flags,
     traits,
 )
 from memstore.structure.transport import register as _register_transport
-from memstore.structure.tree import MAX_DEPTH, TENSOR, Tree, name_of
+from memstore.structure.tree import (
+    MAX_DEPTH,
+    TENSOR,
+    LeafNames,
+    Tree,
+    TreesDifferError,
+    merge_trees,
+    name_of,
+    tree_names,
+)
 from memstore.structure.walk import Walk, flattens
 
 _register_transport()
@@ -61,14 +73,19 @@ _register_transport()
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
-    "MAX_DEPTH",
-    "TENSOR",
     "ExternalValue",
     "Flat",
+    "HeldLeaf",
+    "HeldValue",
+    "LeafNames",
+    "MAX_DEPTH",
     "MalformedError",
     "Plan",
     "RefusedError",
+    "TENSOR",
+    "Traits",
     "Tree",
+    "TreesDifferError",
     "Walk",
     "assemble",
     "bare_array",
@@ -88,22 +105,30 @@ __all__ = [
     "flattens",
     "get_into",
     "get_like",
+    "has_shards",
     "is_wrapper",
     "iter_tensors",
     "leaf_table",
     "leaf_tensor",
     "lies_in_order",
+    "merge_trees",
     "modes",
     "name_of",
     "need_device",
     "over",
     "plan_of",
+    "read_flags",
     "read_pickle",
     "rebuild",
     "rebuild_lazily",
+    "render_path",
     "repeats",
     "shown_attributes",
     "stored_bytes",
     "structure_text",
+    "take_shards_apart",
+    "to_flags",
     "traits",
+    "tree_names",
+    "written_objects",
 ]

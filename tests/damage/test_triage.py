@@ -39,5 +39,5 @@ def test_a_batch_follows_on_the_last_version() -> None:
 
 def test_a_record_names_its_segments() -> None:
     record = Record(1, 2, 3, 8192, 4096, 1024, 1.5, b"", b"")
-    assert record.segments == (3,)
+    assert [extent.segment for extent in record.segments] == [3]
     assert Record(1, 2, 0, 0, 0, 3, 1.5, b"", b"", b"abc").segments == ()

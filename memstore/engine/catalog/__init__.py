@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from memstore.engine.catalog import attempts
+from memstore.engine.catalog.attempts import Now, Outcome, Part
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.catalog.meta import has_gone_back
-from memstore.engine.catalog.tables import NAMES, Counters, Transaction, check_row, read_counters, read_segment
+from memstore.engine.catalog.tables import (
+    NAMES,
+    OPTIONAL,
+    Counters,
+    Transaction,
+    check_row,
+    read_counters,
+    read_segment,
+)
 
 __all__ = [
     "NAMES",
+    "OPTIONAL",
     "Catalog",
     "Counters",
+    "Now",
+    "Outcome",
+    "Part",
     "Transaction",
+    "attempts",
     "check_row",
     "has_gone_back",
     "read_counters",

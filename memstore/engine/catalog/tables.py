@@ -2,7 +2,8 @@
 
 `entries` (key -> record), `segments` (id -> row), `filling` (id -> batch), `retired` ((size, sequence) -> id: files
 kept for reuse), `held` (sequence -> id: retired files that somebody held when they were last looked at), `leases` (id
--> until), `counters`.
+-> until), `counters`; `pending`, `contents` and `outcomes` (of sharded
+puts: see `attempts.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from memstore.engine.format import (
     decode_row,
     encode_record,
     encode_row,
-    segment_of,
+    segments_of,
     with_checksum,
 )
 from memstore.errors import CorruptionError
 
 # Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
 # that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
-OPTIONAL: tuple[str, ...] = ()
+OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes")
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
@@ -81,10 +82,10 @@ class Transaction:
     def put_record(self, key: bytes, record: Record) -> None:
         self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
 
-    def replace_record(self, key: bytes, record: Record) -> int:
-        """Returns the segment of the record that was there; 0 if that had none, or there was none."""
+    def replace_record(self, key: bytes, record: Record) -> tuple[int, ...]:
+        """Returns the segments of the record that was there, if there was one."""
         stored = self._handle.replace(key, encode_record(key, record), self._tables["entries"])
-        return 0 if stored is None else segment_of(key, bytes(stored))
+        return () if stored is None else segments_of(key, bytes(stored))
 
     def delete_record(self, key: bytes) -> None:
         self._handle.delete(key, db=self._tables["entries"])
@@ -104,6 +105,8 @@ class Transaction:
         return found
 
     def count(self, table: str) -> int:
+        if table not in self._tables:
+            return 0
         return int(self._handle.stat(self._tables[table])["entries"])
 
     def pages(self) -> int:
@@ -195,6 +198,8 @@ class Transaction:
 
     def rows(self, table: str, after: bytes | None = None) -> Iterator[tuple[memoryview, memoryview]]:
         """Keys and values beyond `after`, as they lie there, unchecked; no longer valid than the transaction."""
+        if table not in self._tables:
+            return
         with self._handle.cursor(db=self._tables[table]) as cursor:
             if after is None or (cursor.set_range(after) and (bytes(cursor.key()) != after or cursor.next())):
                 yield from cursor
@@ -202,6 +207,34 @@ class Transaction:
     def listed(self, table: str, after: bytes | None, limit: int) -> list[tuple[bytes, int]]:
         """The first rows of `retired` or `held` beyond `after`: keys, and segments."""
         return [(bytes(key), _number(value)) for key, value in itertools.islice(self.rows(table, after), limit)]
+
+    # --- tables of any bytes ------------------------------------------------------------------------------------------
+
+    def row(self, table: str, key: bytes) -> bytes | None:
+        """The value of a row of an optional table, which a store that was made before may not have."""
+        if table not in self._tables:
+            return None
+        stored = self._handle.get(key, None, self._tables[table])
+        return None if stored is None else bytes(stored)
+
+    def put_row(self, table: str, key: bytes, value: bytes) -> None:
+        self._handle.put(key, value, db=self._tables[table])
+
+    def delete_row(self, table: str, key: bytes) -> None:
+        self._handle.delete(key, db=self._tables[table])
+
+    def rows_with(self, table: str, prefix: bytes, limit: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Up to `limit` rows of an optional table whose keys start with `prefix`, in order, beyond `after`."""
+        found: list[tuple[bytes, bytes]] = []
+        if table not in self._tables:
+            return found
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            more = cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()
+            while more and len(found) < limit and bytes(cursor.key()).startswith(prefix):
+                if bytes(cursor.key()) != after:
+                    found.append((bytes(cursor.key()), bytes(cursor.value())))
+                more = cursor.next()
+        return found
 
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)

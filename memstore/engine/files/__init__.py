@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memstore.engine.files.claimed_file import ClaimedFile
+from memstore.engine.files.claimed_file import ClaimedFile, PreparedFile
 from memstore.engine.files.external import ExternalFiles, map_external, opened
 from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
-from memstore.engine.files.segment import map_segment, remove_file, segment_path
+from memstore.engine.files.segment import map_segment, map_segments, remove_file, segment_path
 from memstore.engine.files.segment_writer import SealedSegment, SegmentWriter, WritableMemory
 from memstore.engine.files.slots import erase_put_id, vacate, write_slots, write_state
 from memstore.engine.files.spares import Spares
@@ -18,6 +18,7 @@ __all__ = [
     "LockFile",
     "Mapping",
     "OwnedFile",
+    "PreparedFile",
     "SealedSegment",
     "SegmentWriter",
     "Spares",
@@ -29,6 +30,7 @@ __all__ = [
     "map_external",
     "map_file",
     "map_segment",
+    "map_segments",
     "opened",
     "remove_file",
     "segment_path",

@@ -60,6 +60,10 @@ class ClaimedFile:
         else:
             self._page = None
 
+    def unlock(self) -> None:
+        """Gives up the lock of a file that is not parked: a row of the catalog keeps it from here on."""
+        syscalls.unlock(self.lock_file.fd)
+
     def vacate(self) -> None:
         """Makes the header say that the file holds nothing and may be used again. Under the store's mutex."""
         file = self.open()
@@ -68,6 +72,25 @@ class ClaimedFile:
     def close(self) -> None:
         self._page = None
         self.lock_file.close()
+
+
+class PreparedFile:
+    """The file of a prepared segment: no lock keeps it, but a row of the catalog."""
+
+    __slots__ = ("_dir_fd", "path")
+
+    def __init__(self, path: str, dir_fd: int | None = None) -> None:
+        self.path, self._dir_fd = path, dir_fd
+
+    def go_live(self, slots: Slots, *, durable: bool) -> None:
+        """Writes what a live segment's header says. Under the store's mutex, right before the catalog's commit."""
+        file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd)
+        try:
+            write_slots(file.fd, slots)
+            if durable:
+                syscalls.sync_data(file.fd)
+        finally:
+            file.close()
 
 
 def map_for_writing(address: int, fd: int, size: int, guard: Guard) -> None:

@@ -16,11 +16,10 @@ from collections.abc import Generator, Sequence
 from memstore.engine import syscalls
 from memstore.engine.files.lockfile import OwnedFile
 from memstore.engine.files.mapping import Mapping, map_file
-from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, encode_external
+from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
 
 MOST_FILES = 16_384  # a process may have 65,530 mappings
-_ALIGNMENT = 1 << 16  # of bases: pages are that large on some machines
 
 
 class ExternalFiles:
@@ -31,15 +30,14 @@ class ExternalFiles:
         self._end = 0
 
     def add(self, path: str, found: os.stat_result) -> int:
-        """Returns the base of the file. Files that can be mapped by huge pages start on a multiple of one."""
+        """Returns the base of the file."""
         if len(self.files) == MOST_FILES:
             raise UnsupportedValueError(f"{path} is one of more than {MOST_FILES:,} files, which is the limit")
         try:
             path.encode()
         except UnicodeEncodeError:
             raise UnsupportedValueError(f"{path!r} is no UTF-8: rename it") from None
-        step = syscalls.HUGE_PAGE if found.st_size >= syscalls.HUGE_PAGE else _ALIGNMENT
-        base = -(-self._end // step) * step
+        base = base_after(self._end, found.st_size)
         self._end = base + found.st_size
         if self._end > MAPPED_LIMIT:
             raise UnsupportedValueError(f"{path}: {self._end:,} bytes in all, and {MAPPED_LIMIT:,} can be mapped")
@@ -47,7 +45,7 @@ class ExternalFiles:
         return base
 
     def encode(self) -> bytes:
-        return encode_external(self.files)
+        return encode_extents(self.files)
 
 
 @contextlib.contextmanager

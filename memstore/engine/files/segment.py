@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.files.mapping import Mapping, map_file
@@ -42,25 +43,64 @@ def map_segment(
     closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # a file that stays open stays locked, and is never swept
     try:
         syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
-        fd = fds[0]
-        if not syscalls.lock_shared(fd):
+        if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
             return None
-        head = syscalls.read_at(fd, HEAD_SIZE, 0)  # only now: before the lock it may be a writer's
-        if not belongs(head, extent.put_id, store, live=live):
-            return None
-        start = 8 + int.from_bytes(head[:8], "little")
-        size = syscalls.size_of(fd)
-        if (start, size) != (extent.start, extent.size):
-            expected = f"{extent.size:,} and {extent.start:,}"
-            detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
-            raise CorruptionError(path=path, detail=detail)
-        return map_file(fd, size, closing if keep_open else None)
+        return map_file(fds[0], extent.size, closing if keep_open else None)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _no_file(path, error) from None
     finally:
         del closing  # else the traceback of an error would keep the file open
+
+
+def _is_locked_and_fits(path: str, fd: int, extent: SegmentExtent, store: str, *, live: bool) -> bool:
+    if not syscalls.lock_shared(fd):
+        return False
+    head = syscalls.read_at(fd, HEAD_SIZE, 0)  # only now: before the lock it may be a writer's
+    if not belongs(head, extent.put_id, store, live=live):
+        return False
+    start = 8 + int.from_bytes(head[:8], "little")
+    size = syscalls.size_of(fd)
+    if (start, size) != (extent.start, extent.size):
+        expected = f"{extent.size:,} and {extent.start:,}"
+        detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
+        raise CorruptionError(path=path, detail=detail)
+    return True
+
+
+def map_segments(
+    files: Sequence[tuple[str, SegmentExtent]],
+    size: int,
+    *,
+    store: str,
+    dir_fd: int | None = None,
+    live: bool = False,
+    keep_open: bool = False,
+) -> Mapping | None:
+    """As `map_segment`, of several segments in one range of `size` addresses, each from its base on.
+
+    What is left of the range is zeros, and takes no memory until it is written.
+    """
+    kept: list[int] = []  # files that stay open as long as the range is mapped
+    mapping = map_file(None, size, Cleanup(syscalls.drain, (map(os.close, kept),)) if keep_open else None)
+    for path, extent in files:
+        fds: list[int] = []
+        closing = Cleanup(syscalls.drain, (map(os.close, fds),))
+        try:
+            syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
+            if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
+                return None
+            syscalls.map_over(mapping.address + extent.base, fds[0], extent.size)
+            if keep_open:
+                kept.extend(map(os.dup, fds))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _no_file(path, error) from None
+        finally:
+            del closing
+    return mapping
 
 
 def _no_file(path: str, error: OSError) -> Exception:

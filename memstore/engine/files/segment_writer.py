@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.files.claimed_file import ClaimedFile, Guard, map_for_writing
+from memstore.engine.files.claimed_file import ClaimedFile, Guard, PreparedFile, map_for_writing
 from memstore.engine.files.spares import Spare
 from memstore.engine.format import Header
 
@@ -32,7 +32,7 @@ class SealedSegment(msgspec.Struct, frozen=True):
     size: int  # of the file
     start: int  # of the data section in the file
     used: int  # bytes of the header and the data section
-    file: ClaimedFile
+    file: ClaimedFile | PreparedFile
 
 
 class SegmentWriter:

@@ -2,24 +2,25 @@
 
 All extents of an entry are mapped into one range of addresses, each from its `base` on. So the offsets of leaves count
 in one data section, and what reads leaves knows nothing of files. A record names no file (an inline value), one
-segment, or up to 16,384 external files (files of others, which were attached), as msgpack of `[[path, size, mtime_ns,
-inode, base], ...]`.
+segment, the segments of a sharded value, as msgpack of `[[segment, put_id, size, start, base], ...]`, or up to 16,384
+external files (files of others, which were attached), as msgpack of `[[path, size, mtime_ns, inode, base], ...]`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
-from memstore.engine.format.record import Record
-from memstore.engine.syscalls import PAGE
+from memstore.engine.syscalls import HUGE_PAGE, PAGE
 from memstore.errors import CorruptionError
 
 MAPPED_LIMIT = 1 << 46  # bytes of address space for one entry; there are 2^47
+_ALIGNMENT = 1 << 16  # of bases: pages are that large on some machines
 
 
-class SegmentExtent(msgspec.Struct, frozen=True, gc=False):
+class SegmentExtent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A segment of the store, with the put that filled it."""
 
     segment: int
@@ -40,32 +41,48 @@ class ExternalExtent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Extent = SegmentExtent | ExternalExtent
+_ExtentT = TypeVar("_ExtentT", SegmentExtent, ExternalExtent)
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[ExternalExtent, ...]).decode
-
-
-def extents_of(record: Record) -> Sequence[Extent]:
-    """Where the data of an entry lies; nowhere, if it is inline. Raises CorruptionError."""
-    if record.segment:
-        return (SegmentExtent(record.segment, record.put_id, record.size, record.start),)
-    return () if record.adopted is None else decode_external(record.adopted)
+encode_extents = msgspec.msgpack.Encoder().encode
+_decode_external = msgspec.msgpack.Decoder(tuple[ExternalExtent, ...]).decode
+_decode_segments = msgspec.msgpack.Decoder(tuple[SegmentExtent, ...]).decode
 
 
-def encode_external(extents: Sequence[ExternalExtent]) -> bytes:
-    return _encode(extents)
+def base_after(end: int, size: int) -> int:
+    """Where a file of that size goes behind `end`: one that huge pages can map starts on a multiple of them."""
+    step = HUGE_PAGE if size >= HUGE_PAGE else _ALIGNMENT
+    return -(-end // step) * step
 
 
 def decode_external(stored: bytes) -> tuple[ExternalExtent, ...]:
     """The external files that a record names. Raises CorruptionError unless they lie one behind the other."""
     try:
-        extents = _decode(stored)
+        extents = _decode_external(stored)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"the names of its files can't be read: {error}") from None
+    return _checked(extents)
+
+
+def decode_segments(stored: bytes) -> tuple[SegmentExtent, ...]:
+    """The segments of a sharded value. Raises CorruptionError unless they lie one behind the other."""
+    try:
+        extents = _decode_segments(stored)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
+    return _checked(extents)
+
+
+def _checked(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:
     end = 0
     for extent in extents:
         if extent.base < end or extent.base % PAGE or extent.size <= 0 or extent.base + extent.size > MAPPED_LIMIT:
-            detail = f"{extent.path} would lie where no file can"
-            raise CorruptionError(detail, path=extent.path, detail=detail)
+            path = extent.path if isinstance(extent, ExternalExtent) else None
+            detail = f"{path or 'a segment'} would lie where no file can"
+            raise CorruptionError(detail, path=path, detail=detail)
         end = extent.base + extent.size
     return extents
+
+
+def end_of(extents: Sequence[Extent]) -> int:
+    """Where the range of addresses ends that they take."""
+    return extents[-1].base + extents[-1].size if extents else 0

@@ -28,6 +28,7 @@ from memstore.errors import UnsupportedValueError
 HEAD_SIZE = 256  # bytes from the start of a file that tell readers which put it holds
 HEADER_MULTIPLE = 4096  # bytes: data starts on pages, so that it can be mapped
 _CACHED_TAIL = 1 << 20  # bytes: tails of more entries are not kept in the cache
+PART_MARK = b"\xc1part"  # before the description of a part of a sharded value: no msgpack starts so
 START = b'{"__metadata__":{"memstore":"'
 SLOTS_OFFSET = 8 + len(START)
 _SLACK_ROOM = 128  # bytes: the longest entry for the slack, and what closes the header

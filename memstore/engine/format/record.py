@@ -6,9 +6,12 @@ catalog's file, which LMDB returns silently, is an error and never a wrong value
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import xxhash
 
+from memstore.engine.format.extents import Extent, SegmentExtent, decode_external, decode_segments
 from memstore.errors import CorruptionError
 from memstore.info import Kind
 
@@ -32,7 +35,11 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A version of a key. `segment` is 0 for a value that lies in `inline`, or in the files that `adopted` names."""
+    """A version of a key.
+
+    `segment` is 0 for a value that lies in `inline`, in the files that `adopted` names, or in several segments: those
+    of a sharded value stand in `parts`, with `put_id` that of the first, and `size` their number.
+    """
 
     version: int
     put_id: int
@@ -47,17 +54,28 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
     objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
     adopted: bytes | None = None  # the external files that hold the data: see `extents.py`
+    parts: bytes | None = None  # the segments that hold the parts of a sharded value: see `extents.py`
+    boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/boxes.py
 
     @property
     def kind(self) -> Kind:
         if self.adopted is not None:
             return "adopted"
+        if self.parts is not None:
+            return "sharded"
         return "segment" if self.segment else "inline"
 
     @property
-    def segments(self) -> tuple[int, ...]:
+    def segments(self) -> tuple[SegmentExtent, ...]:
         """The segments that hold the value's bytes; none where it is inline, or in external files."""
-        return (self.segment,) if self.segment else ()
+        if self.segment:
+            return (SegmentExtent(self.segment, self.put_id, self.size, self.start),)
+        return () if self.parts is None else decode_segments(self.parts)
+
+    @property
+    def extents(self) -> Sequence[Extent]:
+        """Where the data lies; nowhere, if it is inline. Raises CorruptionError."""
+        return self.segments if self.adopted is None else decode_external(self.adopted)
 
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
@@ -65,11 +83,12 @@ class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
 
     key: bytes
     put_id: int
-    state: int  # FILLING, LIVE or RETIRED
+    state: int  # FILLING, PREPARED, LIVE or RETIRED
     nbytes: int  # of the file
 
 
 FILLING, LIVE, RETIRED = 1, 2, 3
+PREPARED = 4  # sealed, and kept by a row of `pending`: in rows only, the file's header says filling
 STATE_NAMES = {FILLING: "filling", LIVE: "live", RETIRED: "retired"}
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -110,18 +129,22 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     version: int
     put_id: int
     segment: int
+    size: int
 
 
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
-def segment_of(key: bytes, stored: bytes) -> int:
-    """As `decode_record`, for the one field that a put needs of what it replaces."""
+def segments_of(key: bytes, stored: bytes) -> tuple[int, ...]:
+    """As `decode_record`, for what a put needs of what it replaces: the segments that it had."""
     body = stored[_CHECKSUM:]
     if stored[:_CHECKSUM] != _digest(key + body):
         raise _damaged(key, "the checksum of its record doesn't fit")
     try:
-        return _decode_head(body).segment
+        head = _decode_head(body)
+        if head.segment:
+            return (head.segment,)
+        return tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
     except msgspec.MsgspecError as error:
         raise _damaged(key, f"its record can't be read: {error}") from None
 

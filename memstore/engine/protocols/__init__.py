@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from memstore.engine.protocols.ahead import close as close_ahead
+from memstore.engine.protocols.attempt_ends import (
+    Failure,
+    Member,
+    ended,
+    give_up,
+    missing_ranks,
+    no_version,
+    pending_parts,
+    version_of_outcome,
+)
+from memstore.engine.protocols.attempts import outcome_of, prepare
 from memstore.engine.protocols.change import Change, Content, check_version, missing
 from memstore.engine.protocols.get import MISFIT, MappedEntry, files_of, hold, hold_at_once, map_entry
 from memstore.engine.protocols.leases import DEFAULT_LEASE, lease
@@ -12,26 +23,36 @@ from memstore.engine.protocols.rollback import LOOKED_AT, check_headers, check_p
 from memstore.engine.protocols.sweep import sweep_all
 
 __all__ = [
-    "DEFAULT_LEASE",
-    "LOOKED_AT",
-    "MISFIT",
     "Change",
     "Content",
+    "DEFAULT_LEASE",
     "Draft",
+    "Failure",
+    "LOOKED_AT",
+    "MISFIT",
     "MappedEntry",
+    "Member",
     "after_death",
     "check_headers",
     "check_publications",
     "check_version",
     "close_ahead",
     "delete",
+    "ended",
     "files_of",
+    "give_up",
     "hold",
     "hold_at_once",
     "lease",
     "map_entry",
     "missing",
+    "missing_ranks",
+    "no_version",
+    "outcome_of",
+    "pending_parts",
+    "prepare",
     "put",
     "retry_after_sweep",
     "sweep_all",
+    "version_of_outcome",
 ]

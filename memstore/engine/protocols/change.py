@@ -22,6 +22,8 @@ class Content(msgspec.Struct, frozen=True):
     checksums: bytes | None = None
     objects_checksum: bytes | None = None
     adopted: bytes | None = None
+    parts: bytes | None = None
+    boxes: bytes | None = None
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         expect: the version that the key must have; 0: it must not exist; None: whatever it has.
         missing_ok: a deletion of a key that doesn't exist is no error.
-        segments: where the data lies, unless the content says all. A record can name only one of them, as yet.
+        segments: where the data lies, unless the content says all. Several are those that `content.parts` names.
         version: the new version; None: the next one of the store. A given one must be newer than the key's, and those
             of a batch must follow one another: by that a repair knows that it has all files of the batch.
     """
@@ -45,14 +47,15 @@ class Change(msgspec.Struct, frozen=True):
 
 def record_of(content: Content, segments: Sequence[SealedSegment], version: int, put_id: int) -> Record:
     """The record of a change; `put_id` is that of a value without a segment."""
-    assert len(segments) < 2, "a record names one segment"
+    assert len(segments) < 2 or content.parts is not None, "a record names one segment, or has parts"
     segment = segments[0] if segments else None
+    alone = segment if content.parts is None else None
     return Record(
         version=version,
         put_id=segment.put_id if segment else put_id,
-        segment=segment.segment if segment else 0,
-        size=segment.size if segment else 0,
-        start=segment.start if segment else 0,
+        segment=alone.segment if alone else 0,
+        size=alone.size if alone else len(segments),
+        start=alone.start if alone else 0,
         nbytes=content.nbytes,
         created=time.time(),
         description=content.description,
@@ -61,6 +64,8 @@ def record_of(content: Content, segments: Sequence[SealedSegment], version: int,
         checksums=content.checksums,
         objects_checksum=content.objects_checksum,
         adopted=content.adopted,
+        parts=content.parts,
+        boxes=content.boxes,
     )
 
 

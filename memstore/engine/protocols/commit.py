@@ -42,7 +42,17 @@ SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done
 _RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
 
 
-def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
+class Publication:
+    """What is to be done in the transaction of a commit beside its own work. It may be called again."""
+
+    def check(self, transaction: Transaction) -> None:
+        """Before anything is changed. It raises to stop the commit."""
+
+    def settle(self, transaction: Transaction, counters: Counters, version: int) -> None:
+        """Once the records are written; `version` is that of the first change."""
+
+
+def commit(root: Root, changes: Sequence[Change], deadline: float, publication: Publication | None = None) -> list[int]:
     """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
 
     Raises VersionConflictError or KeyNotFoundError before anything is changed; and NotAStoreError if the store was
@@ -50,7 +60,7 @@ def commit(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """
     # 4. Commit
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
-    versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells), deadline)
+    versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells, publication), deadline)
     # 5. After the mutex
     for bell in bells:
         root.doorbell.wake(bell)
@@ -71,14 +81,16 @@ def sweep_after(root: Root, counters: Counters, retired: int) -> None:
 _Applied = tuple[list[int], list[int], Counters]  # new versions; retired segments; the counters afterwards
 
 
-def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]) -> _Applied:
+def _commit_locked(
+    root: Root, changes: Sequence[Change], bells: Collection[int], publication: Publication | None
+) -> _Applied:
     root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
     page = root.mutex
     with root.guard:
         booking = _booking(root, changes)
         try:
             applied = root.catalog.update(
-                lambda transaction: _apply(root, transaction, changes, booking), is_delete=not bells
+                lambda transaction: _apply(root, transaction, changes, booking, publication), is_delete=not bells
             )
             page.batch = 0
             is_settled = booking is None or _settle(root, booking)
@@ -99,8 +111,10 @@ def _commit_locked(root: Root, changes: Sequence[Change], bells: Collection[int]
 
 def _booking(root: Root, changes: Sequence[Change]) -> Booking | None:
     """Only a put of one segment may book the file that it replaces."""
-    segments = changes[0].segments if len(changes) == 1 else ()
-    return booking_for(root, segments[0].used) if len(segments) == 1 else None
+    change = changes[0]
+    if len(changes) > 1 or len(change.segments) != 1 or (change.content and change.content.parts is not None):
+        return None
+    return booking_for(root, change.segments[0].used)
 
 
 def _settle(root: Root, booking: Booking) -> bool:
@@ -112,8 +126,16 @@ def _settle(root: Root, booking: Booking) -> bool:
     return True
 
 
-def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], booking: Booking | None) -> _Applied:
+def _apply(
+    root: Root,
+    transaction: Transaction,
+    changes: Sequence[Change],
+    booking: Booking | None,
+    publication: Publication | None,
+) -> _Applied:
     """The transaction of a commit. It is called again if the catalog's map had to grow."""
+    if publication is not None:
+        publication.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
     counters = transaction.counters()
@@ -129,11 +151,20 @@ def _apply(root: Root, transaction: Transaction, changes: Sequence[Change], book
             _write_rows(transaction, counters, change, version)
         elif old is not None:
             transaction.delete_record(change.key)
-        if old is not None and old.segment and not replace_segment(transaction, counters, old.segment, booking):
-            retired.append(old.segment)
+        for segment in _segments_of(old):
+            if not replace_segment(transaction, counters, segment, booking):
+                retired.append(segment)
+    if publication is not None:
+        publication.settle(transaction, counters, versions[0])
     counters.publications += 1
     transaction.put_counters(counters)
     return versions, retired, counters
+
+
+def _segments_of(record: Record | None) -> tuple[int, ...]:
+    if record is None or record.segment:
+        return () if record is None else (record.segment,)
+    return tuple(extent.segment for extent in record.segments)
 
 
 def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:

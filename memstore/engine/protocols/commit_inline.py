@@ -21,23 +21,23 @@ def commit_inline(root: Root, change: Change, deadline: float) -> int:
     assert content is not None
     bell, page = root.doorbell.bell(key), root.mutex
 
-    def apply(transaction: Transaction) -> tuple[int, Counters]:
+    def apply(transaction: Transaction) -> tuple[tuple[int, ...], Counters]:
         counters = transaction.counters()
         counters.version += 1
         counters.number += 1
         counters.publications += 1
         record = record_of(content, (), counters.version, counters.number)
         replaced = transaction.replace_record(key, record)
-        if replaced:
-            replace_segment(transaction, counters, replaced)
+        for segment in replaced:
+            replace_segment(transaction, counters, segment)
         transaction.put_counters(counters)
         return replaced, counters
 
-    def publish() -> tuple[int, Counters]:
+    def publish() -> tuple[tuple[int, ...], Counters]:
         root.glance()  # this may have waited long for the mutex
         replaced, counters = root.catalog.update(apply)
         if replaced:
-            mark_retired(root, [replaced])
+            mark_retired(root, replaced)
         root.doorbell.change(bell)
         page.publications_rung = counters.publications
         return replaced, counters
@@ -46,5 +46,5 @@ def commit_inline(root: Root, change: Change, deadline: float) -> int:
     root.doorbell.wake(bell)
     root.check_in_place()
     if replaced or counters.retired or counters.held or counters.filling:
-        sweep_after(root, counters, 1)
+        sweep_after(root, counters, len(replaced))
     return counters.version

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from memstore.engine.files import Mapping, map_external, map_segment, segment_path
-from memstore.engine.format import Record, SegmentExtent, decode_external, extents_of
+from memstore.engine.files import Mapping, map_external, map_segment, map_segments, segment_path
+from memstore.engine.format import Record, SegmentExtent, decode_external, end_of
 from memstore.engine.root import Root, reopen_root
 from memstore.errors import ContentionError, CorruptionError
 
@@ -79,14 +79,14 @@ MISFIT: Any = object()
 
 
 def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
-    """As `hold` of one key, in one try. MISFIT where the key was replaced meanwhile, or names external files."""
+    """As `hold` of one key, in one try. MISFIT where the key was replaced meanwhile, or names several files."""
     with root.guard:
         record = root.catalog.read(key)
         if record is None:
             return None
         if record.segment:
             return map_entry(root, key, record, live=True) or MISFIT
-        return MISFIT if record.adopted is not None else MappedEntry(record)
+        return MappedEntry(record) if record.adopted is record.parts is None else MISFIT
 
 
 def _map_all(root: Root, keys: Sequence[bytes]) -> tuple[list[MappedEntry | None], _Replaced | None]:
@@ -114,19 +114,26 @@ def _map_all(root: Root, keys: Sequence[bytes]) -> tuple[list[MappedEntry | None
 
 
 def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> MappedEntry | None:
-    """Maps the extents of a record; None if its segment holds another put by now. Call it under the guard.
+    """Maps the extents of a record; None if a segment holds another put by now. Call it under the guard.
 
     With `live`, also None if it was replaced: a reference to a version doesn't mind.
     """
     try:
+        store, dir_fd, keep_open = root.settings.store, root.segments_fd, root.locks_need_files
         if record.segment:
             path = segment_path(root.segments, record.segment)
-            # what `extents_of` does: a call less
             extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
-            store, dir_fd, keep_open = root.settings.store, root.segments_fd, root.locks_need_files
             mapping = map_segment(path, extent, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
             return None if mapping is None else MappedEntry(record, mapping)
-        return MappedEntry(record, None if record.adopted is None else map_external(decode_external(record.adopted)))
+        if record.adopted is not None:
+            return MappedEntry(record, map_external(decode_external(record.adopted)))
+        if record.parts is not None and record.nbytes:
+            extents = record.segments
+            files = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
+            size = max(record.nbytes, end_of(extents))
+            mapping = map_segments(files, size, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
+            return None if mapping is None else MappedEntry(record, mapping)
+        return MappedEntry(record)
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
@@ -139,7 +146,7 @@ def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
         except CorruptionError as error:
             return error
     root.check_in_place()
-    name, path = key.decode(), segment_path(root.segments, record.segment)
+    name, path = key.decode(), " or ".join(files_of(root, record))
     detail = (
         f"the file is missing, is locked by somebody else, is not that of put {record.put_id:#x} of this store, or "
         "says that it was replaced: unless it is locked, run memstore.repair"
@@ -151,5 +158,5 @@ def files_of(root: Root, record: Record) -> tuple[str, ...]:
     """The paths of the bytes of a version."""
     return tuple(
         segment_path(root.segments, extent.segment) if isinstance(extent, SegmentExtent) else extent.path
-        for extent in extents_of(record)
+        for extent in record.extents
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memstore.engine.catalog import Transaction
+from memstore.engine.format import SegmentExtent
 from memstore.engine.root import Root
 from memstore.engine.sync import boot_clock
 
@@ -10,15 +13,17 @@ DEFAULT_LEASE = 60.0  # seconds for the receiver of a pickled reference to arriv
 _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 
-def lease(root: Root, segment: int, deadline: float, *, put_id: int, seconds: float) -> bool:
-    """Keeps a segment from being swept for `seconds`. False if that put's contents are gone already."""
+def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
+    """Keeps segments from being swept for `seconds`. False if the contents of one are gone already."""
     until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 
     def write(transaction: Transaction) -> bool:
-        row = transaction.segment(segment)
-        if row is None or row.put_id != put_id:
+        rows = {extent: transaction.segment(extent.segment) for extent in extents}
+        if any(row is None or row.put_id != extent.put_id for extent, row in rows.items()):
             return False
-        transaction.put_number("leases", segment, max(until, transaction.number("leases", segment) or 0))
+        for extent in extents:
+            longest = max(until, transaction.number("leases", extent.segment) or 0)
+            transaction.put_number("leases", extent.segment, longest)
         return True
 
     return root.mutex.run(lambda: root.catalog.update(write), deadline)

@@ -88,17 +88,17 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     writers: list[SegmentWriter] = []
     try:
-        changes = [_write(root, draft, writers, deadline) for draft in drafts]
+        changes = [write(root, draft, writers, deadline) for draft in drafts]
         # 4. Commit, 5. After the mutex
         versions = commit(root, changes, deadline)
     except BaseException as error:
-        _clean_up(root, writers, error)
+        clean_up(root, writers, error)
         raise
-    _close_published(root, writers)
+    close_published(root, writers)
     return versions
 
 
-def _write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
+def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
     """Steps 2 and 3 for one key. `writers` are those of the batch so far; it appends its own as soon as it has it."""
     header, content = draft.header, draft.content
     if header is None:
@@ -122,7 +122,7 @@ def _write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: flo
     return Change(draft.key, content, draft.expect, segments=(segment,))
 
 
-def _clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
+def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
     """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
 
     What fails here is left to the next sweep.
@@ -139,7 +139,7 @@ def _clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException
             writer.close()
 
 
-def _close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
+def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
     """Closes the files that were published, and keeps the mappings that the next puts can use."""
     for writer in writers:
         spare = writer.spare()

@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterable
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.catalog import Counters, Transaction, attempts
 from memstore.engine.files import OwnedFile, segment_path, write_state
 from memstore.engine.format import FILLING, HEAD_SIZE, LIVE, RETIRED, SegmentRow, Slots, read_slots
+from memstore.engine.protocols.attempt_ends import forget_other_boots
 from memstore.engine.protocols.reuse import unclaim
 from memstore.engine.protocols.rollback import ALL, check_headers, compare_publications
 from memstore.engine.root import Root
@@ -29,8 +30,8 @@ def after_death(root: Root) -> None:
     0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
     1. A commit may have booked a file for the next put without locking it (`ahead.py`): the row says filling, and the
        file says live under an older put. The file is retired, as all else that was replaced.
-    2. A batch may be noted as being published. The catalog did not commit what its `filling` rows still name, so those
-       headers go back to filling. (What it did commit is live, and the headers say so.)
+    2. A batch may be noted as being published. The catalog did not commit what its `filling` and `pending` rows still
+       name, so those headers go back to filling. (What it did commit is live, and the headers say so.)
     3. Fewer publications may have rung the doorbell than the catalog has committed: the owner committed, and maybe did
        nothing more. Headers of what was replaced are marked retired, and all waiters are woken.
     """
@@ -39,20 +40,26 @@ def after_death(root: Root) -> None:
         check_headers(root, ALL)
 
     def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
+        counters = transaction.counters()
         if page.is_new:  # leases tell time by the clock of another boot
             transaction.clear("leases")
-        counters = transaction.counters()
+            if forget_other_boots(transaction, counters):
+                counters.publications += 1  # so that their headers are marked retired
+                transaction.put_counters(counters)
         compare_publications(root, page.publications_rung, counters)
         behind = page.publications_rung != counters.publications
         if behind:
             _unbook(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
-        return transaction.numbers("filling", _MOST), retired, counters
+        filling = transaction.numbers("filling", _MOST)
+        if page.batch or page.is_new:  # a new page has lost the note
+            filling += [(part.segment, page.batch) for part in attempts.parts_of(transaction) if part.segment]
+        return filling, retired, counters
 
     # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
     # the next write transaction begins; and a sweep by the past would unlink what is live.
     filling, retired, counters = root.catalog.update(read, is_delete=True)
-    if page.batch:
+    if page.batch or page.is_new:
         for segment, batch in filling:
             if batch == page.batch:
                 _mark(root, segment, FILLING)

@@ -23,6 +23,7 @@ from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file, segment_path
 from memstore.engine.format import FILLING, RETIRED
 from memstore.engine.protocols import ahead
+from memstore.engine.protocols.attempt_ends import end_expired, end_expired_locked
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import Row, lock_in_state, lock_retired, retire, set_aside
 from memstore.engine.protocols.rollback import check_header
@@ -69,6 +70,7 @@ def _may_look_for_dead(root: Root, counters: Counters) -> bool:
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
     """Looks at everything once, this process's file for its next put and dead readers too. As `sweep` otherwise."""
     root.mutex.run(lambda: _give_up_what_is_kept(root), deadline)
+    end_expired(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.looked_for_dead, root.last_filling = 0.0, 0
@@ -119,6 +121,9 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
     rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
     sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
     """
+    if _may_look_for_dead(root, root.catalog.view(Transaction.counters)):
+        for bell in end_expired_locked(root):
+            root.doorbell.wake(bell)
     chosen = root.catalog.view(lambda transaction: _choose(root, transaction, files, keep))
     if not any(chosen):
         return 0

@@ -19,8 +19,18 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from memstore.engine.catalog import NAMES, Catalog, Transaction, check_row, read_segment
-from memstore.engine.format import FILLING, LIVE, RETIRED, STATE_NAMES, Record, SegmentRow, decode_record
+from memstore.engine.catalog import NAMES, OPTIONAL, Catalog, Part, Transaction, attempts, check_row, read_segment
+from memstore.engine.format import (
+    FILLING,
+    LIVE,
+    PREPARED,
+    RETIRED,
+    STATE_NAMES,
+    Record,
+    SegmentExtent,
+    SegmentRow,
+    decode_record,
+)
 from memstore.errors import CorruptionError
 from memstore.keys import encode_key
 
@@ -75,15 +85,15 @@ class _Look:
     def __init__(self, sender: _Sender, *, with_rows: bool, longest: float) -> None:
         self._sender, self._with_rows, self._longest = sender, with_rows, longest
         self._moments = set[int]()
-        self._left = list(NAMES)
+        self._left = [*NAMES, *OPTIONAL]
         self._last: bytes | None = None  # key of the first table that is left
         self._began = 0  # the moment when its first row was looked at
         self._seen = self._seen_before = 0  # rows; before that table
         self._keys = self._nbytes = 0
-        self._sums = {FILLING: 0, LIVE: 0, RETIRED: 0}
+        self._sums = {FILLING: 0, LIVE: 0, RETIRED: 0, PREPARED: 0}
         self._largest_version = self._largest_number = 0
         self._rows = dict.fromkeys(self._sums, 0)
-        self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`
+        self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`; in `pending`
 
     @property
     def _is_one_moment(self) -> bool:
@@ -135,7 +145,11 @@ class _Look:
                 self._look_at_entry(key, decode_record(key, value))
             elif table == "segments":
                 self._look_at_segment(*read_segment(key, value))
-            else:
+            elif table == attempts.PENDING:
+                self._look_at_part(attempts.read_part(key, value))
+            elif table == attempts.OUTCOMES:
+                attempts.read_outcome(key, value)
+            elif table != attempts.CONTENTS:  # these are read with their parts
                 check_row(table, key, value)
                 if table in ("filling", "retired", "held"):
                     self._look_at_listed(table, int.from_bytes(key if table == "filling" else value, "big"))
@@ -150,17 +164,17 @@ class _Look:
         self._keys += 1
         self._nbytes += record.nbytes
         self._largest_version = max(self._largest_version, record.version)
-        for segment in record.segments:
-            self._compare_row(key, record, segment)
+        for extent in record.segments:
+            self._compare_row(key, extent)
 
-    def _compare_row(self, key: bytes, record: Record, segment: int) -> None:
+    def _compare_row(self, key: bytes, extent: SegmentExtent) -> None:
         try:
-            row = self._transaction.segment(segment)
+            row = self._transaction.segment(extent.segment)
         except CorruptionError:
             return  # reported with its own table
-        if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, record.put_id, LIVE, record.size):
+        if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, extent.put_id, LIVE, extent.size):
             what = "there is none" if row is None else "is another put's"
-            self._damage(f"the row of its segment disagrees with its record: {what}", key, segment)
+            self._damage(f"the row of its segment disagrees with its record: {what}", key, extent.segment)
 
     def _look_at_segment(self, segment: int, row: SegmentRow) -> None:
         if row.state not in self._sums:
@@ -173,11 +187,17 @@ class _Look:
                 record = self._transaction.record(row.key)
             except CorruptionError:
                 return
-            if record is None or segment not in record.segments:
+            if record is None or all(extent.segment != segment for extent in record.segments):
                 self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
 
+    def _look_at_part(self, part: Part) -> None:
+        self._largest_number = max(self._largest_number, part.put_id)
+        attempts.content_of(self._transaction, part)
+        if part.segment:
+            self._look_at_listed("pending", part.segment)
+
     def _look_at_listed(self, table: str, segment: int) -> None:
-        state = FILLING if table == "filling" else RETIRED
+        state = {"filling": FILLING, "pending": PREPARED}.get(table, RETIRED)
         self._listed[state] += 1
         row = self._transaction.segment(segment)
         if row is None or row.state != state:
@@ -192,9 +212,10 @@ class _Look:
             self._damage("the counters are behind the rows: numbers would repeat")
         if not self._is_one_moment:
             return
-        rows = {"live": self._sums[LIVE], "filling": self._sums[FILLING], "retired": self._sums[RETIRED]}
+        filling = self._sums[FILLING] + self._sums[PREPARED]
+        rows = {"live": self._sums[LIVE], "filling": filling, "retired": self._sums[RETIRED]}
         sums = {"live": counters.live, "filling": counters.filling, "retired": counters.retired + counters.held}
-        for state in (FILLING, RETIRED):
+        for state in (FILLING, PREPARED, RETIRED):
             if self._rows[state] != self._listed[state]:
                 name = STATE_NAMES[state]
                 self._damage(f"{self._rows[state]} rows are {name}, and {self._listed[state]} are listed as such")

@@ -30,7 +30,7 @@ from collections.abc import Collection, Generator, Iterable
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.files import LockFile, OwnedFile, write_slots
-from memstore.engine.format import LIVE, Record, SegmentRow, Slots
+from memstore.engine.format import LIVE, Record, SegmentExtent, SegmentRow, Slots
 from memstore.engine.repair.salvage import read_catalog, read_segments
 from memstore.engine.repair.triage import Choice, Mend
 from memstore.engine.root import (
@@ -119,8 +119,8 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
 def _apply(path: str, settings: Settings, choice: Choice) -> None:
     """Steps 3 and 4."""
     for record in choice.entries.values():
-        for segment in record.segments:
-            _mark_live(choice, record, segment, settings)
+        for extent in record.segments:
+            _mark_live(choice, record, extent, settings)
     for file in choice.quarantined():
         syscalls.rename(file.path, file.path + DAMAGED)
     fresh = f"{path}/{CATALOG}.new"
@@ -149,17 +149,19 @@ def _replace(present: str, fresh: str, *, keep: bool) -> None:
     syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
 
 
-def _mark_live(choice: Choice, record: Record, segment: int, settings: Settings) -> None:
-    file = choice.files[segment]
-    found, header = file.found, choice.mended.get(segment)
+def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings) -> None:
+    file = choice.files[extent.segment]
+    found, header = file.found, choice.mended.get(extent.segment)
     if header is None and found is not None and (found.state, found.version) == (LIVE, record.version):
         return
-    batch, count = (found.batch, found.count) if header is None and found is not None else (record.put_id, 1)
+    batch, count = record.put_id, len(record.segments)
+    if header is None and found is not None:
+        batch, count = found.batch, found.count
     opened = OwnedFile(file.path, os.O_RDWR)
     try:
         if header is not None:
             syscalls.write_at(opened.fd, header, 0)
-        write_slots(opened.fd, Slots(record.put_id, LIVE, record.version, batch, count))
+        write_slots(opened.fd, Slots(extent.put_id, LIVE, record.version, batch, count))
         if settings.durable:
             syscalls.sync(opened.fd)
     finally:
@@ -176,8 +178,9 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
             def write(transaction: Transaction, part: list[tuple[bytes, Record]] = part) -> None:
                 for key, record in part:
                     transaction.put_record(key, record)
-                    for segment in record.segments:
-                        transaction.put_segment(segment, SegmentRow(key, record.put_id, LIVE, record.size))
+                    for extent in record.segments:
+                        row = SegmentRow(key, extent.put_id, LIVE, extent.size)
+                        transaction.put_segment(extent.segment, row)
 
             catalog.update(write)
         counters = choice.counters()

@@ -190,7 +190,8 @@ class Choice:
         old, found = self.old, [file.found for file in self._ours() if file.found]
         records = [*old.records.values(), *self.entries.values()]
         numbers = (
-            *(number for record in records for number in (record.put_id, *record.segments)),
+            *(record.put_id for record in records),
+            *(number for record in records for one in record.segments for number in (one.put_id, one.segment)),
             *(number for segment, row in old.rows.items() for number in (row.put_id, segment)),
             *(one.put_id for one in found),
             *self.files,
@@ -201,7 +202,7 @@ class Choice:
             number=max(old.counters.number, *numbers, 0) + _FAR,
             sequence=old.counters.sequence + _FAR,
             publications=max(old.counters.publications, self.publications_rung if old.is_older else 0) + _FAR,
-            live=sum(record.size for record in self.entries.values()),
+            live=sum(extent.size for record in self.entries.values() for extent in record.segments),
             capacity=old.counters.capacity,
         )
 
@@ -220,7 +221,7 @@ def is_whole(batch: Sequence[Found], last: int | None) -> bool:
 
 
 def _segments_of(records: Iterable[Record]) -> set[int]:
-    return {segment for record in records for segment in record.segments}
+    return {extent.segment for record in records for extent in record.segments}
 
 
 def _fits(file: SegmentFile, key: bytes, record: Record, store: str) -> bool:

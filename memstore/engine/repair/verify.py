@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.files import segment_path
@@ -19,7 +22,7 @@ from memstore.engine.format import LIVE, Found, Record, read_header
 from memstore.engine.index import keys_from
 from memstore.engine.protocols import MappedEntry, check_publications, hold
 from memstore.engine.repair.survey import Damage, survey
-from memstore.engine.root import Root, folder
+from memstore.engine.root import Root, Settings, folder
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.info import Progress, VerifyReport
@@ -160,10 +163,15 @@ def _of_the_catalog(root: Root, damage: Iterable[Damage], chosen: list[bytes] | 
         yield CorruptionError(key=name, path=path, detail=one.detail)
 
 
+def _grown(settings: Settings) -> dict[str, Any]:
+    """What other processes may have changed since."""
+    return {"format": settings.format, "features": settings.features}
+
+
 def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
     try:
         settings = folder.read_settings(root.path)
-        if settings != root.settings:
+        if settings is None or msgspec.structs.replace(settings, **_grown(root.settings)) != root.settings:
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
         path = f"{root.path}/{folder.SETTINGS}"

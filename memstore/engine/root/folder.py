@@ -20,7 +20,7 @@ from memstore.engine import syscalls
 from memstore.engine.files import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem
 from memstore.engine.root.holders import lock_holders
-from memstore.engine.root.settings import Settings, decode_settings, encode_settings
+from memstore.engine.root.settings import Feature, Settings, decode_settings, encode_settings
 from memstore.errors import (
     NotAStoreError,
     PermissionDeniedError,
@@ -46,6 +46,17 @@ def read_settings(root: str) -> Settings | None:
 
 def write_settings(root: str, settings: Settings) -> None:
     create_file(root, SETTINGS, encode_settings(settings), settings)
+
+
+def add_feature(root: str, settings: Settings, feature: Feature) -> Settings:
+    """Notes that the store uses a feature from here on. Under the store's mutex. Returns the settings that it has."""
+    present = read_settings(root)
+    if present is None or present.store != settings.store:
+        raise NotAStoreError(f"{root} is another store now, or none: open it again")
+    if feature not in present.features:
+        present = present.with_feature(feature)
+        write_settings(root, present)
+    return present
 
 
 def create_file(root: str, name: str, content: bytes, settings: Settings) -> None:

@@ -1,9 +1,9 @@
-"""The settings that were fixed when a store was created: what `memstore.json` holds."""
+"""The settings of a store: what `memstore.json` holds."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,11 @@ from msgspec import Meta
 from memstore.engine.root.filesystem import Durability
 from memstore.errors import FormatVersionError, NotAStoreError
 
-FORMAT = 1
+Feature = Literal["sharded"]
+
+FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
+_PLAIN, _WITH_FEATURES = 1, 2
+SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
 
 
 class _AnyFormat(msgspec.Struct):
@@ -20,8 +24,12 @@ class _AnyFormat(msgspec.Struct):
     format: int
 
 
+class _AnyFeatures(msgspec.Struct):
+    features: tuple[str, ...] = ()
+
+
 class Settings(msgspec.Struct, frozen=True):
-    """What `memstore.json` holds."""
+    """What `memstore.json` holds. All is fixed at creation, but that `features` come when they are first used."""
 
     format: Annotated[int, Meta(ge=1, le=FORMAT)]
     store: str
@@ -30,6 +38,11 @@ class Settings(msgspec.Struct, frozen=True):
     inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
     file_mode: Annotated[int, Meta(ge=0, le=0o777)]
     unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
+    features: tuple[Feature, ...] = ()
+
+    def with_feature(self, feature: Feature) -> Settings:
+        """A version of memstore that doesn't know the feature refuses the store from here on."""
+        return msgspec.structs.replace(self, format=_WITH_FEATURES, features=(*self.features, feature))
 
     @property
     def durable(self) -> bool:
@@ -46,7 +59,7 @@ def new_settings(
 ) -> Settings:
     chosen = durability or "process"
     settings = Settings(
-        format=FORMAT,
+        format=_PLAIN,
         store=uuid.uuid4().hex,
         durability=chosen,
         checksum=chosen == "disk" if checksum is None else checksum,
@@ -61,7 +74,10 @@ def new_settings(
 
 
 def encode_settings(settings: Settings) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(settings)) + b"\n"
+    written = msgspec.to_builtins(settings)
+    if not settings.features:  # as before there were any
+        del written["features"]
+    return msgspec.json.format(msgspec.json.encode(written)) + b"\n"
 
 
 def decode_settings(text: bytes, path: str) -> Settings:
@@ -71,6 +87,11 @@ def decode_settings(text: bytes, path: str) -> Settings:
         if version > FORMAT:
             raise FormatVersionError(
                 f"{path} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
+            )
+        unknown = sorted(set(msgspec.json.decode(text, type=_AnyFeatures).features) - set(get_args(Feature)))
+        if unknown:
+            raise FormatVersionError(
+                f"{path} has the feature {', '.join(unknown)}, which this version of memstore doesn't know: upgrade it"
             )
         return msgspec.json.decode(text, type=Settings)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

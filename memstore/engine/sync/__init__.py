@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memstore.engine.sync.clocks import boot_clock, deadline_after
+from memstore.engine.sync.clocks import boot_clock, boot_id, deadline_after
 from memstore.engine.sync.doorbell import Doorbell
 from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
 from memstore.engine.sync.mutex import RobustMutex
@@ -14,6 +14,7 @@ __all__ = [
     "RobustMutex",
     "SharedPage",
     "boot_clock",
+    "boot_id",
     "deadline_after",
     "publications_rung",
     "read_notes",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from memstore.engine import syscalls
+
 
 def deadline_after(seconds: float) -> float:
     """The monotonic time in `seconds` (may be infinite: a year serves)."""
@@ -18,3 +20,9 @@ def deadline_after(seconds: float) -> float:
 def boot_clock() -> int:
     """Nanoseconds since boot, suspend included: leases are compared across processes."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> bytes:
+    """16 bytes that tell the boots of all machines apart."""
+    with open(syscalls.BOOT_ID) as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))

@@ -16,6 +16,7 @@ import sys
 from typing import NamedTuple
 
 from memstore.engine import syscalls
+from memstore.engine.sync.clocks import boot_id
 from memstore.engine.sync.mutex import RobustMutex
 from memstore.engine.sync.shared_page import SharedPage
 from memstore.errors import CorruptionError, KeyNotFoundError, ResourceLimitError, VersionConflictError
@@ -90,8 +91,7 @@ def _in_use(path: str, *, in_other_namespace: bool) -> Exception:
 
 
 def _boot_id() -> tuple[int, int]:
-    with open(syscalls.BOOT_ID) as file:
-        number = int(file.read().strip().replace("-", ""), 16)
+    number = int.from_bytes(boot_id(), "big")
     return number >> 64, number & (2**64 - 1)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from memstore.engine import Path
+from memstore.sharding import TensorShard
 from memstore.structure.checks import unpack
 from memstore.structure.containers.nested import flatten_jagged, flatten_nested, flatten_quantized
 from memstore.structure.containers.sparse import flatten_sparse, is_sparse
@@ -109,9 +110,15 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
     return TENSOR
 
 
+@flattens(TensorShard)
+def _flatten_shard(value: TensorShard, walk: Walk) -> Tree:
+    raise RefusedError("a TensorShard, which only a sharded put can store")
+
+
 _REFUSED_SUBCLASSES = {
     "FakeTensor": "a fake tensor: it has a shape, but no bytes",
     "DTensor": "a DTensor, which only a sharded put can store; put its to_local() or full_tensor()",
+    "ShardedTensor": "a ShardedTensor, which only a sharded put can store",
     "AsyncCollectiveTensor": "a result of a collective that may still be on its way; put its wait()",
     "UninitializedTensorMixin": "a parameter or buffer that is not initialized yet",
     "FunctionalTensor": "a tensor inside a transform of torch.func: it has no bytes of its own",

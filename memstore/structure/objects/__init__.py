@@ -36,6 +36,7 @@ from memstore.structure.objects.writing import (
     join_tree,
     join_tuple,
     write_object,
+    written_objects,
 )
 
 __all__ = [
@@ -63,4 +64,5 @@ __all__ = [
     "slots_of",
     "write_attributes",
     "write_object",
+    "written_objects",
 ]

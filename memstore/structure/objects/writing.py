@@ -13,14 +13,16 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec.msgpack import Ext
 
+from memstore.errors import CorruptionError
 from memstore.structure.objects import codes, numpy_and_torch, stdlib
 from memstore.structure.objects.advice import why_refused
 from memstore.structure.objects.pickled import write_pickle
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tree import Tree, to_msgpack
+from memstore.structure.tree import Tree, from_msgpack, to_msgpack
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NESTED_BYTES = 1 << 22  # of a tuple in a set or slice: what such tuples share is written for each place
@@ -47,6 +49,17 @@ def write_object(value: Any, allow_pickle: bool) -> Any:
 def encode_objects(objects: list[Any]) -> bytes:
     """The objects of a value, in their written forms, as bytes."""
     return to_msgpack(objects) if objects else b""
+
+
+def written_objects(encoded: bytes) -> list[Any]:
+    """The written forms back, not looked into. Raises CorruptionError."""
+    try:
+        found = from_msgpack(encoded) if encoded else []
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"the non-tensor leaves are damaged: {error}") from None
+    if type(found) is not list:
+        raise CorruptionError("the non-tensor leaves are damaged: they are no list")
+    return found
 
 
 # -- containers of written objects as one written object -------------------------------------------------------------

@@ -1,13 +1,16 @@
 """A value, taken apart for a put: its plan, its tensors and its objects; then the bytes of its tensors, copied.
 
 flatten    a value as a plan, tensors and objects; the cache of plans that were made
+cast       which leaves are stored as another dtype
 planning   the plan of a structure that was not seen before
 fill       tensors into memory
+shards     what one rank holds of a sharded value
 """
 
 from __future__ import annotations
 
 from memstore.structure.put.fill import Flat, contents, fill
 from memstore.structure.put.flatten import flatten
+from memstore.structure.put.shards import HeldLeaf, HeldValue, has_shards, take_shards_apart
 
-__all__ = ["Flat", "contents", "fill", "flatten"]
+__all__ = ["Flat", "HeldLeaf", "HeldValue", "contents", "fill", "flatten", "has_shards", "take_shards_apart"]

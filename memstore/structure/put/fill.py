@@ -3,7 +3,14 @@
 Leaves go by memmove, which costs 0.25 µs where `copy_` takes 0.9; large ones by `copy_`, which uses all cores. It
 waits for all of them: where another process keeps one busy, 1 MiB takes 10 ms in two threads and 24 µs in one. Leaves
 of other devices are copied asynchronously, with one wait for each device at the end.
+
+Leaves that are cast go by torch's kernel straight into their places, also in one pass. Their targets are cut out of one
+tensor, and filled by one call: 1.6 µs a leaf of 64x64, where a call each into tensors of their own takes 3.8. Those of
+less than 16 MiB go in pieces that torch leaves to one core, for the reason above. What lies on another device is cast
+there, and then copied.
 """
+
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -14,12 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.tensors import modes, over, traits
 
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
+ONE_CORE = (1 << 15) - 16  # elements that torch's kernels leave to one core
 _WORD = torch.int32  # what large leaves are copied as: by bytes, torch takes an eighth longer
 
 # With PYFUNCTYPE the GIL stays held: giving it up and taking it back costs more than the copy of a small leaf.
@@ -47,17 +56,48 @@ class GatheredCopy(NamedTuple):
     resolve: bool
 
 
+class CastCopy(NamedTuple):
+    """A leaf that is stored as another dtype than it has: its elements one by one, or all that lies in its reach."""
+
+    leaf: int
+    dtype: torch.dtype
+    place: int  # in elements
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    by_reach: bool  # shape and stride are those of the elements in memory, from its first to its last one
+
+
 class Copies:
     """What to copy where, for one plan and one kind of tensors."""
 
-    __slots__ = ("alone", "gathered", "large", "medium", "small_leaves", "small_offsets", "small_sizes", "small_whole")
+    __slots__ = (
+        "alone",
+        "cast",
+        "cast_in_pieces",
+        "gathered",
+        "large",
+        "medium",
+        "remote",
+        "small_leaves",
+        "small_offsets",
+        "small_sizes",
+        "small_whole",
+    )
 
     def __init__(
-        self, raw: Iterable[PlainCopy], gathered: Iterable[GatheredCopy], count: int, on_cpu: Sequence[bool]
+        self, raw: list[PlainCopy], gathered: list[GatheredCopy], cast: list[CastCopy], on_cpu: Sequence[bool]
     ) -> None:
-        raw = list(raw)
+        count = len(on_cpu)
         self.large = [copy for copy in raw if copy.nbytes >= _LARGE or not on_cpu[copy.leaf]]
-        self.gathered = list(gathered)
+        self.gathered = gathered
+        self.cast_in_pieces = [
+            copy
+            for copy in cast
+            if copy.by_reach and on_cpu[copy.leaf] and ONE_CORE < copy.shape[0] < _LARGE // copy.dtype.itemsize
+        ]
+        in_pieces = {copy.leaf for copy in self.cast_in_pieces}
+        self.cast = [copy for copy in cast if copy.leaf not in in_pieces]
+        self.remote = [leaf for leaf, here in enumerate(on_cpu) if not here]
         self.medium = [copy for copy in raw if _SMALL <= copy.nbytes < _LARGE and on_cpu[copy.leaf]]
         small = [copy for copy in raw if copy.nbytes < _SMALL and on_cpu[copy.leaf]]
         self.small_leaves = [copy.leaf for copy in small]
@@ -102,13 +142,16 @@ def fill(flat: Flat, memory: Memory) -> None:
         deque(map(_memmove, targets, sources, copies.small_sizes), maxlen=0)
     for leaf, offset, nbytes in copies.medium:
         ctypes.memmove(memory.ctypes.data + offset, tensors[leaf].data_ptr(), nbytes)
-    if copies.large or copies.gathered:
+    has_casts = bool(copies.cast or copies.cast_in_pieces)
+    if copies.large or copies.gathered or has_casts:
         with modes.put_aside(), torch.no_grad():
             _fill_with_torch(copies, tensors, memory)
+            if has_casts:
+                _cast(copies, tensors, memory)
+            _wait_for({tensors[leaf].device for leaf in copies.remote})
 
 
 def _fill_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-    devices: set[torch.device] = set()
     for leaf, offset, nbytes in copies.large:
         source = tensors[leaf]
         start = source.storage_offset() * source.dtype.itemsize
@@ -117,10 +160,8 @@ def _fill_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Me
         flat = over(source.untyped_storage(), dtype, start // dtype.itemsize, shape, (1,), source.device)
         target = torch.from_numpy(memory[offset : offset + nbytes]).view(dtype)
         target.copy_(flat, non_blocking=True)
-        devices.add(source.device)
     for leaf, offset, resolve in copies.gathered:
         source = tensors[leaf]
-        devices.add(source.device)
         dtype = source.dtype if resolve else _BITS[source.dtype.itemsize]
         if not resolve:
             offset_in_source, stride = source.storage_offset(), source.stride()
@@ -128,6 +169,35 @@ def _fill_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Me
         storage = torch.from_numpy(memory[offset : offset + source.numel() * dtype.itemsize]).untyped_storage()
         target = over(storage, dtype, 0, source.shape, traits.contiguous_stride(source.shape))
         target.copy_(source, non_blocking=True)
+
+
+def _cast(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+    dtype = (copies.cast or copies.cast_in_pieces)[0].dtype  # of all: a put casts to one
+    base = torch.from_numpy(memory[: memory.nbytes // dtype.itemsize * dtype.itemsize]).view(dtype)
+    targets, sources = _cut_out(copies.cast, base), _sources_of(copies.cast, tensors)
+    for whole in _cut_out(copies.cast_in_pieces, base):
+        targets += whole.split(ONE_CORE)
+    for whole in _sources_of(copies.cast_in_pieces, tensors):
+        sources += whole.split(ONE_CORE)
+    # non_blocking: else torch would send what another device has, and cast it here in a second pass
+    if forward_ad._current_level < 0:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+    else:  # it has no kernel there
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
+
+
+def _cut_out(copies: Sequence[CastCopy], base: torch.Tensor) -> list[torch.Tensor]:
+    return [base.as_strided(copy.shape, copy.stride, copy.place) for copy in copies]
+
+
+def _sources_of(copies: Sequence[CastCopy], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [
+        tensors[copy.leaf].as_strided(copy.shape, copy.stride) if copy.by_reach else tensors[copy.leaf]
+        for copy in copies
+    ]
+
+
+def _wait_for(devices: Iterable[torch.device]) -> None:
     for device in devices:
-        if device.type != "cpu":
-            torch.get_device_module(device).current_stream(device).synchronize()
+        torch.get_device_module(device).current_stream(device).synchronize()

@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import torch
 
 from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
 from memstore.structure.checks import MalformedError
 from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
-from memstore.structure.put.fill import Copies, GatheredCopy, PlainCopy
+from memstore.structure.put.fill import ONE_CORE, CastCopy, Copies, GatheredCopy, PlainCopy
 from memstore.structure.refusals import render_path
-from memstore.structure.tensors import DTYPE_NAMES, PLAIN, Group, Ties, traits
+from memstore.structure.tensors import DTYPE_NAMES, DTYPES, PLAIN, Group, Ties, traits
 from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names, walk_names
 from memstore.structure.walk import Facts
 
 
-def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple[Plan, Copies]:
+def make_plan(
+    tree: Tree, facts: Facts, stored: Sequence[torch.dtype], found: Ties, inline_limit: int
+) -> tuple[Plan, Copies]:
+    """Args: stored: the dtypes that the leaves are stored as; see cast.py."""
     root, _ = compile_tree(tree)
     try:
         names = [name for name, leaf in leaf_names(root) if isinstance(leaf, TensorNode)]
     except MalformedError as error:
         raise UnsupportedValueError(f"value: {error}") from None
     same = dict(found.same)
-    leaves, gathers = _provisional_leaves(names, facts, found)
+    leaves, gathers = _provisional_leaves(names, facts, stored, found)
     _check_extents(tree, leaves)
     spans = spans_of(leaves, same)
     layout = lay_out([span for span, _ in spans], aligned=False)
@@ -38,15 +42,13 @@ def make_plan(tree: Tree, facts: Facts, found: Ties, inline_limit: int) -> tuple
     leaf_traits = facts.traits or (PLAIN,) * len(leaves)
     plan = plan_of(describe(tree, leaves, leaf_traits, same, inline))
     on_cpu = [trait.device is None for trait in leaf_traits]
-    return plan, Copies(
-        _plain_copies(leaves, gathers, found), _gathered_copies(leaves, gathers, facts), len(leaves), on_cpu
-    )
+    return plan, _copies(leaves, gathers, facts, found, on_cpu)
 
 
 def _check_extents(tree: Tree, leaves: Sequence[Leaf]) -> None:
     for i, leaf in enumerate(leaves):
         try:
-            check_extent(leaf.shape, leaf.stride, traits.DTYPES[leaf.dtype])
+            check_extent(leaf.shape, leaf.stride, DTYPES[leaf.dtype])
         except MalformedError as error:
             raise unsupported(tree, i, f"{error}: shape {list(leaf.shape)}, strides {leaf.stride}") from None
 
@@ -56,28 +58,30 @@ def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
     return UnsupportedValueError(f"{render_path(names[leaf])}: {reason}")
 
 
-def _provisional_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tuple[list[Leaf], set[int]]:
+def _provisional_leaves(
+    names: Sequence[Path], facts: Facts, stored: Sequence[torch.dtype], found: Ties
+) -> tuple[list[Leaf], set[int]]:
     """The leaves with provisional offsets, which only say which of them are tied; and those that are to be gathered."""
     places: dict[int, tuple[int, Group | None]] = {}
     end = 0
     for group in found.groups:
-        places |= {i: (end + offset, group) for i, offset in group.members}
-        end += -(-group.nbytes // ALIGNMENT) * ALIGNMENT
+        first = group.members[0][0]
+        was, now = facts.dtypes[first].itemsize, stored[first].itemsize  # one is cast: then all are, from one dtype
+        places |= {i: (end + offset * now // was, group) for i, offset in group.members}
+        end += -(-group.nbytes * now // was // ALIGNMENT) * ALIGNMENT
     leaves: list[Leaf] = []
     gathers: set[int] = set()
-    for i, (name, dtype, shape, stride) in enumerate(
-        zip(names, facts.dtypes, facts.shapes, facts.strides, strict=True)
-    ):
+    for i, (name, dtype, shape, stride) in enumerate(zip(names, stored, facts.shapes, facts.strides, strict=True)):
         numel, reach = traits.count(shape), traits.reach(shape, stride)
         offset, group = places.get(i, (end, None))
         resolve = facts.resolve is not None and facts.resolve[i]
         if resolve or (reach > numel if group is None else group.packed):
             gathers.add(i)
-            stored, reach = None, numel
+            kept, reach = None, numel
         else:
-            stored = None if stride == traits.contiguous_stride(shape) else tuple(stride)
+            kept = None if stride == traits.contiguous_stride(shape) else tuple(stride)
         nbytes = reach * dtype.itemsize
-        leaves.append(Leaf(name, DTYPE_NAMES[dtype], tuple(shape), stored, offset, nbytes))
+        leaves.append(Leaf(name, DTYPE_NAMES[dtype], tuple(shape), kept, offset, nbytes))
         if group is None:
             end += -(-nbytes // ALIGNMENT) * ALIGNMENT
     for i, first in found.same:
@@ -85,7 +89,19 @@ def _provisional_leaves(names: Sequence[Path], facts: Facts, found: Ties) -> tup
     return leaves, gathers
 
 
-def _plain_copies(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> list[PlainCopy]:
+def _copies(leaves: Sequence[Leaf], gathers: set[int], facts: Facts, found: Ties, on_cpu: Sequence[bool]) -> Copies:
+    resolve = facts.resolve or (False,) * len(leaves)
+    is_cast = [DTYPES[leaf.dtype] is not dtype for leaf, dtype in zip(leaves, facts.dtypes, strict=True)]
+    plain, gathered = _plain_leaves(leaves, gathers, found), _gathered_leaves(leaves, gathers)
+    return Copies(
+        [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]],
+        [GatheredCopy(i, leaves[i].offset, resolve[i]) for i in gathered if not is_cast[i]],
+        [_cast_copy(i, leaves[i], i in gathers) for i in (*plain, *gathered) if is_cast[i]],
+        on_cpu,
+    )
+
+
+def _plain_leaves(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> list[int]:
     skipped = gathers | {i for i, _ in found.same}
     for group in found.groups:
         # of tied leaves, those whose bytes another one brings
@@ -94,10 +110,17 @@ def _plain_copies(leaves: Sequence[Leaf], gathers: set[int], found: Ties) -> lis
             if leaves[i].offset + leaves[i].nbytes <= end:
                 skipped.add(i)
             end = max(end, leaves[i].offset + leaves[i].nbytes)
-    return [PlainCopy(i, leaf.offset, leaf.nbytes) for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
+    return [i for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
 
 
-def _gathered_copies(leaves: Sequence[Leaf], gathers: set[int], facts: Facts) -> list[GatheredCopy]:
-    resolve = facts.resolve or (False,) * len(leaves)
-    chosen = {leaves[i].offset: i for i in sorted(gathers, reverse=True) if leaves[i].nbytes}
-    return [GatheredCopy(i, offset, resolve[i]) for offset, i in chosen.items()]
+def _gathered_leaves(leaves: Sequence[Leaf], gathers: set[int]) -> list[int]:
+    return list({leaves[i].offset: i for i in sorted(gathers, reverse=True) if leaves[i].nbytes}.values())
+
+
+def _cast_copy(i: int, leaf: Leaf, is_gathered: bool) -> CastCopy:
+    dtype = DTYPES[leaf.dtype]
+    place, reach = leaf.offset // dtype.itemsize, leaf.nbytes // dtype.itemsize
+    if is_gathered or (leaf.stride is None and reach <= ONE_CORE):
+        return CastCopy(i, dtype, place, leaf.shape, traits.contiguous_stride(leaf.shape), False)
+    # all that lies in its reach, as for a plain copy: it may be expanded, or bring the bytes of leaves in its gaps
+    return CastCopy(i, dtype, place, (reach,), (1,), True)

@@ -6,6 +6,9 @@ array). Tensors of one storage that don't overlap are not.
 Bytes that were never put are never stored, and ties never take more than the elements would. So a tensor with gaps,
 like a column of a matrix, is tied only to tensors without gaps that cover all of its span (the matrix), or to others of
 the very same elements. Else it is stored apart, contiguous: a column, and that column and its neighbour, become two.
+
+A put that casts ties the leaves that it casts from one dtype with one another: element by element they lie to each
+other as before. With leaves of other dtypes, or that it leaves as they are, they have no bytes in common any more.
 """
 
 from __future__ import annotations
@@ -57,21 +60,28 @@ def find_ties(
     footprints: Footprints,
     alone: Sequence[bool],
     candidates: Sequence[int],
+    kinds: Sequence[object],
 ) -> Ties:
-    """Args: alone: leaves whose bytes in memory aren't their values (conj); candidates: as `overlapping` found them."""
+    """Which of the tensors are to be stored as one.
+
+    Args:
+        alone: leaves whose bytes in memory aren't their values (conj).
+        candidates: as `overlapping` found them.
+        kinds: only leaves of one kind are tied, as those that are cast from one dtype.
+    """
     same: list[tuple[int, int]] = []
     groups: list[Group] = []
-    firsts: dict[int, int] = {}
-    ranges: dict[torch.device, list[_Range]] = {}
+    firsts: dict[tuple[int, object], int] = {}
+    ranges: dict[tuple[torch.device, object], list[_Range]] = {}
     for i in candidates:
         tensor, span = tensors[i], int(footprints.spans[i])
         if not span:
             continue
-        first = firsts.setdefault(id(tensor), i)
+        first = firsts.setdefault((id(tensor), kinds[i]), i)
         if first != i:
             same.append((i, first))
         elif not alone[i]:
-            ranges.setdefault(tensor.device, []).append(_Range(addresses[i], addresses[i] + span, i))
+            ranges.setdefault((tensor.device, kinds[i]), []).append(_Range(addresses[i], addresses[i] + span, i))
     for found in ranges.values():
         clusters = _clusters([part for part in found if not footprints.gaps[part.leaf]])
         starts = [cluster[0].start for cluster in clusters]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memstore.engine.format.extents import ExternalExtent, SegmentExtent, encode_external, extents_of
+from memstore.engine.format.extents import ExternalExtent, SegmentExtent, encode_extents
 from memstore.engine.format.record import Record
 from memstore.engine.protocols.get import MappedEntry, files_of, hold
 from memstore.engine.sync import deadline_after
@@ -16,17 +16,17 @@ def record(segment: int = 0, **fields: object) -> Record:
 
 
 def test_a_put_has_one_extent() -> None:
-    assert extents_of(record(3)) == (SegmentExtent(segment=3, put_id=0x1234, size=8192, start=4096, base=0),)
+    assert record(3).extents == (SegmentExtent(segment=3, put_id=0x1234, size=8192, start=4096, base=0),)
 
 
 def test_an_inline_value_has_none() -> None:
-    assert extents_of(record(inline=b"value")) == ()
+    assert record(inline=b"value").extents == ()
 
 
 def test_an_attached_value_has_one_for_each_file() -> None:
     files = (ExternalExtent("/a", 10, 1, 2, 0), ExternalExtent("/b", 20, 3, 4, 65_536))
-    assert extents_of(record(adopted=encode_external(files))) == files
-    assert extents_of(record(adopted=encode_external([]))) == ()
+    assert record(adopted=encode_extents(files)).extents == files
+    assert record(adopted=encode_extents([])).extents == ()
 
 
 def test_a_mapped_entry_has_its_header_and_names_its_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import Durability
-from memstore.engine.root.settings import Settings, new_settings
+from memstore.engine.root.settings import FORMAT, Settings, new_settings
 from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put
@@ -100,10 +100,10 @@ def test_a_field_of_a_later_version_of_the_same_format_is_ignored(place: Path) -
     assert folder.read_settings(str(place)) == SETTINGS
 
 
-@pytest.mark.parametrize("version", [2, 1000, 10**30])
+@pytest.mark.parametrize("version", [FORMAT + 1, 1000, 10**30])
 def test_a_newer_format_is_refused_whatever_else_it_says(place: Path, version: int) -> None:
     (place / folder.SETTINGS).write_text(json.dumps({"format": version, "store": ["a list"]}))
-    with pytest.raises(FormatVersionError, match=f"format {version}.*up to 1.*upgrade"):
+    with pytest.raises(FormatVersionError, match=f"format {version}.*up to {FORMAT}.*upgrade"):
         folder.read_settings(str(place))
 
 

@@ -1,0 +1,223 @@
+"""Sharded puts: every rank puts what it holds, and all of it becomes one version at one moment. Decision 012."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from memstore import contents, structure
+from memstore.engine import (
+    Content,
+    Failure,
+    Member,
+    Outcome,
+    Part,
+    Root,
+    SegmentExtent,
+    deadline_after,
+    ended,
+    give_up,
+    missing_ranks,
+    outcome_of,
+    pending_parts,
+    prepare,
+    retry_after_sweep,
+    version_of_outcome,
+)
+from memstore.errors import (
+    MemstoreError,
+    PartialCommitError,
+    ShardMismatchError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+    VersionConflictError,
+)
+from memstore.info import PendingInfo
+from memstore.store.ranks import Place
+from memstore.structure import HeldValue
+from memstore.wording import shown
+
+# The other ranks know of these already, or nobody can tell them.
+_TOLD = (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, UnknownOutcomeError)
+_WAITING = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
+_GIVE_UP = 5.0  # seconds for the mutex, to end an attempt whose time is up
+
+
+class PendingPut:
+    """A sharded put whose parts may still be on their way.
+
+    It may be dropped: the part is kept by the store, and the attempt is published by whoever completes it.
+
+    Attributes:
+        key, attempt: what it is a part of.
+    """
+
+    __slots__ = ("_member", "_outcome", "_root", "_timeout", "attempt", "key")
+
+    def __init__(self, root: Root, member: Member, timeout: float, outcome: Outcome | None = None) -> None:
+        self._root, self._member, self._timeout, self._outcome = root, member, timeout, outcome
+        self.key, self.attempt = member.key.decode(), member.attempt
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until all ranks' parts are there, and returns the version.
+
+        A timeout ends the wait, not the attempt: others may complete it later, and `wait` may be called again.
+
+        Raises:
+            StoreTimeoutError: it names the ranks that are missing.
+            PartialCommitError: no rank holds some part of a leaf, or the attempt was given up.
+            ShardMismatchError: the ranks disagree.
+            VersionConflictError: the key was not at the version that was expected.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        if not self._look(deadline_after(seconds)):
+            raise _timed_out(self._root, self._member, seconds)
+        assert self._outcome is not None
+        return version_of_outcome(self._outcome)
+
+    def done(self) -> bool:
+        """Whether the attempt was published or given up, so that `wait` returns or raises at once."""
+        return self._look(time.monotonic())
+
+    def abort(self) -> None:
+        """Gives the attempt up, for all ranks, unless it was published already."""
+        member = self._member
+        abort(self._root, member.key, member.attempt, "PendingPut.abort was called", self._timeout)
+
+    def _look(self, waits_until: float) -> bool:
+        if self._outcome is None:
+            deadline = max(waits_until, deadline_after(self._timeout))
+            self._outcome = outcome_of(self._root, self._member, partial(_merge, self._root), waits_until, deadline)
+        return self._outcome is not None
+
+    def __repr__(self) -> str:
+        return f"<memstore.PendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
+
+
+def put_sharded(
+    root: Root,
+    key: str,
+    value: Any,
+    place: Place,
+    *,
+    dtype: torch.dtype | None,
+    expect: int | None,
+    wait: bool,
+    lease: float,
+    timeout: float,
+    allow_pickle: bool,
+) -> int | PendingPut:
+    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known."""
+    held: HeldValue | None = None
+    failure: Exception | None = None
+    try:
+        held = structure.take_shards_apart(value, allow_pickle=allow_pickle)
+    except Exception as error:
+        failure = error  # the others are told below, once the attempt has a name
+    plain = () if held is None else tuple(leaf.name for leaf in held.leaves if leaf.is_plain)
+    agreement = place.agree(plain, timeout)
+    lease = timeout + _WAITING if wait else lease
+    member = Member(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
+    others = agreement.plain if place.rank else ()
+    deadline = deadline_after(timeout)
+    try:
+        if held is None:
+            raise failure or AssertionError
+        part = contents.draft_part(
+            root, key, held, place.rank, place.world_size, expect=expect, dtype=dtype, others=others
+        )
+        found = retry_after_sweep(partial(_prepare, part), root, member, deadline, key)
+        member = found if isinstance(found, Member) else member
+        pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
+        if wait:
+            return _wait_or_give_up(pending, root, member, timeout)
+        pending.done()  # the last one publishes
+        return pending
+    except BaseException as error:
+        if isinstance(error, MemstoreError):
+            error.key = key
+        if not isinstance(error, _TOLD) or (isinstance(error, StoreTimeoutError) and not member.number):
+            _fail(root, member, error)
+        raise
+
+
+def _prepare(part: contents.PartDraft, root: Root, member: Member, deadline: float) -> Outcome | Member:
+    return prepare(root, member, part.draft, part.content, deadline)
+
+
+def _merge(root: Root, parts: Sequence[Part], said: Sequence[bytes]) -> Content:
+    ranks = [
+        contents.read_content(
+            content, SegmentExtent(part.segment, part.put_id, part.size, part.start) if part.segment else None
+        )
+        for part, content in zip(parts, said, strict=True)
+    ]
+    return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
+
+
+def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, timeout: float) -> int:
+    """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
+    try:
+        return pending.wait(timeout)
+    except StoreTimeoutError as error:
+        return version_of_outcome(_end(root, member, error))
+
+
+def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
+    parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
+    missing = missing_ranks(parts, member.world_size)
+    who = f"{shown(len(missing), 'ranks')} of {member.world_size} had put nothing: {', '.join(map(str, missing))}"
+    key = member.key.decode()
+    text = f"{key!r}: attempt {member.attempt!r}: within {seconds:g} s, {who}"
+    return StoreTimeoutError(text, key=key)
+
+
+def _fail(root: Root, member: Member, error: BaseException) -> None:
+    """Tells the other ranks that this one can't put its part."""
+    why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
+    _end(root, member, ended(member, (), why))
+
+
+def _end(root: Root, member: Member, failure: Failure) -> Outcome:
+    key = member.key.decode()
+    try:
+        outcome = give_up(root, member, failure, deadline_after(_GIVE_UP))
+    except (MemstoreError, OSError) as error:
+        raise UnknownOutcomeError(
+            f"{key!r}: attempt {member.attempt!r} could not be given up, so others may still complete it: {error}",
+            key=key,
+        ) from failure
+    assert outcome is not None, "it was ended, or has an outcome"
+    return outcome
+
+
+def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> bool:
+    """Gives an attempt up. Returns whether it was pending until now."""
+    parts = [part for part, _ in pending_parts(root, key) if part.attempt == attempt]
+    if not parts:
+        return False
+    member = Member(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
+    outcome = give_up(root, member, ended(member, parts, why), deadline_after(timeout))
+    return outcome is not None and why in outcome.message
+
+
+def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:
+    """The attempts that wait for parts: of one key, or all."""
+    found: dict[tuple[bytes, str], list[tuple[Part, float]]] = {}
+    for part, left in pending_parts(root, key):
+        found.setdefault((part.key, part.attempt), []).append((part, left))
+    return tuple(
+        PendingInfo(
+            key=name.decode(),
+            attempt=attempt,
+            world_size=parts[0][0].world_size,
+            ranks=tuple(part.rank for part, _ in parts),
+            nbytes=sum(part.size for part, _ in parts),
+            expires=time.time() + max(left for _, left in parts),
+        )
+        for (name, attempt), parts in found.items()
+    )

@@ -1,0 +1,49 @@
+"""dtype= of a put: which leaves it concerns. They are the ones that a get's dtype= converts: see get/storage.py."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from memstore.structure.put.planning import unsupported
+from memstore.structure.tensors import modes
+from memstore.structure.tree import Tree, compile_tree
+from memstore.structure.walk import Facts
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raises TypeError for what no floating leaf can be stored as."""
+    if not isinstance(dtype, torch.dtype):
+        given = f"{dtype!r}, a {type(dtype).__qualname__}"
+        raise TypeError(f"dtype={given}: a put casts to a torch.dtype, as torch.bfloat16")
+    if not dtype.is_floating_point:
+        raise TypeError(
+            f"dtype={dtype}: a put casts the floating leaves only, and to a real floating dtype, as torch.bfloat16; "
+            "convert other leaves before you put them"
+        )
+
+
+def stored_dtypes(tree: Tree, facts: Facts, dtype: torch.dtype | None) -> tuple[torch.dtype, ...]:
+    """The dtypes that the leaves are stored as. Raises UnsupportedValueError for a leaf that torch can't cast so."""
+    if dtype is None:
+        return facts.dtypes
+    _, reader = compile_tree(tree)
+    stored = list(facts.dtypes)
+    for i, found in enumerate(facts.dtypes):
+        if found is not dtype and found.is_floating_point and i not in reader.fixed:
+            if not _can_cast(found, dtype):
+                raise unsupported(tree, i, f"torch can't convert {found} to {dtype}; put it without dtype=")
+            stored[i] = dtype
+    return tuple(stored)
+
+
+@functools.cache
+def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
+    with modes.put_aside():
+        try:
+            torch.empty(1, dtype=source, device="cpu").to(target)
+        except (RuntimeError, NotImplementedError):
+            return False
+    return True

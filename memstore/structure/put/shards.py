@@ -1,0 +1,118 @@
+"""What one rank holds of a sharded value, taken apart: the tree of the whole value, and the tensors of this rank.
+
+DTensors, TensorShards and ShardedTensors are leaves of the whole value; what this rank has of them are boxes. Dicts in
+which no tensor lies stay dicts here, since those of several ranks are merged by key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from memstore.engine import Path
+from memstore.errors import UnsupportedValueError
+from memstore.sharding import Shard, ShardedLeaf, sharded_leaf, whole
+from memstore.structure.checks import MalformedError
+from memstore.structure.objects import encode_objects
+from memstore.structure.refusals import RefusedError, render_path
+from memstore.structure.tensors import PLAIN, Traits, traits
+from memstore.structure.tree import TENSOR, TensorNode, Tree, compile_tree, leaf_names
+from memstore.structure.walk import Walk, take_apart
+
+
+class HeldLeaf(NamedTuple):
+    """A leaf of the whole value, and what this rank holds of it.
+
+    Attributes:
+        shape: of the whole tensor.
+        shards: empty ones left out; a plain tensor is one shard that has all of it.
+        traits: without a device: each rank has its own.
+    """
+
+    name: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    shards: tuple[Shard, ...]
+    traits: Traits
+    is_plain: bool
+    is_primary: bool
+    is_replicated: bool
+    is_fixed: bool  # only its container knows what it means, so that no cast concerns it
+
+
+class HeldValue(NamedTuple):
+    tree: Tree
+    leaves: tuple[HeldLeaf, ...]
+    objects: bytes  # the leaves that are no tensors, encoded
+    object_names: tuple[Path, ...]
+
+
+class _ShardedWalk(Walk):
+    __slots__ = ("sharded",)
+
+    def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
+        super().__init__(allow_pickle, careful)
+        self.sharded: dict[int, tuple[ShardedLeaf, Traits]] = {}
+
+    def visit(self, value: Any) -> Tree:
+        try:
+            found = sharded_leaf(value)
+        except UnsupportedValueError as error:
+            raise RefusedError(error.message) from None
+        if found is None:
+            return super().visit(value)
+        kind = traits.traits_of(value) if isinstance(value, torch.Tensor) else PLAIN
+        if getattr(value, "_is_param", False):
+            kind = kind._replace(kind=traits.PARAMETER)
+        self.sharded[len(self.tensors)] = found, kind._replace(device=None)
+        # in its place stands what has its dtype, for the facts of all tensors
+        self.tensors.append(found.shards[0].local if found.shards else torch.empty(0, dtype=found.dtype))
+        return TENSOR
+
+    def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
+        return super().joined(tree, trees, join) if tree[0] in ("list", "tuple") else tree
+
+
+def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
+    """Takes apart what this rank holds, copying no tensor. Raises UnsupportedValueError, which names the leaf."""
+    try:
+        tree, walk, facts, _ = take_apart(value, lambda careful: _ShardedWalk(allow_pickle, careful))
+        root, reader = compile_tree(tree)
+        names: dict[bool, list[Path]] = {True: [], False: []}
+        for name, node in leaf_names(root):
+            names[isinstance(node, TensorNode)].append(name)
+    except (RefusedError, MalformedError) as error:
+        text = error.message() if isinstance(error, RefusedError) else f"value: {error}"
+        raise UnsupportedValueError(text) from None
+    _check_names(names[True] + names[False])
+    leaves: list[HeldLeaf] = []
+    for i, (name, tensor) in enumerate(zip(names[True], walk.tensors, strict=True)):
+        is_plain = i not in walk.sharded
+        if is_plain:
+            kind = (PLAIN if facts.traits is None else facts.traits[i])._replace(device=None)
+            shape = tuple(tensor.shape)
+            shards = (Shard(whole(shape), tensor),) if tensor.numel() else ()
+            found = ShardedLeaf(shape, tensor.dtype, shards, is_primary=True, is_replicated=True)
+        else:
+            found, kind = walk.sharded[i]
+        leaves.append(HeldLeaf(name, *found[:3], kind, is_plain, *found[3:], i in reader.fixed))
+    return HeldValue(tree, tuple(leaves), encode_objects(walk.objects), tuple(names[False]))
+
+
+def has_shards(value: Any) -> bool:
+    """Whether a value that `flatten` refuses has leaves of which a rank holds a part."""
+    walk = _ShardedWalk(allow_pickle=True)
+    with contextlib.suppress(RefusedError, RuntimeError):
+        walk.visit(value)
+    return bool(walk.sharded)
+
+
+def _check_names(names: list[Path]) -> None:
+    seen: set[Path] = set()
+    for name in names:
+        if name in seen:
+            raise UnsupportedValueError(f"{render_path(name)}: two leaves have this name, by which ranks tell leaves")
+        seen.add(name)
