@@ -32,14 +32,14 @@ class BoxedStore:
     """A store whose entries lie in boxes; `monkeypatch` tells memstore of them."""
 
     def __init__(self, store: memstore.Store, monkeypatch: Any) -> None:
-        self.store, self._boxes = store, {}
+        self.store = store
+        self.boxes: dict[int, Boxes] = {}  # by version
 
         def boxes_of(record: Record) -> Boxes:
-            return self._boxes.get(record.description, NO_BOXES)
+            return self.boxes.get(record.version, NO_BOXES)
 
         monkeypatch.setattr(reading, "boxes_of", boxes_of)
         monkeypatch.setattr(boxes, "boxes_of", boxes_of)
-        self._boxes: dict[bytes, Boxes]
 
     def put(self, key: str, value: Any, layout: Layout, *, in_order: bool = False) -> None:
         """`in_order`: boxes that can lie where the whole tensor has them do."""
@@ -79,12 +79,12 @@ class BoxedStore:
                 place = tail
             leaves[i] = [*leaves[i][:2], place, *leaves[i][3:]]
         description = to_msgpack([tree, leaves, False])
-        self._boxes[description] = table
         plan = plan_of(description)
         self._write(key, data[: plan.nbytes], description, flat.objects, plan, table)
 
     def _write(self, key: str, data: bytearray, description: bytes, objects: bytes, plan: Any, table: Any) -> None:
-        self.store.put(key, torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8))
+        held = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        self.boxes[self.store.put(key, held)] = table
         root = root_of(self.store)
         record = root.catalog.read(key.encode())
         sums = None

@@ -318,19 +318,19 @@ def test_checksums_of_boxes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_hostile_boxes(boxed: BoxedStore, change: Any) -> None:
     boxed.put("key", [torch.ones(8, 4)], grid(4))
-    ((description, table),) = boxed._boxes.items()
-    boxed._boxes[description] = {0: (change(table[0][0]), *table[0][1:])}
+    ((version, table),) = boxed.boxes.items()
+    boxed.boxes[version] = {0: (change(table[0][0]), *table[0][1:])}
     for get in (boxed.store.get, lambda key: boxed.store.get(key, out=[torch.zeros(8, 4)])):
         with pytest.raises(memstore.CorruptionError, match="the boxes of the value are damaged"):
             get("key")
-    boxed._boxes[description] = {5: table[0]}
+    boxed.boxes[version] = {5: table[0]}
     with pytest.raises(memstore.CorruptionError, match="boxes of a leaf that is none"):
         boxed.store.get("key")
 
 
 def test_a_part_that_no_box_has(boxed: BoxedStore) -> None:
     boxed.put("key", [torch.ones(8, 4)], grid(4))
-    ((description, table),) = boxed._boxes.items()
-    boxed._boxes[description] = {0: (table[0][0], table[0][0], *table[0][2:])}
+    ((version, table),) = boxed.boxes.items()
+    boxed.boxes[version] = {0: (table[0][0], table[0][0], *table[0][2:])}
     with pytest.raises(memstore.CorruptionError, match=r"'key'.*no box has what lies at \[2, 0\]"):
         boxed.store.get("key")

@@ -106,7 +106,8 @@ def test_any_view_of_any_partition(boxed: BoxedStore, data: Any, shape: tuple[in
     before = memstore.bytes_read()
     got = leaf.clone()
     assert torch.equal(got, expected) and got.dtype == expected.dtype
-    assert got.stride() == expected.clone().stride()
+    strides = zip(got.stride(), expected.clone().stride(), expected.shape, strict=True)
+    assert all(one == other for one, other, size in strides if size > 1)
     assert memstore.bytes_read() - before <= value.nbytes
     sent = pickle.loads(pickle.dumps(leaf))
     assert torch.equal(sent, expected) and sent.dtype == expected.dtype
