@@ -55,6 +55,7 @@ from memstore.errors import (
 from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
+    from memstore.contents import bytes_read
     from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from memstore.store.sharded import PendingPut
     from memstore.store.store import Store
     from memstore.store.weights import iter_weights
-    from memstore.view import StoredTensor, bytes_read
+    from memstore.view import StoredTensor
 
 __version__ = "0.1.0"
 
@@ -82,7 +83,7 @@ _HOMES = {
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
     "StoredTensor": "memstore.view",
-    "bytes_read": "memstore.view",
+    "bytes_read": "memstore.contents",
     "read_rows": "memstore.rows",
     "prefetch_rows": "memstore.rows",
     "TensorShard": "memstore.sharding",

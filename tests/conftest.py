@@ -8,7 +8,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -74,6 +76,18 @@ def store(root: str) -> Iterator[memstore.Store]:
 def disk_store(disk_root: str) -> Iterator[memstore.Store]:
     with memstore.open(disk_root, durability="disk", timeout=10.0) as opened:
         yield opened
+
+
+@pytest.fixture
+def reads() -> Callable[[], Any]:
+    """`with reads() as count: ...` and then `count()`: the bytes read within."""
+
+    @contextmanager
+    def counted() -> Iterator[Callable[[], int]]:
+        before = memstore.bytes_read()
+        yield lambda: memstore.bytes_read() - before
+
+    return counted
 
 
 @pytest.fixture

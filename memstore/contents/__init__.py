@@ -3,15 +3,17 @@
 writing      a value taken apart, and drafted for a put: what goes into its record or segment
 parts        what a rank says of a sharded value, and the draft of the bytes that it holds
 merge        the parts of all ranks as one value
-boxes        where the boxes of a sharded value lie
 reading      a mapped entry as a value; verify, and headers made anew
+boxes        where the bytes of leaves lie that are spread over segments
+counting     how many bytes were read
 checksums    of leaves: made by the one, compared by the other
 """
 
 from __future__ import annotations
 
-from memstore.contents.boxes import BoxTable, box_table, boxes_of
+from memstore.contents.boxes import NO_BOXES, Boxes, BoxTable, StoredBox, box_table, boxes_of
 from memstore.contents.checksums import CHECKSUM_SIZE
+from memstore.contents.counting import bytes_read, count_read
 from memstore.contents.merge import merge
 from memstore.contents.parts import PartDraft, RankPart, draft_part, read_content, read_part
 from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, memory_of, read, read_bare, verify
@@ -19,13 +21,18 @@ from memstore.contents.writing import draft, flatten
 
 __all__ = [
     "BoxTable",
+    "Boxes",
     "CHECKSUM_SIZE",
+    "NO_BOXES",
     "Options",
     "PLAIN",
     "PartDraft",
     "RankPart",
+    "StoredBox",
     "box_table",
     "boxes_of",
+    "bytes_read",
+    "count_read",
     "damaged",
     "draft",
     "draft_part",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine import Record, leading_base64, objects_at, read_objects
+from memstore.engine import Leaf, Record, leading_base64, objects_at, read_objects
 from memstore.errors import CorruptionError
+from memstore.sharding import NO_BOXES, Boxes, StoredBox
 
 CHECKSUM_SIZE = 8  # bytes a leaf
 
@@ -19,28 +20,72 @@ def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
+class Checksums:
+    """The checksums of a record's leaves, and of their boxes; none where the store has none.
+
+    Raises CorruptionError if they are of other leaves.
+    """
+
+    def __init__(self, record: Record, plan: structure.Plan, boxes: Boxes, memory: np.ndarray) -> None:
+        stored = record.checksums
+        if stored is not None and len(stored) != CHECKSUM_SIZE * len(plan.leaves):
+            detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
+            raise CorruptionError(detail)
+        self._stored, self._plan, self._boxes, self._data = stored, plan, boxes, memory.data
+
+    def compare(self, i: int) -> None:
+        """Compares a leaf that lies whole, or all of its boxes. Raises CorruptionError if one differs."""
+        leaf, boxes = self._plan.leaves[i], structure.boxes_of_leaf(self._plan, self._boxes, i)
+        if boxes:
+            self.compare_boxes(i, boxes)
+        elif self._stored is not None:
+            checksum = self._stored[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
+            if xxhash.xxh3_64_digest(self._data[leaf.offset : leaf.offset + leaf.nbytes]) != checksum:
+                raise damaged_leaf(leaf)
+
+    def compare_boxes(self, i: int, boxes: Sequence[StoredBox]) -> None:
+        leaf = self._plan.leaves[i]
+        for box in boxes:
+            data = self._data[box.place : box.place + structure.box_bytes(leaf, box)]
+            if box.checksum is not None and xxhash.xxh3_64_digest(data) != box.checksum:
+                raise damaged_box(leaf, box)
+
+
+def damaged_leaf(leaf: Leaf) -> CorruptionError:
+    detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
+    return CorruptionError(detail)
+
+
+def damaged_box(leaf: Leaf, box: StoredBox) -> CorruptionError:
+    offsets, shape = box.box
+    where = f"at {list(offsets)}, of shape {list(shape)}, put by rank {box.rank}"
+    return CorruptionError(f"the bytes of leaf {leaf.name}, its box {where}, don't fit their checksum")
+
+
 def compare(
-    record: Record, plan: structure.Plan, memory: np.ndarray, done: Callable[[int], None] | None = None
+    record: Record,
+    plan: structure.Plan,
+    memory: np.ndarray,
+    boxes: Boxes = NO_BOXES,
+    done: Callable[[int], None] | None = None,
 ) -> None:
     """Compares the leaves with their checksums, if the record has any, and raises CorruptionError if one differs.
 
     `done` is called with how many bytes of the data section were passed since its last call.
     """
-    stored = record.checksums
-    if stored is None:
+    if record.checksums is None and not boxes:
         return
-    if len(stored) != CHECKSUM_SIZE * len(plan.leaves):
-        detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
-        raise CorruptionError(detail)
-    data, reached = memory.data, 0
+    checksums, reached = Checksums(record, plan, boxes, memory), 0
     for i, leaf in enumerate(plan.leaves):
-        end = leaf.offset + leaf.nbytes
-        if xxhash.xxh3_64_digest(data[leaf.offset : end]) != stored[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]:
-            detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
-            raise CorruptionError(detail)
-        if done is not None:
+        checksums.compare(i)
+        if done is None:
+            continue
+        if i in boxes:
+            done(sum(structure.box_bytes(leaf, box) for box in boxes[i]))
+        elif i not in plan.same or plan.same[i] not in boxes:
+            end = leaf.offset + leaf.nbytes
             done(max(end - reached, 0))
-        reached = max(end, reached)
+            reached = max(end, reached)
 
 
 def checked_objects(record: Record, header: bytes) -> bytes:

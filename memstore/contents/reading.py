@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from memstore import structure
-from memstore.contents.checksums import checked_objects, compare, placed_objects
+from memstore.contents.boxes import boxes_of
+from memstore.contents.checksums import Checksums, checked_objects, compare, placed_objects
+from memstore.contents.counting import count_read
 from memstore.engine import HEAD_SIZE, Header, MappedEntry, Record, Root, belongs, files_of, names_put, watch
 from memstore.errors import CorruptionError, MemstoreError
+from memstore.sharding import Boxes
 from memstore.structure import modes
 
 
@@ -46,7 +49,7 @@ _in_inference_mode, _dispatch_modes, _transform = (
 def read_bare(held: MappedEntry) -> torch.Tensor | None:
     """As `read` with PLAIN, in a third of the time, of a value that is a single plain tensor.
 
-    None if it isn't one, or where `read` has more to look at.
+    None if it isn't one, or where `read` has more to look at. (One in boxes doesn't start at the first byte.)
     """
     record, mapping = held.record, held.mapping
     if record.objects or _in_inference_mode() or _dispatch_modes() or _transform() is not None:
@@ -89,9 +92,7 @@ def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: b
 
 
 def _read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
-    plan, objects, memory = locate(root, key, held)
-    if verify:
-        compare(held.record, plan, memory)
+    plan, objects, memory, boxes = locate(root, key, held)
     target = options.like if options.out is None else options.out
     if target is not None:
         copy = structure.get_like if options.out is None else structure.get_into
@@ -100,10 +101,17 @@ def _read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: 
             objects,
             memory,
             target,
+            boxes=boxes,
+            checks=Checksums(held.record, plan, boxes, memory) if verify else None,
+            count=count_read,
             strict=options.strict,
             non_blocking=options.non_blocking,
             allow_pickle=allow_pickle,
         )
+    if verify:
+        compare(held.record, plan, memory, boxes)
+    if boxes:
+        count_read(structure.assemble(plan, boxes, memory))
     return structure.rebuild(
         plan,
         objects,
@@ -127,15 +135,30 @@ def memory_of(held: MappedEntry) -> np.ndarray:
     return memory
 
 
-def locate(root: Root, key: str, held: MappedEntry) -> tuple[structure.Plan, bytes, np.ndarray]:
-    """The plan of a held value, its objects, and its data section in memory."""
+class Located(NamedTuple):
+    """A held value, ready to be read.
+
+    Attributes:
+        memory: its data section, of as many bytes as its plan says.
+        boxes: of its leaves, checked.
+    """
+
+    plan: structure.Plan
+    objects: bytes
+    memory: np.ndarray
+    boxes: Boxes
+
+
+def locate(root: Root, key: str, held: MappedEntry) -> Located:
     record, memory, objects = held.record, memory_of(held), held.record.objects
     if held.mapping is not None and record.objects_checksum is not None:
         objects = checked_objects(record, held.header()[8:].tobytes())
-    plan = structure.plan_of(record.description)
+    plan, boxes = structure.plan_of(record.description), boxes_of(record)
     if plan.nbytes != memory.nbytes:
         raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-    return plan, objects, memory
+    if boxes:
+        structure.check_boxes(plan, boxes, memory.nbytes)
+    return Located(plan, objects, memory, boxes)
 
 
 def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
@@ -157,7 +180,9 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
         plan = structure.plan_of(record.description)
         if plan.nbytes != memory.nbytes:
             raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-        compare(record, plan, memory, done)
+        boxes = boxes_of(record)
+        structure.check_boxes(plan, boxes, memory.nbytes)
+        compare(record, plan, memory, boxes, done)
     except CorruptionError as error:
         raise damaged(root, key, record, error.detail) from error
     if record.checksums is None:

@@ -10,16 +10,16 @@ from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
 from memstore.rows.path import Path, name_of
 from memstore.rows.targets import check_memory, check_overlaps, is_unusual
-from memstore.view import LeafBytes, StoredTensor
+from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
 
 
 class Job(NamedTuple):
     """The rows of one leaf, and the tensor that they fill."""
 
     path: Path
-    box: torch.Tensor  # the leaf's elements, as `LeafBytes` wants them
-    real: torch.Tensor  # the same, where they can be read
-    stored: LeafBytes | None  # None: of a tensor in memory
+    box: torch.Tensor  # the leaf's elements, as `StoredLeaf` wants them
+    real: torch.Tensor  # the same, where they can be read; of a leaf in boxes again as it wants them
+    stored: StoredLeaf | None  # None: of a tensor in memory
     rows: torch.Tensor
     target: torch.Tensor
     is_given: bool
@@ -57,7 +57,7 @@ class Gather:
             raise ValueError(f"{name_of(path)} has no dimension, and so no rows")
         if isinstance(source, StoredTensor):
             box, stored = source.shown, source.stored
-            real = stored.tensor(box)
+            real = stored.tensor(box) if isinstance(stored, LeafBytes) else box
         else:
             box = real = source.detach()
             stored = None
@@ -99,7 +99,7 @@ class Gather:
         with torch.no_grad():
             for i, job in enumerate(self._jobs):
                 is_mapped = i not in cold
-                if job.stored is not None:
+                if isinstance(job.stored, LeafBytes):
                     job.stored.use(job.target.nbytes)
                     is_mapped = is_mapped and job.stored.populate(job.target.nbytes)
                 _fill(job, is_mapped)
@@ -109,8 +109,17 @@ def _fill(job: Job, is_mapped: bool) -> None:
     """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
     target = job.target.detach()
     if target.device.type == "cpu":
-        copy_rows(job.real.cpu(), job.rows, target, is_mapped=is_mapped)
+        _copy(job, target, is_mapped)
     elif target.device.type != "meta":
         staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
-        copy_rows(job.real.cpu(), job.rows, staged, is_mapped=is_mapped)
+        _copy(job, staged, is_mapped)
         target.copy_(staged, non_blocking=True)
+
+
+def _copy(job: Job, target: torch.Tensor, is_mapped: bool) -> None:
+    real = job.real
+    if isinstance(job.stored, LeafBoxes):
+        if job.stored.pick(job.box, Points([job.rows]), target) is not None:
+            return
+        real = job.stored.read(job.box)
+    copy_rows(real.cpu(), job.rows, target, is_mapped=is_mapped)

@@ -8,6 +8,7 @@ copies       from boxes that are stored to boxes that are wanted
 layout       which boxes each rank of a mesh holds, and where in its local tensor
 placements   torch's meshes and placements, as a layout
 shards       what a rank holds of a tensor: DTensors, TensorShards, ShardedTensors
+doubles      new memory like a rank's part of a tensor
 stored       where the boxes of stored tensors lie
 """
 
@@ -17,6 +18,7 @@ from memstore.sharding.box import Box, whole
 from memstore.sharding.box_index import BoxIndex
 from memstore.sharding.copies import Copies, copies, part
 from memstore.sharding.coverage import overlap, uncovered
+from memstore.sharding.doubles import double
 from memstore.sharding.layout import Layout, Piece, Split
 from memstore.sharding.placements import layout_of, local_shape, place
 from memstore.sharding.runs import Offsets, cover, runs
@@ -39,6 +41,7 @@ __all__ = [
     "TensorShard",
     "copies",
     "cover",
+    "double",
     "layout_of",
     "local_shape",
     "overlap",

@@ -2,32 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from memstore import structure
+from memstore.engine import Path
 from memstore.store.store import Store
 
 
 def iter_weights(
-    store: Store, key: str, *, newer_than: int | None = None, timeout: float | None = None
+    store: Store,
+    key: str,
+    *,
+    newer_than: int | None = None,
+    prefix: str = "",
+    names: Callable[[str], str | None] | None = None,
+    timeout: float | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterates over the tensors of one version of a nested value, named by their paths joined with ".".
 
-    What inference engines take as weights (`model.load_weights(iter_weights(store, "policy"))`).
+    What inference engines take as weights (`model.load_weights(iter_weights(store, "policy"))`). The tensors lie in the
+    shared memory, on the CPU, from whatever device they were put: nothing is read before it is used, and a loader that
+    copies one after the other into its parameters never has all of them a second time on its device.
 
     Args:
         store, key: where to read.
         newer_than: wait first for a version that is newer than this one.
+        prefix: what is cut off from the front of the names, as "model."; tensors without it are left out.
+        names: what a tensor is to be called instead, by its name without the prefix; None: it is left out.
         timeout: seconds to wait; None: the store's.
+
+    Raises:
+        KeyNotFoundError: no such key.
+        StoreTimeoutError: there was no newer version in time.
+        ValueError: two tensors would have one name. None was given by then.
+        TypeError: `store` is none, or `names` returned something else than a name.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> with memstore.open(tempfile.mkdtemp()) as store:
+        ...     version = store.put("run", {"model": torch.nn.Linear(2, 1).state_dict(), "step": torch.tensor(5)})
+        ...     [name for name, weight in memstore.iter_weights(store, "run", prefix="model.")]
+        ['weight', 'bias']
     """
     source: Any = store
     if not isinstance(source, Store):
         raise TypeError(f"iter_weights reads a Store, and not a {type(source).__qualname__}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
-    value = store.get(key, timeout=timeout)
+    value = store.get(key, device="cpu", timeout=timeout)
+    yield from _named(key, value, prefix, names).items()
+
+
+def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    origins: dict[str, Path] = {}
     for path, tensor in structure.iter_tensors(value):
-        yield ".".join(map(str, path)), tensor
+        stored = ".".join(map(str, path))
+        if not stored.startswith(prefix):
+            continue
+        name: Any = stored[len(prefix) :]
+        if names is not None:
+            name = names(name)
+            if name is None:
+                continue
+            if not isinstance(name, str):
+                raise TypeError(f"names({stored[len(prefix) :]!r}) returned {name!r}: it returns a name, or None")
+        if name in found:
+            raise _one_name(key, name, origins[name], path)
+        found[name], origins[name] = tensor, path
+    return found
+
+
+def _one_name(key: str, name: str, *paths: Path) -> ValueError:
+    one, other = ("".join(f"[{part!r}]" for part in path) for path in paths)
+    are_alike = len({".".join(map(str, path)) for path in paths}) == 1
+    advice = (
+        "no mapping of names can tell them apart: get the key, and take them by its own keys"
+        if are_alike
+        else "names= may rename one of them, or leave it out by returning None"
+    )
+    return ValueError(f"two tensors of {key!r} would be called {name!r}: {one} and {other}; {advice}")

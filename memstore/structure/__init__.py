@@ -22,10 +22,23 @@ from __future__ import annotations
 from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
 from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
-from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
+from memstore.structure.get import (
+    assemble,
+    bare_array,
+    box_bytes,
+    boxes_of_leaf,
+    check_box,
+    check_boxes,
+    get_into,
+    get_like,
+    leaf_tensor,
+    lies_in_order,
+    rebuild,
+    rebuild_lazily,
+)
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes, written_objects
-from memstore.structure.plans import Plan, plan_of
+from memstore.structure.plans import Plan, check_extent, plan_of
 from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, has_shards, take_shards_apart
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import (
@@ -74,7 +87,13 @@ __all__ = [
     "Tree",
     "TreesDifferError",
     "Walk",
+    "assemble",
     "bare_array",
+    "box_bytes",
+    "boxes_of_leaf",
+    "check_box",
+    "check_boxes",
+    "check_extent",
     "class_name",
     "contents",
     "contiguous_stride",
@@ -90,6 +109,8 @@ __all__ = [
     "is_wrapper",
     "iter_tensors",
     "leaf_table",
+    "leaf_tensor",
+    "lies_in_order",
     "merge_trees",
     "modes",
     "name_of",

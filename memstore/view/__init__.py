@@ -2,13 +2,18 @@
 
 From below upwards:
 
-source       a pinned version, its bytes in memory, and the count of what was read
+source       a pinned version, and its bytes in memory
 pages        which pages lie on a disk still, and which are mapped already
-leaf_bytes   what lazy leaves read: boxes and rows of a stored leaf
+stored_leaf  what lazy leaves read: boxes and rows of a stored leaf
+leaf_bytes   one that lies whole in one mapping
+regions      which elements of a tensor a strided view of it looks at
+points       which of the points that an index names lie in a box
+leaf_boxes   a stored leaf in boxes that lie apart
 lazy         a tensor that shows a box of a stored leaf and reads it later
 operators    what an operator of torch does with its arguments, by its schema
-run          operators on lazy leaves
+run          operators on lazy leaves; picks: those that index them
 references   lazy leaves in pickles that are sent; saving: those in files
+distribute   a rank's part of a leaf, as a DTensor
 leaf         StoredTensor, the lazy leaf that users have
 build        views of held versions
 """
@@ -17,7 +22,9 @@ from __future__ import annotations
 
 from memstore.view.build import view
 from memstore.view.leaf import StoredTensor
+from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
-from memstore.view.source import bytes_read
+from memstore.view.points import Points
+from memstore.view.stored_leaf import StoredLeaf
 
-__all__ = ["LeafBytes", "StoredTensor", "bytes_read", "view"]
+__all__ = ["LeafBoxes", "LeafBytes", "Points", "StoredLeaf", "StoredTensor", "view"]

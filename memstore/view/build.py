@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from memstore import contents, structure
-from memstore.contents import CHECKSUM_SIZE
+from memstore.contents import CHECKSUM_SIZE, count_read
 from memstore.engine import MappedEntry, Pin, PinOptions, Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import RefusedError, Walk, flattens, modes, need_device, over, traits
 from memstore.view.lazy import guard, kind_of, read, with_kind, wrap
 from memstore.view.leaf import StoredTensor
+from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
-from memstore.view.source import Source, count_read, without_leaves
+from memstore.view.source import Source, without_leaves
 
 
 def view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: torch.device | str | None = None) -> Any:
@@ -29,13 +30,17 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
     record, mapping = held.record, held.mapping
     wanted = None if device is None else torch.device(device)
     try:
-        plan, objects, memory = contents.locate(root, key, held)
+        plan, objects, memory, boxes = contents.locate(root, key, held)
         source = Source(Pin(root, key, without_leaves(record), held, options), memory)
         place = None if wanted is None or wanted.type == "cpu" else wanted
         sums, loaded = record.checksums if options.verify else None, plan.loaded
 
         def make_leaf(i: int, tensor: torch.Tensor) -> torch.Tensor:
             stored, kind = plan.leaves[i], plan.traits[i]
+            apart = structure.boxes_of_leaf(plan, boxes, i) if boxes else ()
+            if apart and (options.verify or not structure.lies_in_order(stored, apart)):
+                own = place if wanted is not None else need_device(kind.device)
+                return _leaf_in_boxes(LeafBoxes(source, stored, apart, own, verify=options.verify), kind)
             checksum = None if sums is None else sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
             item = tensor.dtype.itemsize
             start = stored.offset - int(tensor.storage_offset()) * item
@@ -51,7 +56,11 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
 
         for i in loaded:
             stored = plan.leaves[i]
-            if sums is not None:
+            apart = structure.boxes_of_leaf(plan, boxes, i)
+            if apart:
+                leaf_boxes = LeafBoxes(source, stored, apart, verify=options.verify)
+                leaf_boxes.copy_to(structure.leaf_tensor(stored, memory), leaf_boxes.shown)
+            elif sums is not None:
                 checksum = sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
                 LeafBytes(source, stored.offset, stored.nbytes, checksum, stored.offset).check()
             count_read(stored.nbytes)
@@ -63,6 +72,11 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
             raise contents.damaged(root, key, record, error.detail) from error
         error.key = key
         raise
+
+
+def _leaf_in_boxes(stored: LeafBoxes, kind: traits.Traits) -> StoredTensor:
+    leaf = wrap(StoredTensor, stored.shown, stored)
+    return leaf if kind is traits.PLAIN else with_kind(leaf, kind)
 
 
 def _twin(tensor: torch.Tensor) -> torch.Tensor:

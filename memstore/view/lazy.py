@@ -6,7 +6,8 @@ memory past the operators finds the values, or an error. To slice `shown` reads 
 `LeafBytes.tensor`. Operators read from it exactly the bytes that they look at, and nothing is copied first. What they
 return has memory of its own.
 
-A lazy tensor whose values go to another device when they are read has no memory there: it is a wrapper without any.
+A lazy tensor whose values go to another device when they are read has no memory there: it is a wrapper without any. So
+is that of a leaf in boxes, and what it shows is a tensor without memory too.
 """
 
 # pyright: reportPrivateUsage=false
@@ -20,7 +21,7 @@ import torch
 
 from memstore.errors import ReadOnlyError
 from memstore.structure import traits
-from memstore.view.leaf_bytes import LeafBytes
+from memstore.view.stored_leaf import StoredLeaf
 
 Lazy = TypeVar("Lazy", bound="LazyTensor")
 
@@ -33,22 +34,22 @@ class LazyTensor(torch.Tensor):
     """What the modules of this package know of a lazy leaf. Not for users.
 
     Attributes:
-        shown: the elements, over the guarded storage.
+        shown: the elements, over the guarded storage, or without memory.
         stored: what reads them.
     """
 
     shown: torch.Tensor
-    stored: LeafBytes
+    stored: StoredLeaf
 
 
-def wrap(cls: type[Lazy], shown: torch.Tensor, stored: LeafBytes) -> Lazy:
-    """The lazy tensor that shows `shown`, which lies in the guarded storage of its leaf."""
-    if stored.place is None:
+def wrap(cls: type[Lazy], shown: torch.Tensor, stored: StoredLeaf) -> Lazy:
+    """The lazy tensor that shows `shown`, which lies in the guarded storage of its leaf, if it has any."""
+    if stored.wrapped is None:
         leaf = make_subclass(cls, shown)  # in inference mode too it can be used in training
     else:
         with torch.inference_mode(False):
             shape, strides, offset = shown.shape, shown.stride(), shown.storage_offset()
-            leaf = _make_wrapper(cls, shape, strides, offset, None, shown.dtype, torch.strided, stored.place)
+            leaf = _make_wrapper(cls, shape, strides, offset, None, shown.dtype, torch.strided, stored.wrapped)
         guard(leaf)
     leaf.shown, leaf.stored = shown, stored
     return leaf

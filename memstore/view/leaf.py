@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from memstore.errors import ReadOnlyError
 from memstore.structure import modes
+from memstore.view.distribute import distribute
 from memstore.view.lazy import LazyTensor, kind_of, make_subclass, name_of, read, refusal, with_kind, wrap
 from memstore.view.references import pack, unpack
 from memstore.view.run import index_leaf, plain_index, run
@@ -51,7 +52,7 @@ class StoredTensor(LazyTensor):
         kind = type(index)
         is_basic = kind in _BASIC or (kind is tuple and _BASIC.issuperset(map(type, index)))
         stored = self.stored
-        if not is_basic or stored.place is not None or self.requires_grad:
+        if not is_basic or stored.wrapped is not None or self.requires_grad:
             return self._indexed(index)
         shown = self.shown[index]
         leaf = make_subclass(StoredTensor, shown)
@@ -68,6 +69,21 @@ class StoredTensor(LazyTensor):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise refusal(self, "an assignment to its elements")
+
+    def distribute(self, mesh: Any, placements: Sequence[Any]) -> Any:
+        """Reads this rank's part into a DTensor. No rank waits for another: there is no collective.
+
+        Args:
+            mesh: a `torch.distributed.device_mesh.DeviceMesh`. The part goes to its kind of device.
+            placements: one of torch's placements for each of its dimensions: `Shard(dim)`, `Replicate()`.
+
+        Returns:
+            A `torch.distributed.tensor.DTensor`, which requires a gradient if this tensor does.
+
+        Raises:
+            UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.
+        """
+        return distribute(self, mesh, placements)
 
     # --- as memory ----------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,8 @@
-"""LeafBytes: what lazy leaves read. Every read of a stored leaf passes here.
+"""LeafBytes: a stored leaf that lies whole in one mapping.
 
-So a leaf whose bytes lie elsewhere (in several boxes, or on another host) needs another class with these methods, and
-nothing else. A box is asked for by a tensor that has its dtype, shape and strides, and whose offset counts from
-`LeafBytes.start`, as what a lazy leaf shows. The memory of that tensor is not looked at.
-
-Today a leaf lies in one mapping, so a box is read by looking at it there, and nothing is copied. The tensor for that
-lies over a second storage of the same bytes, which may be written as far as torch knows, since many operators ask for a
-pointer to write by and then only read. Nobody else gets it.
+A box is read by looking at it there, and nothing is copied. The tensor for that lies over a second storage of the same
+bytes, which may be written as far as torch knows, since many operators ask for a pointer to write by and then only
+read. Nobody else gets it.
 """
 
 from __future__ import annotations
@@ -14,26 +10,27 @@ from __future__ import annotations
 import torch
 import xxhash
 
+from memstore.contents import count_read
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
 from memstore.structure import modes, over, traits
 from memstore.view import pages
-from memstore.view.source import Source, count_read
+from memstore.view.source import Source
+from memstore.view.stored_leaf import StoredLeaf, nbytes_of
 
 _POPULATE = 2  # bytes that are mapped in advance for each byte that is read
 _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
 _in_inference_mode = torch.is_inference_mode_enabled
 
 
-class LeafBytes:
+class LeafBytes(StoredLeaf):
     """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
 
     Attributes:
-        place: the device that values go to when they are read; None: the CPU.
         start: where the storages of its lazy leaves start, in the source: others may share them.
         base: a tensor over the storage that operators read from; None until the first one does.
     """
 
-    __slots__ = ("_populated", "base", "checksum", "nbytes", "offset", "place", "source", "start")
+    __slots__ = ("_populated", "base", "checksum", "nbytes", "offset", "start")
 
     def __init__(
         self,
@@ -44,18 +41,14 @@ class LeafBytes:
         start: int,
         place: torch.device | None = None,
     ) -> None:
-        self.source, self.offset, self.nbytes, self.checksum = source, offset, nbytes, checksum
-        self.start, self.place = start, place
+        self.source, self.place, self.wrapped = source, place, place
+        self.offset, self.nbytes, self.checksum, self.start = offset, nbytes, checksum, start
         self.base: torch.Tensor | None = None
         self._populated = 0  # bytes, from the first on, that are mapped without a fault
 
     # --- a box --------------------------------------------------------------------------------------------------------
 
     def read(self, box: torch.Tensor) -> torch.Tensor:
-        """The values of a box, on their device: checked, counted, and on a disk asked for all at once.
-
-        Not to be written, nor to be given to a user.
-        """
         values = self.tensor(box)
         if self.checksum is not None:
             self.check()
@@ -104,15 +97,16 @@ class LeafBytes:
             raise self.source.damaged(f"the bytes of the leaf at {self.offset:,} don't fit their checksum")
         self.checksum = None
 
+    def copy_to(self, target: torch.Tensor, box: torch.Tensor) -> None:
+        traits.copyable(target).copy_(traits.copyable(self.read(box)))
+
     # --- rows of a box ------------------------------------------------------------------------------------------------
 
     def prefetch(self, box: torch.Tensor, rows: torch.Tensor) -> None:
-        """Starts to read rows from a disk, and doesn't wait."""
         if self.source.is_on_disk:
             pages.ask_for(self.tensor(box), rows)
 
     def is_cold(self, box: torch.Tensor, rows: torch.Tensor) -> bool:
-        """Whether some of the rows are to come from a disk."""
         return self.source.is_on_disk and pages.are_cold(self.tensor(box), rows)
 
     def populate(self, nbytes: int) -> bool:
@@ -125,8 +119,3 @@ class LeafBytes:
         self._populated += size
         pages.populate(start, size, on_disk=source.is_on_disk)
         return False
-
-
-def nbytes_of(values: torch.Tensor) -> int:
-    """Of the elements; those that several indices share count once."""
-    return min(values.numel(), traits.reach(values.shape, values.stride())) * values.dtype.itemsize

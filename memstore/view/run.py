@@ -11,10 +11,14 @@ import torch
 
 from memstore.structure import over
 from memstore.view.lazy import LazyTensor, read, refusal, wrap
-from memstore.view.leaf_bytes import nbytes_of
+from memstore.view.leaf_boxes import LeafBoxes
+from memstore.view.leaf_bytes import LeafBytes
 from memstore.view.operators import Rule, rule_of
+from memstore.view.picks import pick
+from memstore.view.stored_leaf import nbytes_of
 
 _STRIDED = torch.strided
+_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})
 
 
@@ -33,6 +37,10 @@ def run(
         if type(made) is torch.Tensor and made.layout is _STRIDED:
             return made.clone() if made.untyped_storage()._cdata == real.untyped_storage()._cdata else made
         return _apart(made, (real.untyped_storage()._cdata,))
+    return _run_on_values(operator, rule, args, kwargs or {})
+
+
+def _run_on_values(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     reals: list[torch.Tensor] = []
 
     def use(leaf: LazyTensor) -> torch.Tensor:
@@ -42,8 +50,8 @@ def run(
 
     arguments: list[Any] = []
     for one in args:
-        kind = type(one)
-        arguments.append(use(one) if kind is cls else one if kind in _FLAT else _replace(one, use))
+        is_leaf = isinstance(one, LazyTensor)
+        arguments.append(use(one) if is_leaf else one if type(one) in _FLAT else _replace(one, use))
     made = operator(*arguments, **_replace(kwargs, use)) if kwargs else operator(*arguments)
     return _apart(made, [real.untyped_storage()._cdata for real in reals])
 
@@ -61,6 +69,8 @@ def _run_lazily(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[s
     if rule.reads_rows:
         leaf = args[0]
         rest = [_on_cpu(_replace(argument, read)) for argument in args[1:]]
+        if isinstance(leaf.stored, LeafBoxes):
+            return _on_place(pick(operator, leaf.stored, leaf.shown, rest, _replace(kwargs, read)), leaf)
         real = leaf.stored.tensor(leaf.shown)
         return results(operator(real, *rest, **_replace(kwargs, read)), leaf, real)
     used: list[LazyTensor] = []
@@ -71,11 +81,32 @@ def _run_lazily(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[s
 
     arguments, options = _replace(args, use), _replace(kwargs, use)
     if rule.reads_nothing:
+        if used and isinstance(used[0].stored, LeafBoxes):
+            options = {"device": used[0].stored.wrapped} | {key: one for key, one in options.items() if one is not None}
         made = operator(*arguments, **options)
         return made if kwargs.get("device") or not used else _on_place(made, used[0])
-    if rule.moves and used[0].stored.place is not None:
-        return operator(*_replace(args, read), **_replace(kwargs, read))
-    return results(operator(*arguments, **options), used[0], used[0].shown)
+    if rule.moves and any(leaf.stored.wrapped is not None for leaf in used):
+        return _run_on_values(operator, rule, args, kwargs)
+    made = operator(*arguments, **options)
+    if any(isinstance(leaf.stored, LeafBoxes) for leaf in used) and not _are_views(made, used[0].shown):
+        return _resolved(_run_on_values(operator, rule, args, kwargs))
+    return results(made, used[0], used[0].shown)
+
+
+def _are_views(made: Any, shown: torch.Tensor) -> bool:
+    """Whether all that was made are plain views of a leaf that has no memory to make anything else of."""
+    if isinstance(made, (tuple, list)):
+        return all(_are_views(one, shown) for one in made)
+    if not isinstance(made, torch.Tensor):
+        return True
+    in_place = made.untyped_storage()._cdata == shown.untyped_storage()._cdata
+    return in_place and not made.is_conj() and not made.is_neg()
+
+
+def _resolved(made: Any) -> Any:
+    if isinstance(made, (tuple, list)):
+        return type(made)(map(_resolved, made))
+    return made.resolve_conj().resolve_neg() if isinstance(made, torch.Tensor) else made
 
 
 def _replace(value: Any, change: Callable[[LazyTensor], Any]) -> Any:
@@ -97,14 +128,19 @@ def results(made: Any, leaf: LazyTensor, source: torch.Tensor) -> Any:
     if not isinstance(made, torch.Tensor):
         return made
     if made.untyped_storage()._cdata != source.untyped_storage()._cdata:
-        leaf.stored.use(made.nbytes)
+        _use(leaf, made.nbytes)
         return _on_place(made, leaf) if made.is_cpu else made
     if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
-        leaf.stored.use(nbytes_of(made))
+        _use(leaf, nbytes_of(made))
         return _on_place(made.resolve_conj().resolve_neg(), leaf)
-    if source is not leaf.shown:
+    if source is not leaf.shown:  # of a leaf that has memory
         made = over(leaf.shown.untyped_storage(), made.dtype, made.storage_offset(), made.shape, made.stride())
     return wrap(type(leaf), made, leaf.stored)
+
+
+def _use(leaf: LazyTensor, nbytes: int) -> None:
+    if isinstance(leaf.stored, LeafBytes):
+        leaf.stored.use(nbytes)
 
 
 def _on_place(made: torch.Tensor, leaf: LazyTensor) -> torch.Tensor:
@@ -140,6 +176,8 @@ def index_leaf(leaf: LazyTensor, index: Any) -> Any:
     index = plain_index(index)
     if leaf.stored.source.is_on_disk:
         _prefetch(leaf, index)
+    if not isinstance(leaf.stored, LeafBytes):
+        return _getitem(leaf, index)
     real = leaf.stored.tensor(leaf.shown)
     return results(real[index], leaf, real)
 

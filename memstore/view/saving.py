@@ -14,7 +14,7 @@ import torch
 
 from memstore.structure import traits
 from memstore.view.lazy import LazyTensor, kind_of, read
-from memstore.view.leaf_bytes import nbytes_of
+from memstore.view.stored_leaf import nbytes_of
 
 _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
 

@@ -1,4 +1,4 @@
-"""Source: a pinned version whose bytes lazy leaves read; and the count of what was read.
+"""Source: a pinned version whose bytes lazy leaves read.
 
 A source is pickled as its pin is: see `engine/pin.py`. Whoever unpickles it has the version mapped at once.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import threading
 from typing import Any
 
 import msgspec
@@ -20,23 +19,6 @@ from memstore.errors import CorruptionError
 from memstore.late_imports import between_forks
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
-
-_lock = threading.Lock()
-_total = 0
-
-
-def count_read(nbytes: int) -> None:
-    global _total
-    with _lock:
-        _total += nbytes
-
-
-def bytes_read() -> int:
-    """Returns how many bytes this process has read through lazy leaves and `read_rows` so far.
-
-    It counts the elements that are used, each time they are. To slice, print or send a view uses none.
-    """
-    return _total
 
 
 @functools.cache

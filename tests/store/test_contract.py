@@ -14,9 +14,9 @@ SIGNATURES = {
         "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, verify=False, "
         "allow_pickle=False, unix_group=None, file_mode=384, timeout=30.0"
     ),
-    "iter_weights": "store, key, *, newer_than=None, timeout=None",
-    "Store.put": "self, key, value, *, expect_version=None, timeout=None",
-    "Store.put_many": "self, items, *, expect_versions=None, timeout=None",
+    "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
+    "Store.put": "self, key, value, *, dtype=None, expect_version=None, timeout=None",
+    "Store.put_many": "self, items, *, dtype=None, expect_versions=None, timeout=None",
     "Store.get": (
         "self, key, default=Ellipsis, *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
         "strict=True, timeout=None"

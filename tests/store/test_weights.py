@@ -158,6 +158,90 @@ def _sum_of_the_next(wire: Wire, root: str, version: int) -> dict[str, float]:
         return {name: float(leaf.sum()) for name, leaf in weights}
 
 
+def test_a_prefix_is_cut_off_and_what_lacks_it_is_left_out(store: memstore.Store) -> None:
+    model, optimizer = train(1)
+    store.put("key", {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "modelling": torch.ones(1)})
+    other, _ = train(0)
+    other.load_state_dict(dict(memstore.iter_weights(store, "key", prefix="model.")))
+    assert_same(model.state_dict(), other.state_dict())
+    assert list(memstore.iter_weights(store, "key", prefix="nothing.")) == []
+
+
+def test_names_renames_and_drops(store: memstore.Store) -> None:
+    store.put("key", {"model": {"a": torch.ones(1), "b": torch.zeros(2), "lm_head": torch.ones(3)}, "step": 3})
+    seen: list[str] = []
+
+    def names(name: str) -> str | None:
+        seen.append(name)
+        return None if name == "lm_head" else f"decoder.{name}"
+
+    found = dict(memstore.iter_weights(store, "key", prefix="model.", names=names))
+    assert {name: leaf.numel() for name, leaf in found.items()} == {"decoder.a": 1, "decoder.b": 2}
+    assert seen == ["a", "b", "lm_head"], "without the prefix, each once"
+    renamed = {"model.a": "x", "model.b": None, "model.lm_head": "y"}.get
+    assert [name for name, _ in memstore.iter_weights(store, "key", names=renamed)] == ["x", "y"]
+
+
+def test_two_tensors_of_one_name_are_told_before_any_is_given(store: memstore.Store) -> None:
+    store.put("key", {"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1), "c": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"'key' would be called 'a.b': \['a'\]\['b'\] and \['a.b'\]; no mapping"):
+        next(memstore.iter_weights(store, "key"))
+    found = memstore.iter_weights(store, "key", names=lambda name: name if name == "c" else None)
+    assert [name for name, _ in found] == ["c"]
+    store.put("key", {"a": torch.ones(1), "b": [torch.zeros(1)]})
+    with pytest.raises(ValueError, match=r"'key' would be called 'w': \['a'\] and \['b'\]\[0\]; names= may rename"):
+        next(memstore.iter_weights(store, "key", names=lambda _: "w"))
+
+
+def test_names_that_returns_no_name_is_told(store: memstore.Store) -> None:
+    store.put("key", {"model": {"w": torch.ones(1)}})
+    with pytest.raises(TypeError, match=r"names\('w'\) returned 5: it returns a name, or None"):
+        next(memstore.iter_weights(store, "key", prefix="model.", names=lambda _: 5))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.embedded
+def test_iter_weights_copies_nothing(store: memstore.Store) -> None:
+    store.put("key", {"w": torch.randn(1 << 18), "b": torch.randn(1 << 18)})
+    for _, leaf in memstore.iter_weights(store, "key"):
+        assert hasattr(leaf.untyped_storage(), "_memstore_mapping"), "it lies in the segment"
+
+
+def test_a_real_models_weights_under_an_engines_names_and_back(
+    store: memstore.Store, minilm: dict[str, torch.Tensor]
+) -> None:
+    """A trainer publishes bf16; an engine takes them by its own names, and puts them back under the old ones."""
+    store.put("trainer", {"model": minilm, "step": torch.tensor(7)}, dtype=torch.bfloat16)
+
+    def to_engine(name: str) -> str | None:
+        return None if name.endswith("position_ids") else name.replace("encoder.layer.", "layers.")
+
+    engine = dict(memstore.iter_weights(store, "trainer", prefix="model.", names=to_engine))
+    assert "layers.0.attention.self.query.weight" in engine
+    store.put("engine", engine)
+    back = memstore.iter_weights(store, "engine", names=lambda name: name.replace("layers.", "encoder.layer."))
+    floating = {name: leaf.to(torch.bfloat16) for name, leaf in minilm.items() if leaf.is_floating_point()}
+    assert_same(floating, dict(back))
+
+
+@pytest.mark.full  # transformers takes its time to be imported
+def test_a_model_of_transformers_takes_its_weights(store: memstore.Store, minilm: dict[str, torch.Tensor]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+    model, other = (transformers.BertModel(config).eval() for _ in range(2))
+    names = model.state_dict().keys()
+    store.put("file", minilm)
+    weights = memstore.iter_weights(store, "file", names=lambda name: name if name in names else None)
+    model.load_state_dict(dict(weights))
+    store.put("model", {"model": model.state_dict()})
+    other.load_state_dict(dict(memstore.iter_weights(store, "model", prefix="model.")))
+    words = torch.arange(100, 110)[None]
+    with torch.no_grad():
+        assert torch.equal(model(words).pooler_output, other(words).pooler_output)
+    assert_same({name: minilm[name] for name in names if name in minilm}, dict(store.get("model")["model"]))
+
+
 @pytest.mark.parametrize("source", ["policy", None, {"w": torch.ones(3)}])
 def test_weights_are_those_of_a_store(source: Any) -> None:
     with pytest.raises(TypeError, match=f"a Store, and not a {type(source).__qualname__}"):

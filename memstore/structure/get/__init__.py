@@ -5,6 +5,9 @@ into             get with out=
 like             get with like=
 matching         what a stored value and such a target have in common, and how they differ
 target_objects   the leaves of a target that are no tensors
+target_overlaps  those of its tensors that share memory
+pieces           what of a stored value goes where in a target
+parts            what is stored of a leaf: all of it, or boxes that lie apart
 storage          bytes as tensors, without a copy
 """
 
@@ -12,7 +15,29 @@ from __future__ import annotations
 
 from memstore.structure.get.into import get_into
 from memstore.structure.get.like import get_like
+from memstore.structure.get.parts import (
+    assemble,
+    box_bytes,
+    boxes_of_leaf,
+    check_box,
+    check_boxes,
+    leaf_tensor,
+    lies_in_order,
+)
 from memstore.structure.get.rebuild import rebuild, rebuild_lazily
 from memstore.structure.get.storage import bare_array
 
-__all__ = ["bare_array", "get_into", "get_like", "rebuild", "rebuild_lazily"]
+__all__ = [
+    "assemble",
+    "bare_array",
+    "box_bytes",
+    "boxes_of_leaf",
+    "check_box",
+    "check_boxes",
+    "get_into",
+    "get_like",
+    "leaf_tensor",
+    "lies_in_order",
+    "rebuild",
+    "rebuild_lazily",
+]

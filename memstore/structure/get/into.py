@@ -1,27 +1,32 @@
 """get with out=: a stored value, copied into tensors that are there already.
 
 All is compared before anything is written, and all differences are told at once; see matching.py. What could refuse a
-write is looked for before the first one, too: after it only a device can fail.
+write is looked for before the first one, too: after it only a device can fail. Into what is spread over ranks goes just
+what this rank holds, straight from where it is stored.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
+from memstore.sharding import NO_BOXES, Boxes
 from memstore.structure.get.matching import MatchedTarget, match_target, raise_differences
+from memstore.structure.get.parts import Checks
+from memstore.structure.get.pieces import Piece, Sources
 from memstore.structure.get.storage import tensors_of
 from memstore.structure.get.target_objects import Setting, plan_settings
+from memstore.structure.get.target_overlaps import disagreements
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.refusals import render_path
-from memstore.structure.tensors import modes, over, ties, traits
+from memstore.structure.tensors import modes, traits
 
 
 def get_into(
@@ -30,6 +35,9 @@ def get_into(
     memory: Memory,
     out: Any,
     *,
+    boxes: Boxes = NO_BOXES,
+    checks: Checks | None = None,
+    count: Callable[[int], None] | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
     non_blocking: bool = False,
@@ -37,8 +45,11 @@ def get_into(
     """Fills `out` in place with the stored value, and returns it.
 
     Args:
-        strict: each leaf must have a counterpart on the other side. False: leaves that have one are filled, and
-            others are left alone.
+        boxes: of the leaves that don't lie whole in `memory`.
+        checks: compares what is read with its checksums, before anything is written.
+        count: is told how many bytes were read, of boxes or into shards.
+        strict: each leaf must have a counterpart on the other side; where `out` has DTensors or the like, each leaf of
+            `out`, for other ranks may hold others. False: leaves that have one are filled, and others are left alone.
         non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:
@@ -48,9 +59,11 @@ def get_into(
     found = match_target(plan, out, "out", strict)
     match, targets, differences = found.match, found.tensors, found.differences
     with torch.inference_mode(False):
-        sources = tensors_of(plan, memory, None)
+        sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None))
     for have, want in match.exact:
-        target, source = targets[want], sources[have]
+        if checks is not None:
+            checks.compare(have)
+        target, source = targets[want], sources.whole(have)
         alike = target.shape == source.shape and target.dtype == source.dtype and want not in found.missing
         if alike and not torch.equal(target.cpu(), source):
             name = render_path(match.tensor_names[want])
@@ -58,77 +71,36 @@ def get_into(
     settings: list[Setting] = []
     if values or match.object_names:
         present = set(match.object_names)
-        settings = plan_settings(out, plan.object_names, values, present, strict, differences)
+        settings = plan_settings(
+            out, plan.object_names, values, present, strict, differences, may_lack=bool(found.sharded)
+        )
+    pieces: list[Piece] = []
     if not differences:  # those that overlap can be compared then
-        differences = _disagreements(plan, found, sources)
+        pieces = sources.pieces(found, checks)
+        differences = disagreements(plan, found, pieces)
     raise_differences(differences, "out")
-    _copy_all(found, sources, non_blocking)
+    _copy_all(found, pieces, non_blocking)
     for setting in settings:
         setting()
+    if count is not None and (boxes or found.sharded):
+        count(sources.nbytes(found, pieces))
     return out
 
 
-def _disagreements(plan: Plan, found: MatchedTarget, sources: Sequence[torch.Tensor]) -> list[str]:
-    """Targets that share memory, for which values are stored that can't stand there together."""
-    match = found.match
-    if match.apart == found.addresses:
-        return []
-    stored = {want: have for have, want in match.pairs}
-    on_devices: dict[torch.device, list[int]] = {}
-    for want in stored:
-        on_devices.setdefault(found.tensors[want].device, []).append(want)
-    differences: list[str] = []
-    shared = False
-    for wants in on_devices.values():
-        crossing = ties.overlapping([found.addresses[want] for want in wants], match.footprints.spans[wants])
-        chosen = [wants[i] for i in crossing]
-        # where the stored ones lie to each other as the targets do, both show the same bytes
-        if len({found.addresses[want] - plan.leaves[stored[want]].offset for want in chosen}) > 1:
-            shared = True
-            differences += [
-                f"{render_path(match.tensor_names[want])}: it shares memory with another leaf of out, for which "
-                "other values are stored"
-                for want in _overwritten(found, chosen, {want: sources[stored[want]] for want in chosen})
-            ]
-    if not shared:
-        match.apart = found.addresses
-    return differences
-
-
-def _overwritten(found: MatchedTarget, wants: Sequence[int], sources: dict[int, torch.Tensor]) -> list[int]:
-    """Fills memory like the targets', and returns those that others have written over."""
-    start = min(found.addresses[want] for want in wants)
-    start -= start % 16
-    stop = max(found.addresses[want] + int(found.match.footprints.spans[want]) for want in wants)
-    storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
-    doubles: dict[int, torch.Tensor] = {}
-    for want in wants:
-        target = found.tensors[want]
-        place, rest = divmod(found.addresses[want] - start, target.dtype.itemsize)
-        if rest or want in found.match.resolved:
-            return list(wants)  # nobody looks
-        doubles[want] = over(storage, target.dtype, place, target.shape, target.stride())
-        traits.copyable(doubles[want]).copy_(traits.copyable(sources[want]))
-    return [want for want in wants if not torch.equal(_bits(doubles[want]), _bits(sources[want]))]
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return traits.copyable(tensor).contiguous().reshape(-1).view(torch.uint8)
-
-
-def _copy_all(found: MatchedTarget, sources: Sequence[torch.Tensor], non_blocking: bool) -> None:
+def _copy_all(found: MatchedTarget, pieces: Sequence[Piece], non_blocking: bool) -> None:
     """Every target is written as torch lets it be: inference tensors in inference mode, Parameters without autograd."""
-    groups: dict[bool, list[tuple[int, int]]] = {}
-    for have, want in found.match.pairs:
-        groups.setdefault(found.tensors[want].is_inference(), []).append((have, want))
-    for is_inference, pairs in groups.items():
+    groups: dict[bool, list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(piece.target.is_inference(), []).append(piece)
+    one_by_one = bool(found.match.resolved or found.sharded) or forward_ad._current_level >= 0
+    for is_inference, chosen in groups.items():
         aside = modes.put_aside(entirely=True) if is_inference else nullcontext()
         with aside, torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
-            targets = [traits.copyable(found.tensors[want]) for _, want in pairs]
-            chosen = [traits.copyable(sources[have]) for have, _ in pairs]
-            if found.match.resolved or forward_ad._current_level >= 0:  # has no kernel for these
-                for target, source in zip(targets, chosen, strict=True):
+            targets = [traits.copyable(piece.target) for piece in chosen]
+            sources = [traits.copyable(piece.source) for piece in chosen]
+            if one_by_one:  # the other has no kernel for some of these
+                for target, source in zip(targets, sources, strict=True):
                     target.copy_(source, non_blocking=non_blocking)
             else:
                 # a third of the time of 300 calls
-                torch._foreach_copy_(targets, chosen, non_blocking=non_blocking)
+                torch._foreach_copy_(targets, sources, non_blocking=non_blocking)

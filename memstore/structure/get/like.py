@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from memstore.structure.get.matching import match_target, raise_differences
+from memstore.sharding import NO_BOXES, Boxes, Shard, double, sharded_leaf, whole
+from memstore.structure.get.matching import MatchedTarget, match_target, raise_differences
+from memstore.structure.get.parts import Checks, copies_of
+from memstore.structure.get.pieces import Piece, Sources, wanted_of
 from memstore.structure.get.storage import tensors_of
 from memstore.structure.get.target_objects import choose_objects
 from memstore.structure.objects import decode_objects
@@ -22,15 +25,22 @@ def get_like(
     memory: Memory,
     like: Any,
     *,
+    boxes: Boxes = NO_BOXES,
+    checks: Checks | None = None,
+    count: Callable[[int], None] | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
     non_blocking: bool = False,
 ) -> Any:
     """The stored value in new memory, in the containers of `like`, with the devices, dtypes and strides of its leaves.
 
+    A DTensor or TensorShard becomes another one with the same placements, of which this rank's part alone is read.
+
     Args:
-        strict: each leaf must have a counterpart on the other side. False: tensors that only `like` has are copied,
-            its other leaves are taken as they are, and stored leaves that `like` lacks are left out.
+        boxes, checks, count: as in `get_into`.
+        strict: each leaf must have a counterpart on the other side; where `like` has DTensors or the like, each leaf of
+            `like`. False: tensors that only `like` has are copied, its other leaves are taken as they are, and stored
+            leaves that `like` lacks are left out.
         non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:
@@ -38,28 +48,53 @@ def get_like(
     """
     values = decode_objects(encoded, plan.object_count, allow_pickle)
     found = match_target(plan, like, "like", strict)
-    match, templates, differences = found.match, found.tensors, found.differences
+    match, differences = found.match, found.differences
     chosen = choose_objects(like, match.object_names, dict(zip(plan.object_names, values, strict=True)), differences)
     raise_differences(differences, "like")
     with torch.inference_mode(False), torch.no_grad():
-        stored = tensors_of(plan, memory, None)
-        sources = list(templates)
-        for have, want in match.pairs:
-            sources[want] = stored[have]
-        made = _allocate(templates, sources, non_blocking)
-        return match.root.build(Parts(made, chosen, None))
+        sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None))
+        made = _Made(found, sources, checks)
+        for piece in made.pieces:
+            traits.copyable(piece.target).copy_(traits.copyable(piece.source), non_blocking=non_blocking)
+        if count is not None and (boxes or found.sharded):
+            count(sources.nbytes(found, made.pieces))
+        return match.root.build(Parts(made.values, chosen, None))
 
 
-def _allocate(
-    templates: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool
-) -> list[torch.Tensor]:
-    made: dict[int, torch.Tensor] = {}
-    for template, source in zip(templates, sources, strict=True):
-        if id(template) not in made:
-            stride = template.stride()
-            if traits.reach(template.shape, stride) != template.numel():
-                stride = traits.contiguous_stride(template.shape)
-            tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
-            traits.copyable(tensor).copy_(traits.copyable(source), non_blocking=non_blocking)
-            made[id(template)] = traits.with_traits(tensor, traits.traits_of(template))
-    return [made[id(template)] for template in templates]
+class _Made:
+    """New values for a template's tensors, and the pieces to be copied into them.
+
+    Attributes:
+        values: in the order of the template's tensors; where those are the same one, so are these.
+    """
+
+    def __init__(self, found: MatchedTarget, sources: Sources, checks: Checks | None) -> None:
+        self.pieces: list[Piece] = []
+        self.values: list[Any] = []
+        stored = {want: have for have, want in found.match.pairs}
+        made: dict[int, Any] = {}
+        for want, tensor in enumerate(found.tensors):
+            template = found.sharded[want].value if want in found.sharded else tensor
+            if id(template) not in made:
+                made[id(template)], wanted = _allocate(template)
+                if want in stored:
+                    self.pieces += sources.pieces_of(stored[want], want, wanted, checks)
+                else:
+                    own = copies_of(wanted, wanted_of(found, want))
+                    self.pieces += [Piece(want, target, source) for target, source in own]
+            self.values.append(made[id(template)])
+
+
+def _allocate(template: Any) -> tuple[Any, Sequence[Shard]]:
+    """Memory like a template's, with its traits; and the parts of the whole that it holds."""
+    leaf = sharded_leaf(template)
+    if leaf is not None:
+        value = double(template)
+        filled = sharded_leaf(value)
+        return value, () if filled is None else filled.shards
+    stride = template.stride()
+    if traits.reach(template.shape, stride) != template.numel():
+        stride = traits.contiguous_stride(template.shape)
+    tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
+    shard = Shard(whole(tensor.shape), tensor.detach())
+    return traits.with_traits(tensor, traits.traits_of(template)), (shard,)

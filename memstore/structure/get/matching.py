@@ -13,22 +13,53 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore.engine import Path
-from memstore.errors import StructureMismatchError
+from memstore.errors import StructureMismatchError, UnsupportedValueError
+from memstore.sharding import ShardedLeaf, sharded_leaf
 from memstore.structure.get.target_objects import is_optional
 from memstore.structure.plans import Plan
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import Footprints, locate_tensors, traits
-from memstore.structure.tree import ObjectNode, TensorNode, Tree, compile_tree, walk_names
+from memstore.structure.tree import TENSOR, ObjectNode, TensorNode, Tree, compile_tree, walk_names
 from memstore.structure.walk import Facts, Walk, take_apart
 
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, dict, list, tuple, int, float, str, bool, type(None)})
 _LISTED = 20  # differences in one message
 _CACHED_MATCHES = 64
 
 
-class _TargetWalk(Walk):
-    """Takes a target apart: its tensors stay as they are, so that they can be written; its objects are left out."""
+class ShardedTarget(NamedTuple):
+    """A DTensor, TensorShard or ShardedTensor in a target, and what this rank holds of it."""
 
-    __slots__ = ()
+    value: Any
+    leaf: ShardedLeaf
+
+
+class _TargetWalk(Walk):
+    """Takes a target apart: its tensors stay as they are, so that they can be written; its objects are left out.
+
+    Attributes:
+        sharded: what is spread over ranks, by where it stands among the tensors. There stands this rank's only shard,
+            or an empty tensor where there are several or none.
+    """
+
+    __slots__ = ("sharded",)
+
+    def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
+        super().__init__(allow_pickle, careful)
+        self.sharded: dict[int, ShardedTarget] = {}
+
+    def visit(self, value: Any) -> Tree:
+        if type(value) not in _PLAIN_TYPES:
+            try:
+                leaf = sharded_leaf(value)
+            except UnsupportedValueError as error:
+                raise RefusedError(str(error)) from None
+            if leaf is not None:
+                self.sharded[len(self.tensors)] = ShardedTarget(value, leaf)
+                is_one = len(leaf.shards) == 1
+                self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))
+                return TENSOR
+        return super().visit(value)
 
     def write_leaf(self, value: Any) -> Any:
         return None
@@ -57,7 +88,9 @@ class Match:
         "tensor_names",
     )
 
-    def __init__(self, plan: Plan, tree: Tree, facts: Facts, what: str, strict: bool) -> None:
+    def __init__(
+        self, plan: Plan, tree: Tree, facts: Facts, sharded: dict[int, ShardedTarget], what: str, strict: bool
+    ) -> None:
         self.root, reader = compile_tree(tree)
         self.resolved = frozenset(i for i, resolve in enumerate(facts.resolve or ()) if resolve)
         self.apart: list[int] | None = None
@@ -71,18 +104,19 @@ class Match:
                 self.object_names.append(name)
         self.differences: list[str] = []
         self.pairs: list[tuple[int, int]] = []
-        self._match(plan, what, strict)
+        self._match(plan, what, strict, leaves_may_lack=bool(sharded))
         compare = _why_not_fillable if what == "out" else _why_not_convertible
         for have, want in self.pairs:
-            problem = compare(plan, have, facts, want)
+            problem = compare(plan, have, _look_of(facts, want, sharded.get(want)))
             if problem:
                 self.differences.append(f"{render_path(self.tensor_names[want])}: {problem}")
         self.exact = [(have, want) for have, want in self.pairs if what == "out" and want in reader.exact]
         self.pairs = [pair for pair in self.pairs if pair not in self.exact]
         if what == "like" and strict:
-            self._match_objects(plan)
+            self._match_objects(plan, leaves_may_lack=bool(sharded))
 
-    def _match(self, plan: Plan, what: str, strict: bool) -> None:
+    def _match(self, plan: Plan, what: str, strict: bool, leaves_may_lack: bool) -> None:
+        """`leaves_may_lack`: what is stored may lack in a target of this rank, since others may hold it."""
         stored = [leaf.name for leaf in plan.leaves]
         for names in (stored, self.tensor_names, plan.object_names, self.object_names):
             # the keys 1.0 and "1.0" make one name
@@ -93,38 +127,54 @@ class Match:
             want = wanted.pop(name, None)
             if want is not None:
                 self.pairs.append((i, want))
-            elif strict:
+            elif strict and not leaves_may_lack:
                 self.differences.append(f"{render_path(name)}: a tensor is stored, but there is none in {what}")
         if strict:
             self.differences += [f"{render_path(name)}: a tensor in {what}, but none is stored" for name in wanted]
 
-    def _match_objects(self, plan: Plan) -> None:
+    def _match_objects(self, plan: Plan, leaves_may_lack: bool) -> None:
         have, want = (
             {name for name in names if not is_optional(name)} for names in (plan.object_names, self.object_names)
         )
         for names, text in (
-            (have - want, "an object is stored, but there is none in like"),
+            (set[Path]() if leaves_may_lack else have - want, "an object is stored, but there is none in like"),
             (want - have, "an object in like, but none is stored"),
         ):
             self.differences += [f"{render_path(name)}: {text}" for name in sorted(names, key=repr)]
 
 
-def _why_not_fillable(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
-    stored, shape, dtype = plan.leaves[have], facts.shapes[want], facts.dtypes[want]
-    if tuple(shape) != stored.shape:
-        return f"stored with shape {list(stored.shape)}, here {list(shape)}"
-    if dtype != traits.DTYPES[stored.dtype]:
-        return f"stored as torch.{stored.dtype}, here {dtype}"
-    if traits.overlaps_itself(shape, facts.strides[want]):
+class _Look(NamedTuple):
+    """What a target has to have in common with what is stored. `held`: shape and strides of what this rank holds."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    held: tuple[tuple[Sequence[int], Sequence[int]], ...]
+
+
+def _look_of(facts: Facts, want: int, sharded: ShardedTarget | None) -> _Look:
+    if sharded is None:
+        shape = tuple(facts.shapes[want])
+        return _Look(shape, facts.dtypes[want], ((shape, facts.strides[want]),))
+    leaf = sharded.leaf
+    return _Look(leaf.shape, leaf.dtype, tuple((one.local.shape, one.local.stride()) for one in leaf.shards))
+
+
+def _why_not_fillable(plan: Plan, have: int, target: _Look) -> str | None:
+    stored = plan.leaves[have]
+    if target.shape != stored.shape:
+        return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
+    if target.dtype != traits.DTYPES[stored.dtype]:
+        return f"stored as torch.{stored.dtype}, here {target.dtype}"
+    if any(traits.overlaps_itself(shape, stride) for shape, stride in target.held):
         return "an expanded tensor, several of whose elements are one in memory, can't be filled"
     return None
 
 
-def _why_not_convertible(plan: Plan, have: int, facts: Facts, want: int) -> str | None:
-    stored, shape, dtype = plan.leaves[have], facts.shapes[want], facts.dtypes[want]
+def _why_not_convertible(plan: Plan, have: int, target: _Look) -> str | None:
+    stored, dtype = plan.leaves[have], target.dtype
     source = traits.DTYPES[stored.dtype]
-    if tuple(shape) != stored.shape:
-        return f"stored with shape {list(stored.shape)}, here {list(shape)}"
+    if target.shape != stored.shape:
+        return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
     if source.is_complex and not dtype.is_complex:
         return f"stored complex, here {dtype}"
     if dtype != source and not traits.WITHOUT_COPY.isdisjoint((dtype, source)):
@@ -141,6 +191,7 @@ class MatchedTarget(NamedTuple):
     Attributes:
         missing: its tensors whose memory is gone.
         differences: those of the match, and the missing tensors.
+        sharded: those of its tensors that are spread over ranks.
     """
 
     match: Match
@@ -148,6 +199,7 @@ class MatchedTarget(NamedTuple):
     addresses: list[int]
     missing: frozenset[int]
     differences: list[str]
+    sharded: dict[int, ShardedTarget]
 
 
 def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarget:
@@ -160,21 +212,40 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarg
         tree, walk, facts, addresses = take_apart(value, walk_with)
     except RefusedError as error:
         raise StructureMismatchError(f"{what}: {error.message()}") from None
-    key = (plan, tree, facts, what, strict)
+    sharded = walk.sharded
+    key = (plan, tree, facts, _key_of(sharded), what, strict)
     match = _matches.get(key)
     if match is None:
-        match = Match(plan, tree, facts, what, strict)
+        match = Match(plan, tree, facts, sharded, what, strict)
         if len(_matches) >= _CACHED_MATCHES:
             _matches.clear()
         _matches[key] = match
     met = {want for _, want in (*match.pairs, *match.exact)}
-    missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses)))
+    gone = {i for i, target in sharded.items() if any(_is_freed(one.local) for one in target.leaf.shards)}
+    missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses))) | gone
     differences = [
         f"{render_path(match.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
         for i in sorted(missing)
         if (i in met) == (what == "out")  # of a template that is met only the look matters
     ]
-    return MatchedTarget(match, walk.tensors, addresses, missing, match.differences + differences)
+    return MatchedTarget(match, walk.tensors, addresses, missing, match.differences + differences, sharded)
+
+
+def _key_of(sharded: dict[int, ShardedTarget]) -> tuple[Any, ...]:
+    """What of them matters to a match beside the facts of their only shards."""
+    return tuple(
+        (
+            i,
+            leaf.shape,
+            None if len(leaf.shards) == 1 else tuple((one.box.shape, one.local.stride()) for one in leaf.shards),
+        )
+        for i, (_, leaf) in sharded.items()
+    )
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    stop = tensor.storage_offset() + traits.reach(tensor.shape, tensor.stride())
+    return tensor.numel() > 0 and stop * tensor.dtype.itemsize > tensor.untyped_storage().nbytes()
 
 
 def raise_differences(differences: Sequence[str], what: str) -> None:

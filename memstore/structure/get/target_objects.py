@@ -15,13 +15,23 @@ Setting = Callable[[], None]
 
 
 def plan_settings(
-    target: Any, names: Sequence[Path], values: Sequence[Any], present: set[Path], strict: bool, differences: list[str]
+    target: Any,
+    names: Sequence[Path],
+    values: Sequence[Any],
+    present: set[Path],
+    strict: bool,
+    differences: list[str],
+    *,
+    may_lack: bool = False,
 ) -> list[Setting]:
-    """The functions that set the values, to be called later; what can't be set is added to `differences`."""
+    """The functions that set the values, to be called later; what can't be set is added to `differences`.
+
+    `may_lack`: the target need not have all that is stored.
+    """
     settings: list[Setting] = []
     for name, value in zip(names, values, strict=True):
         if name not in present:
-            if strict and not is_optional(name):
+            if strict and not may_lack and not is_optional(name):
                 differences.append(f"{render_path(name)}: an object is stored, but there is none in out")
             continue
         setting, current = _setting(target, name, value)

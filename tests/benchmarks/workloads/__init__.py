@@ -15,6 +15,7 @@ WORKLOADS = {
     "small": "put and get of a 1 KiB tensor",
     "dict300": "put and get of a state_dict of 300 tensors",
     "large-warm": "put of a large tensor, again and again under one key",
+    "cast": "put of a large tensor with dtype=bfloat16, again and again under one key",
     "large-fresh": "first put of a large tensor, and its huge pages",
     "large-get": "get of a large tensor: the call alone, until summed, and by size",
     "put-by-size": "bandwidth of a put by size: new files, and files used again",

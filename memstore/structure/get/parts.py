@@ -1,0 +1,132 @@
+"""What is stored of a leaf: all of it, or boxes that lie apart; and a value's leaves put together of their boxes.
+
+A leaf in boxes has a place of its own behind the bytes of the value, where it is put together when a caller wants all
+of it. Boxes that lie there already, one behind the other, are not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from memstore.engine import Leaf
+from memstore.errors import CorruptionError
+from memstore.sharding import Boxes, Shard, StoredBox, copies, whole
+from memstore.structure.checks import MalformedError, require
+from memstore.structure.plans import Memory, Plan
+from memstore.structure.tensors import DTYPES, modes, over, traits
+
+_CHECKSUM_SIZE = 8
+
+
+class Checks(Protocol):
+    """Compares what is to be read with its checksums. Raises CorruptionError."""
+
+    def compare(self, i: int, /) -> None:
+        """All of a leaf."""
+
+    def compare_boxes(self, i: int, boxes: Sequence[StoredBox], /) -> None:
+        """Some of a leaf's boxes."""
+
+
+def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
+    """Raises CorruptionError unless they are boxes of the plan's leaves, in a data section of so many bytes."""
+    try:
+        for i, stored in boxes.items():
+            require(0 <= i < len(plan.leaves), "boxes of a leaf that is none")
+            leaf = plan.leaves[i]
+            require(leaf.stride is None, "boxes of a leaf that isn't contiguous")
+            found = sum(check_box(leaf, one, nbytes) for one in stored)
+            require(found >= leaf.nbytes, "boxes that are not all of their leaf")
+    except MalformedError as error:
+        raise CorruptionError(f"the boxes of the value are damaged: {error}") from error
+
+
+def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> int:
+    """Returns its bytes. Raises MalformedError."""
+    (offsets, shape), place = stored.box, stored.place
+    require(len(offsets) == len(shape) == len(leaf.shape), "a box with other dimensions than its leaf")
+    for start, size, all_of_it in zip(offsets, shape, leaf.shape, strict=True):
+        require(start >= 0 and 0 < size <= all_of_it - start, "a box that lies outside of its leaf")
+    size, item = box_bytes(leaf, stored), DTYPES[leaf.dtype].itemsize
+    require(place >= 0 and place % item == 0 and place + size <= nbytes, "a box that lies outside of the data")
+    require(stored.checksum is None or len(stored.checksum) == _CHECKSUM_SIZE, "a checksum of another size")
+    return size
+
+
+def box_bytes(leaf: Leaf, stored: StoredBox) -> int:
+    return traits.count(stored.box.shape) * DTYPES[leaf.dtype].itemsize
+
+
+def box_tensor(leaf: Leaf, stored: StoredBox, memory: Memory) -> torch.Tensor:
+    """The elements of a box, where they lie."""
+    start, shape, dtype = stored.place, stored.box.shape, DTYPES[leaf.dtype]
+    flat = torch.from_numpy(memory[start : start + box_bytes(leaf, stored)])
+    if dtype in traits.WITHOUT_COPY:
+        return over(flat.untyped_storage(), dtype, 0, shape, traits.contiguous_stride(shape))
+    return flat.view(dtype).view(shape)
+
+
+def leaf_tensor(leaf: Leaf, memory: Memory) -> torch.Tensor:
+    """The place where a leaf in boxes is put together."""
+    return box_tensor(leaf, StoredBox(whole(leaf.shape), leaf.offset, 0, None), memory)
+
+
+def boxes_of_leaf(plan: Plan, boxes: Boxes, i: int) -> Sequence[StoredBox]:
+    """Those of a leaf, or of the one that it is the same as. None: it lies whole at its offset."""
+    return boxes.get(plan.same.get(i, i), ())
+
+
+def parts_of(plan: Plan, boxes: Boxes, i: int, tensor: torch.Tensor, memory: Memory) -> list[Shard]:
+    """The parts that a leaf is stored in. `tensor` has all of it, if it is one part."""
+    leaf = plan.leaves[i]
+    stored = boxes_of_leaf(plan, boxes, i)
+    if lies_in_order(leaf, stored):
+        return [Shard(whole(leaf.shape), tensor)]
+    return [Shard(one.box, box_tensor(leaf, one, memory)) for one in stored]
+
+
+def assemble(plan: Plan, boxes: Boxes, memory: Memory) -> int:
+    """Puts every leaf together at its offset. Returns how many bytes were copied for it."""
+    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
+        leaves = ((plan.leaves[i], stored) for i, stored in boxes.items() if i not in plan.same)
+        return sum(assemble_one(leaf, stored, memory) for leaf, stored in leaves)
+
+
+def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int:
+    """As `assemble`, of one leaf."""
+    if lies_in_order(leaf, stored):
+        return 0
+    target = Shard(whole(leaf.shape), leaf_tensor(leaf, memory))
+    parts = [Shard(one.box, box_tensor(leaf, one, memory)) for one in stored]
+    copied = 0
+    for to, source in copies_of([target], parts):
+        traits.copyable(to).copy_(traits.copyable(source))
+        copied += source.nbytes
+    return copied
+
+
+def copies_of(wanted: Sequence[Shard], parts: Sequence[Shard]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What is to be copied where, from the parts of a leaf. Raises CorruptionError if they lack something."""
+    made, missing = copies(wanted, parts)
+    if missing:
+        raise CorruptionError(f"no box has what lies at {list(missing[0].offsets)}, of shape {list(missing[0].shape)}")
+    return made
+
+
+def lies_in_order(leaf: Leaf, stored: Sequence[StoredBox]) -> bool:
+    """Whether all boxes of a leaf lie where the whole of it has them: then it is read without a copy."""
+    return all(_lies_in_place(leaf, one) for one in stored)
+
+
+def _lies_in_place(leaf: Leaf, stored: StoredBox) -> bool:
+    (offsets, shape), item = stored.box, DTYPES[leaf.dtype].itemsize
+    first = sum(start * step for start, step in zip(offsets, traits.contiguous_stride(leaf.shape), strict=True))
+    if stored.place != leaf.offset + first * item:
+        return False
+    below = 0  # the dimension below which all of the leaf has to be in the box
+    while below < len(shape) and shape[below] == 1:
+        below += 1
+    return shape[below + 1 :] == leaf.shape[below + 1 :]

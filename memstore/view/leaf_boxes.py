@@ -1,0 +1,269 @@
+"""LeafBoxes: a stored leaf in boxes that lie apart, as one tensor. Of what is asked for, just that is read.
+
+What lies in one box is looked at where it lies; what lies in several is put together in new memory. The lazy tensors of
+such a leaf have no memory, and what they show has none either: where the leaf would lie if it were whole are zeros,
+which nobody may find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import xxhash
+
+from memstore.contents import StoredBox, count_read
+from memstore.engine import Leaf
+from memstore.sharding import Box, BoxIndex
+from memstore.structure import DTYPES, box_bytes, modes, over
+from memstore.view import pages
+from memstore.view.points import Points
+from memstore.view.regions import Region, all_of, common, region_of, within
+from memstore.view.source import Source
+from memstore.view.stored_leaf import StoredLeaf, nbytes_of
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # not every dtype copies
+_CPU = torch.device("cpu")
+_dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
+_in_inference_mode = torch.is_inference_mode_enabled
+
+
+class _Found(NamedTuple):
+    """The part of a region that lies in one box: its places in the region, and the tensor that has it."""
+
+    places: tuple[slice, ...]
+    tensor: torch.Tensor
+
+
+class LeafBoxes(StoredLeaf):
+    """The boxes of one stored leaf, and their checksums until somebody has compared them.
+
+    Attributes:
+        leaf: as it would be if it were whole.
+        stored: its boxes, or those that a reference to a part of it needs.
+        shown: the whole leaf, without memory.
+    """
+
+    __slots__ = ("_checksums", "_index", "_item", "_parts", "leaf", "shown", "stored")
+
+    _index: BoxIndex  # these two are made by the first read
+    _parts: list[torch.Tensor]
+
+    def __init__(
+        self,
+        source: Source,
+        leaf: Leaf,
+        stored: Sequence[StoredBox],
+        place: torch.device | None = None,
+        *,
+        verify: bool = True,
+    ) -> None:
+        self.source, self.place, self.wrapped = source, place, _CPU if place is None else place
+        self.leaf, self.stored, dtype = leaf, stored, DTYPES[leaf.dtype]
+        self._item = dtype.itemsize
+        self._parts = []
+        self._checksums = [one.checksum if verify else None for one in stored]
+        if _dispatch_modes() or _transform() is not None or _in_inference_mode():
+            with modes.put_aside(), torch.inference_mode(False):
+                self.shown = torch.empty(leaf.shape, dtype=dtype, device="meta")
+        else:
+            self.shown = torch.empty(leaf.shape, dtype=dtype, device="meta")
+
+    def _meeting(self, region: Region) -> list[int]:
+        """Which boxes may have some of a region."""
+        if not self._parts:
+            with modes.put_aside(), torch.inference_mode(False):
+                self._index = BoxIndex([one.box for one in self.stored])
+                self._parts = [self._bits(one) for one in self.stored]
+        ranges = region.ranges[: len(self.leaf.shape)]
+        hull = Box(tuple(one.start for one in ranges), tuple(one[-1] - one.start + 1 for one in ranges))
+        return [number for number, _ in self._index.meeting(hull)]
+
+    def _bits(self, stored: StoredBox) -> torch.Tensor:
+        data = self.source.memory[stored.place : stored.place + box_bytes(self.leaf, stored)]
+        return torch.from_numpy(data).view(_BITS[self._item]).view(stored.box.shape)
+
+    # --- a box --------------------------------------------------------------------------------------------------------
+
+    def read(self, box: torch.Tensor) -> torch.Tensor:
+        with modes.put_aside() if modes.are_active() else nullcontext(), torch.inference_mode(False), torch.no_grad():
+            values = self._read(box) if box.numel() else _empty(box)
+        return values if self.place is None else values.to(self.place)
+
+    def _read(self, box: torch.Tensor) -> torch.Tensor:
+        if box.dtype.itemsize != self._item:
+            return self._read_bytes(box)
+        region = self._region(box)
+        found = list(self._parts_of(region))
+        if len(found) == 1 and found[0].tensor.shape == region.shape:
+            whole = found[0].tensor
+            if region.dims is not None or whole.is_contiguous():
+                values = _view(whole, box, region)
+                count_read(nbytes_of(values))
+                return values
+        return _view(self._put_together(region, found), box, region)
+
+    def _read_bytes(self, box: torch.Tensor) -> torch.Tensor:
+        """A box of another dtype than the leaf's, whose elements are of another size."""
+        item, size = box.dtype.itemsize, self._item
+        whole = (*self.leaf.shape, size)
+        stride, offset = (*(step * item for step in box.stride()), 1), int(box.storage_offset()) * item
+        region = region_of(whole, (*box.shape, item), stride, offset)
+        if region.offset % item or any(step % item for step in region.stride[:-1]) or region.stride[-1] > 1:
+            region = all_of(whole, stride, offset)
+        buffer = self._put_together(region, list(self._parts_of(region, in_bytes=True)))
+        shown = [step // item for step in region.stride[:-1]]
+        return over(buffer.untyped_storage(), box.dtype, region.offset // item, box.shape, shown)
+
+    def copy_to(self, target: torch.Tensor, box: torch.Tensor) -> None:
+        if not box.numel():
+            return
+        region = self._region(box)
+        is_plain = region.dims is not None and all(
+            found is None or found == (i, 1) for i, found in enumerate(region.dims)
+        )
+        if not is_plain or region.shape != tuple(box.shape) or box.dtype != DTYPES[self.leaf.dtype]:
+            target.copy_(self.read(box))
+            return
+        self._put_together(region, list(self._parts_of(region)), self._as_bits(target))
+
+    def needed(self, box: torch.Tensor) -> list[StoredBox]:
+        """The stored boxes that have some of it, without the checksums that were compared already."""
+        if not box.numel():
+            return []
+        region = self._region(box) if box.dtype.itemsize == self._item else _all(self.leaf.shape)
+        return [self.stored[number]._replace(checksum=self._checksums[number]) for number in self._meeting(region)]
+
+    def _region(self, box: torch.Tensor) -> Region:
+        return region_of(self.leaf.shape, box.shape, box.stride(), int(box.storage_offset()))
+
+    def _parts_of(self, region: Region, *, in_bytes: bool = False) -> Iterator[_Found]:
+        """What each box has of a region, checked, and on a disk asked for all at once."""
+        for number in self._meeting(region):
+            (offsets, shape), part = self.stored[number].box, self._parts[number]
+            if in_bytes:
+                offsets, shape = (*offsets, 0), (*shape, self._item)
+                part = part.reshape(-1).view(torch.uint8).view(shape)
+            places = common(region.ranges, offsets, shape)
+            if places is None:
+                continue
+            self._check(number)
+            tensor = part[within(region.ranges, places, offsets)]
+            if self.source.is_on_disk:
+                pages.bring(tensor)
+            yield _Found(places, tensor)
+
+    def _put_together(self, region: Region, found: Sequence[_Found], into: torch.Tensor | None = None) -> torch.Tensor:
+        if into is None:
+            into = torch.empty(region.shape, dtype=found[0].tensor.dtype if found else torch.uint8)
+        copied = 0
+        for places, tensor in found:
+            into[places].copy_(tensor)
+            copied += tensor.numel()
+        if copied < into.numel():
+            raise self._lacking()
+        count_read(into.nbytes)
+        return into
+
+    def _check(self, number: int) -> None:
+        checksum, stored = self._checksums[number], self.stored[number]
+        if checksum is None:
+            return
+        data = self.source.memory[stored.place : stored.place + box_bytes(self.leaf, stored)]
+        count_read(data.nbytes)
+        if xxhash.xxh3_64_digest(data.data) != checksum:
+            offsets, shape = stored.box
+            where = f"at {list(offsets)}, of shape {list(shape)}, put by rank {stored.rank}"
+            raise self.source.damaged(f"the bytes of a leaf's box {where}, don't fit their checksum")
+        self._checksums[number] = None
+
+    def _lacking(self) -> Exception:
+        return IndexError(
+            f"a lazy leaf of {self.source.key!r} that was sent as a part has no more than that part: as_strided can't "
+            "look past it"
+        )
+
+    # --- rows and points ----------------------------------------------------------------------------------------------
+
+    def pick(self, box: torch.Tensor, points: Points, into: torch.Tensor | None = None) -> torch.Tensor | None:
+        """The points of a box, in a new tensor or in one on the CPU: of `points.shape(box.shape)`, to be `placed`.
+
+        They are read each by itself. None where that can't be: the box is to be read then.
+        """
+        shape = points.shape(box.shape)
+        if 0 in shape:
+            return torch.empty(shape, dtype=box.dtype) if into is None else into
+        region = self._region(box)
+        if box.dtype.itemsize != self._item or not region.is_pickable:
+            return None
+        with modes.put_aside() if modes.are_active() else nullcontext(), torch.no_grad():
+            made = torch.empty(shape, dtype=box.dtype) if into is None else into
+            self._pick(box, region, points, self._as_bits(made))
+        return made
+
+    def _pick(self, box: torch.Tensor, region: Region, points: Points, target: torch.Tensor) -> None:
+        copied = 0
+        for number in self._meeting(region):
+            picked = points.pick(region, box.shape, self.stored[number].box, self._parts[number])
+            if picked is not None:
+                self._check(number)
+                target[picked.places] = picked.values
+                copied += picked.values.numel()
+        if copied < target.numel():
+            raise self._lacking()
+        count_read(target.nbytes)
+
+    def _as_bits(self, target: torch.Tensor) -> torch.Tensor:
+        """The tensor as one of a dtype that can be copied, whatever its own is."""
+        offset, stride, bits = target.storage_offset(), target.stride(), _BITS[self._item]
+        return over(target.untyped_storage(), bits, offset, target.shape, stride, target.device)
+
+    def prefetch(self, box: torch.Tensor, rows: torch.Tensor) -> None:
+        if self.source.is_on_disk:
+            for part, chosen in self._rows(box, rows):
+                pages.ask_for(part, chosen)
+
+    def is_cold(self, box: torch.Tensor, rows: torch.Tensor) -> bool:
+        return self.source.is_on_disk and any(pages.are_cold(part, chosen) for part, chosen in self._rows(box, rows))
+
+    def _rows(self, box: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each box that has some of these rows: the rows of it, and which."""
+        if not box.numel() or box.dtype.itemsize != self._item:
+            return
+        region = self._region(box)
+        along = None if region.dims is None else region.dims[0]
+        if along is None or along[1] != 1 or not region.is_pickable:
+            return
+        dim = along[0]
+        for number in self._meeting(region):
+            (offsets, shape), part = self.stored[number].box, self._parts[number]
+            places = common(region.ranges, offsets, shape)
+            if places is None:
+                continue
+            at = within(region.ranges, places, offsets)
+            start, step = region.ranges[dim].start, region.ranges[dim].step
+            found = rows * step + (start - offsets[dim])
+            inside = found[(found >= 0) & (found < shape[dim])]
+            if len(inside):
+                yield part[(*at[:dim], slice(None), *at[dim + 1 :])].movedim(dim, 0), inside
+
+
+def _empty(box: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(box.shape, box.stride(), dtype=box.dtype, device="cpu")
+
+
+def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor:
+    """The box, in a tensor that has just its region: with the strides of that."""
+    stride = region.stride
+    if region.dims is not None:
+        stride = [
+            box.stride(dim) if found is None else made.stride(found[0]) * found[1]
+            for dim, found in enumerate(region.dims)
+        ]
+    return over(made.untyped_storage(), box.dtype, made.storage_offset() + region.offset, box.shape, stride)
+
+
+def _all(shape: Sequence[int]) -> Region:
+    return all_of(shape, (), 0)
