@@ -36,16 +36,26 @@ def is_part(file: SegmentFile) -> bool:
 
 
 def by_version(files: Iterable[SegmentFile]) -> list[list[SegmentFile]]:
-    """Segments of parts, those that were published together in one list. Of a file and its copy one counts."""
-    found: dict[tuple[bytes | None, int, int], dict[int, SegmentFile]] = {}
+    """The newest version first: each by itself, but segments of parts with those that were published with them.
+
+    Of a part and its copy one counts.
+    """
+    alone: list[list[SegmentFile]] = []
+    parts: dict[tuple[bytes | None, int, int], dict[int, SegmentFile]] = {}
     for file in files:
-        if file.found is not None:
+        if not is_part(file):
+            alone.append([file])
+        elif file.found is not None:
             together = file.key, file.found.batch, file.found.version
-            found.setdefault(together, {}).setdefault(file.found.put_id, file)
-    return [list(parts.values()) for parts in found.values()]
+            parts.setdefault(together, {}).setdefault(file.found.put_id, file)
+    return sorted([*alone, *(list(one.values()) for one in parts.values())], key=_version, reverse=True)
 
 
-def merged(key: bytes, files: Sequence[SegmentFile], merge: Merge) -> Record | None:
+def _version(files: Sequence[SegmentFile]) -> int:
+    return files[0].found.version if files[0].found is not None else 0
+
+
+def merged(files: Sequence[SegmentFile], merge: Merge) -> Record | None:
     """The record of the version that the segments hold. None if one is missing, or they are not one value."""
     records = [file.record for file in files if file.record is not None]
     found = {(file.found.batch, file.found.count) for file in files if file.found is not None}
@@ -53,7 +63,7 @@ def merged(key: bytes, files: Sequence[SegmentFile], merge: Merge) -> Record | N
     if others or count != len(records):
         return None
     parts = [FoundPart(one.description, one.checksums, extent) for one in records for extent in one.segments]
-    content = merge(key.decode(), parts)
+    content = merge((files[0].key or b"").decode(), parts)
     if content is None or content.parts is None:
         return None
     return Record(
@@ -66,6 +76,7 @@ def merged(key: bytes, files: Sequence[SegmentFile], merge: Merge) -> Record | N
         created=max(one.created for one in records),
         description=content.description,
         objects=content.objects,
+        checksums=content.checksums,
         parts=content.parts,
         boxes=content.boxes,
     )
