@@ -57,7 +57,10 @@ class Sources:
             checks.compare(have)
         if checks is not None and stored:
             checks.compare_boxes(have, [one for one in stored if _meets(one.box, wanted)])
-        if len(wanted) == 1 and wanted[0].box == whole(self._plan.leaves[have].shape):  # each part has its place in it
+        everything = whole(self._plan.leaves[have].shape)
+        if len(parts) == 1 and parts[0].box == everything:
+            return [Piece(want, one.local, part(parts[0].local, one.box)) for one in wanted]
+        if len(wanted) == 1 and wanted[0].box == everything:
             return [Piece(want, part(wanted[0].local, one.box), one.local) for one in parts]
         return [Piece(want, target, source) for target, source in copies_of(wanted, parts)]
 
