@@ -7,8 +7,8 @@ memory past the operators finds the values, or an error. To slice `shown` reads 
 return has memory of its own.
 
 A lazy tensor whose values go to another device when they are read has no memory there: it is a wrapper without any. So
-is that of a leaf in boxes, and what it shows is a tensor without memory too. It says that it is on its device, but is of
-the kind of meta tensors: a plain tensor that were given it as its `.data` would read at the address 0.
+is that of a leaf in boxes, and what it shows is a tensor without memory too. It says that it is on its device, but is
+of the kind of meta tensors: a plain tensor that were given it as its `.data` would read at the address 0.
 """
 
 # pyright: reportPrivateUsage=false
