@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import xxhash
 
 from memstore import structure
 from memstore.contents.boxes import StoredBox, encode_boxes
-from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.parts import PartBox, PartLeaf, RankPart
 from memstore.engine import ALIGNMENT, Content, Leaf, Path, SegmentExtent, base_after, encode_extents, end_of
 from memstore.errors import PartialCommitError, ShardMismatchError
@@ -30,6 +30,7 @@ from memstore.structure import DTYPES, Traits, TreesDifferError
 log = logging.getLogger("memstore")
 
 _SHOWN = 8  # names in one message
+_OF_NOTHING = xxhash.xxh3_64_digest(b"")  # the checksum of a leaf without elements
 
 
 class _Held(NamedTuple):
@@ -279,9 +280,9 @@ class _Layout:
         return encode_boxes(boxes, {leaf: one.rank for leaf, one in self.plain.items()})
 
     def checksums(self) -> bytes:
-        """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
+        """Of the leaves that are not in boxes, which have theirs in the table; in the order of all leaves."""
         sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
-        return b"".join(one or bytes(CHECKSUM_SIZE) for one in sums)
+        return b"".join(one or _OF_NOTHING for one in sums)
 
     def _adjoin(self, leaf: PartLeaf, boxes: Sequence[StoredBox]) -> bool:
         """Whether the boxes lie one behind the other, as the whole tensor would."""
