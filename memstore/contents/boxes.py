@@ -17,6 +17,7 @@ import msgspec
 from memstore.engine import Record
 from memstore.errors import CorruptionError
 from memstore.sharding import NO_BOXES, Box, Boxes, StoredBox
+from memstore.structure import check_boxes, plan_of
 
 __all__ = ["NO_BOXES", "BoxTable", "Boxes", "StoredBox", "box_table", "boxes_of", "encode_boxes"]
 
@@ -56,13 +57,20 @@ def encode_boxes(boxes: Mapping[int, Sequence[StoredBox]], ranks: Mapping[int, i
 
 
 def boxes_of(record: Record) -> Boxes:
-    """By leaf; none, for an entry that is not sharded. Raises CorruptionError."""
-    return NO_BOXES if record.boxes is None else _table(record.boxes).boxes
+    """By leaf; none, for an entry that is not sharded. Raises CorruptionError unless they are all of their leaves."""
+    return NO_BOXES if record.boxes is None else _checked(record.boxes, record.description, record.nbytes)
 
 
 def box_table(record: Record) -> BoxTable:
-    """Of any entry. Raises CorruptionError; whether the boxes lie where the entry has bytes is not looked at."""
+    """Of any entry. Raises CorruptionError; whether the boxes are those of its leaves is not looked at."""
     return BoxTable(NO_BOXES, {}) if record.boxes is None else _table(record.boxes)
+
+
+@functools.lru_cache(_CACHED)
+def _checked(stored: bytes, description: bytes, nbytes: int) -> Boxes:
+    boxes = _table(stored).boxes
+    check_boxes(plan_of(description), boxes, nbytes)
+    return boxes
 
 
 @functools.lru_cache(_CACHED)

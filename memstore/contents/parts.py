@@ -133,11 +133,11 @@ def _check(said: PartValue, names: LeafNames, nbytes: int) -> None:
         for box in one.boxes:
             stored = StoredBox(Box(box.offsets, box.shape), box.place or 0, said.rank, None)
             require(not one.is_plain or stored.box == whole(one.shape), "a plain leaf in boxes")
-            end = structure.check_box(leaf, stored, _MOST_BYTES)
+            structure.check_box(leaf, stored, _MOST_BYTES)
             if box.place is not None:
-                end = leaf.nbytes if one.is_plain else end
-                require(box.place + end <= nbytes, "a box that lies outside of its segment")
-                require(not one.is_plain or one.nbytes == end, "a plain leaf of another size")
+                size = leaf.nbytes if one.is_plain else structure.box_bytes(leaf, stored)
+                require(box.place + size <= nbytes, "a box that lies outside of its segment")
+                require(not one.is_plain or one.nbytes == size, "a plain leaf of another size")
 
 
 def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:

@@ -15,7 +15,7 @@ from memstore.contents.checksums import Checksums, DamagedBytesError, checked_ob
 from memstore.contents.counting import count_read
 from memstore.engine import MappedEntry, Record, Root, files_of, watch
 from memstore.errors import CorruptionError, MemstoreError
-from memstore.sharding import Boxes
+from memstore.sharding import NO_BOXES, Boxes
 from memstore.structure import modes
 
 
@@ -153,12 +153,10 @@ def locate(root: Root, key: str, held: MappedEntry) -> Located:
     record, memory, objects = held.record, memory_of(held), held.record.objects
     if held.mapping is not None and record.objects_checksum is not None:
         objects = checked_objects(record, held.header()[8:].tobytes())
-    plan, boxes = structure.plan_of(record.description), boxes_of(record)
+    plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-    if boxes:
-        structure.check_boxes(plan, boxes, memory.nbytes)
-    return Located(plan, objects, memory, boxes)
+    return Located(plan, objects, memory, NO_BOXES if record.boxes is None else boxes_of(record))
 
 
 def damaged(root: Root, key: str, record: Record, detail: str, place: int = 0) -> CorruptionError:
@@ -189,9 +187,7 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
         plan = structure.plan_of(record.description)
         if plan.nbytes != memory.nbytes:
             raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-        boxes = boxes_of(record)
-        structure.check_boxes(plan, boxes, memory.nbytes)
-        compare(record, plan, memory, boxes, done)
+        compare(record, plan, memory, boxes_of(record), done)
     except CorruptionError as error:
         raise blame(root, key, record, error) from error
     if record.checksums is None:

@@ -44,6 +44,7 @@ SIGNATURES = {
     "Ref.view": "self, **options",
     "read_rows": "source, index, *, out=None, device=None",
     "prefetch_rows": "source, index",
+    "StoredTensor.distribute": "self, mesh, placements",
     "bytes_read": "",
 }
 
@@ -96,7 +97,8 @@ FIELDS = {
     "LeafInfo": ["name", "dtype", "shape", "nbytes"],
     "StoreStats": [
         "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity",
-        "catalog_bytes", "huge_page_bytes", "puts", "gets", "pinned_by",
+        "catalog_bytes",
+        "huge_page_bytes", "puts", "gets", "pinned_by",
     ],
     "VerifyReport": ["checked", "unchecked", "damaged", "ok"],
     "RepairReport": ["recovered", "lost", "swept_bytes"],
