@@ -162,10 +162,7 @@ def test_few_rows_for_many_ranks(store: memstore.Store, world_size: int) -> None
     value = {"w": torch.arange(6).view(3, 2), "none": torch.ones(0, 4), "scalar": torch.tensor(3.0)}
     put(
         store,
-        [
-            {name: rows(one, rank, world_size) if one.ndim else one for name, one in value.items()}
-            for rank in ranks
-        ],
+        [{name: rows(one, rank, world_size) if one.ndim else one for name, one in value.items()} for rank in ranks],
     )
     assert_same(store.get("key"), value)
     assert store.verify(["key"]).ok
