@@ -1,0 +1,30 @@
+"""Worlds of ranks that the tests share: forked once, and used by one test after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from memstore.testing.fork_server import ForkServer
+from tests.ranks.launcher import Ranks
+
+_PRELOAD = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "tests.ranks.launcher")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(preload=_PRELOAD) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def ranks4(server: ForkServer) -> Iterator[Ranks]:
+    with Ranks(server, 4) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def ranks2(server: ForkServer) -> Iterator[Ranks]:
+    with Ranks(server, 2) as started:
+        yield started
