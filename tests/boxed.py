@@ -1,6 +1,6 @@
 """Entries whose leaves lie in boxes, made without ranks: all bytes are put as one, and the record is changed.
 
-Until sharded puts write such records, a BoxedStore has the tables of boxes that they will have.
+So boxes lie as no put of ranks would have them, and a leaf of any kind can lie in them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import xxhash
 from hypothesis import strategies as st
 
 import memstore
-from memstore.contents import boxes, reading
+from memstore.contents import box_table
+from memstore.contents.boxes import encode_boxes
 from memstore.engine import Record
 from memstore.engine.format.record import encode_record
-from memstore.sharding import NO_BOXES, Box, Boxes, StoredBox, part, whole
+from memstore.sharding import Box, Boxes, StoredBox, part, whole
 from memstore.structure import fill, flatten, lies_in_order, plan_of
 from memstore.structure.tree.compile import from_msgpack, to_msgpack
 from tests.inside import lmdb_of, lmdb_table, root_of
@@ -29,17 +30,10 @@ Layout = Callable[
 
 
 class BoxedStore:
-    """A store whose entries lie in boxes; `monkeypatch` tells memstore of them."""
+    """A store whose entries lie in boxes."""
 
-    def __init__(self, store: memstore.Store, monkeypatch: Any) -> None:
+    def __init__(self, store: memstore.Store) -> None:
         self.store = store
-        self.boxes: dict[int, Boxes] = {}  # by version
-
-        def boxes_of(record: Record) -> Boxes:
-            return self.boxes.get(record.version, NO_BOXES)
-
-        monkeypatch.setattr(reading, "boxes_of", boxes_of)
-        monkeypatch.setattr(boxes, "boxes_of", boxes_of)
 
     def put(self, key: str, value: Any, layout: Layout, *, in_order: bool = False) -> None:
         """`in_order`: boxes that can lie where the whole tensor has them do."""
@@ -84,7 +78,7 @@ class BoxedStore:
 
     def _write(self, key: str, data: bytearray, description: bytes, objects: bytes, plan: Any, table: Any) -> None:
         held = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        self.boxes[self.store.put(key, held)] = table
+        self.store.put(key, held)
         root = root_of(self.store)
         record = root.catalog.read(key.encode())
         sums = None
@@ -93,7 +87,17 @@ class BoxedStore:
                 bytes(8) if i in table else xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes])
                 for i, leaf in enumerate(plan.leaves)
             )
-        told = msgspec.structs.replace(record, description=description, objects=objects, checksums=sums)
+        self._replace(
+            key, record, description=description, objects=objects, checksums=sums, boxes=encode_boxes(table, {})
+        )
+
+    def change_boxes(self, key: str, change: Callable[[Boxes], Boxes]) -> None:
+        record = root_of(self.store).catalog.read(key.encode())
+        assert record is not None and record.boxes is not None
+        self._replace(key, record, boxes=encode_boxes(change(box_table(record).boxes), {}))
+
+    def _replace(self, key: str, record: Record, **changes: Any) -> None:
+        root, told = root_of(self.store), msgspec.structs.replace(record, **changes)
         with lmdb_of(root).begin(write=True) as transaction:
             transaction.put(key.encode(), encode_record(key.encode(), told), db=lmdb_table(root, "entries"))
 

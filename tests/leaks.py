@@ -45,7 +45,7 @@ def _in_the_store(path: str) -> list[str]:
             records = [root.catalog.read(key.encode()) for key in keys]
     folder = f"{path}/segments"
     present = {f"{folder}/{name}" for name in os.listdir(folder)}
-    used = {segment_path(folder, record.segment) for record in records if record and record.segment}
+    used = {segment_path(folder, one.segment) for record in records if record for one in record.segments}
     expected = used | {segment_path(folder, segment) for segment in leased if segment in rows}
     return [
         *(f"a filling row: {row}" for row in filling),

@@ -3,7 +3,8 @@
 writing      a value taken apart, and drafted for a put: what goes into its record or segment
 parts        what a rank says of a sharded value, and the draft of the bytes that it holds
 merge        the parts of all ranks as one value
-reading      a mapped entry as a value; verify, and headers made anew
+reading      a mapped entry as a value; verify
+mending      what a repair asks: headers made anew, and sharded values of headers
 boxes        where the bytes of leaves lie that are spread over segments
 counting     how many bytes were read
 checksums    of leaves: made by the one, compared by the other
@@ -14,9 +15,10 @@ from __future__ import annotations
 from memstore.contents.boxes import NO_BOXES, Boxes, BoxTable, StoredBox, box_table, boxes_of
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.counting import bytes_read, count_read
+from memstore.contents.mending import content_of_headers, header_of, header_of_part
 from memstore.contents.merge import merge
 from memstore.contents.parts import PartDraft, RankPart, draft_part, read_content, read_part
-from memstore.contents.reading import PLAIN, Options, damaged, header_of, locate, memory_of, read, read_bare, verify
+from memstore.contents.reading import PLAIN, Options, damaged, locate, memory_of, read, read_bare, verify
 from memstore.contents.writing import draft, flatten
 
 __all__ = [
@@ -33,11 +35,13 @@ __all__ = [
     "boxes_of",
     "bytes_read",
     "count_read",
+    "content_of_headers",
     "damaged",
     "draft",
     "draft_part",
     "flatten",
     "header_of",
+    "header_of_part",
     "locate",
     "memory_of",
     "merge",

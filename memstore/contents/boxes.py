@@ -1,9 +1,9 @@
 """The boxes of a sharded entry: which rank has put which part of each leaf, and where its bytes lie.
 
-A record has them as msgpack of `[tail, [[leaf, [[offsets, shape, place, rank, checksum or nil], ...]], ...]]`. Places
-count in the entry's data section, which is one range of addresses with all segments (`engine/format/extents.py`). The
-*tail* is its end, behind the last segment: nothing is stored there, and it is where a get assembles leaves whose boxes
-don't lie one behind the other.
+A record has them as msgpack of `[[[leaf, [[offsets, shape, place, checksum or nil, rank], ...]], ...], [[leaf, rank],
+...]]`: first the leaves of which ranks have put boxes, then those that a rank has put as plain tensors. Places count in
+the entry's data section, which is one range of addresses with all segments (`engine/format/extents.py`). Behind the
+last segment it has room where nothing is stored: there a get assembles leaves whose boxes don't lie in order.
 """
 
 from __future__ import annotations
@@ -17,86 +17,70 @@ import msgspec
 from memstore.engine import Record
 from memstore.errors import CorruptionError
 from memstore.sharding import NO_BOXES, Box, Boxes, StoredBox
-from memstore.structure import count, plan_of
+from memstore.structure import check_boxes, plan_of
 
 __all__ = ["NO_BOXES", "BoxTable", "Boxes", "StoredBox", "box_table", "boxes_of", "encode_boxes"]
 
-_CACHED = 64
-_encode = msgspec.msgpack.Encoder().encode
+_CACHED = 64  # tables
+
+
+class BoxTable(NamedTuple):
+    """What the ranks have put.
+
+    Attributes:
+        boxes: by leaf; they may lie in order, so that the leaf needs no assembling.
+        ranks: by leaf that was put as a plain tensor, who put it.
+    """
+
+    boxes: Boxes
+    ranks: Mapping[int, int]
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     place: int
+    checksum: bytes | None
     rank: int
-    checksum: bytes | None = None
 
 
-_decode = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, tuple[_Row, ...]]]]).decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[list[tuple[int, tuple[_Row, ...]]], list[tuple[int, int]]]).decode
 
 
-class BoxTable(NamedTuple):
-    """All boxes of an entry.
-
-    Attributes:
-        tail: where it starts, in the data section.
-        whole: by leaf, the boxes of leaves that lie whole at their offset: one box, or several that adjoin.
-        assembled: by leaf, the boxes of the others.
-    """
-
-    tail: int
-    whole: Mapping[int, tuple[StoredBox, ...]]
-    assembled: Boxes
-
-
-def encode_boxes(tail: int, boxes: Mapping[int, Sequence[StoredBox]]) -> bytes:
+def encode_boxes(boxes: Mapping[int, Sequence[StoredBox]], ranks: Mapping[int, int]) -> bytes:
     rows = [
-        (leaf, [(one.box.offsets, one.box.shape, one.place, one.rank, one.checksum) for one in found])
+        (leaf, [_Row(one.box.offsets, one.box.shape, one.place, one.checksum, one.rank) for one in found])
         for leaf, found in boxes.items()
     ]
-    return _encode((tail, rows))
+    return _encode((rows, list(ranks.items())))
 
 
 def boxes_of(record: Record) -> Boxes:
-    """The boxes of leaves that are to be assembled. None, for an entry that is not sharded. Raises CorruptionError."""
-    return NO_BOXES if record.boxes is None else box_table(record).assembled
+    """By leaf; none, for an entry that is not sharded. Raises CorruptionError unless they are all of their leaves."""
+    return NO_BOXES if record.boxes is None else _checked(record.boxes, record.description, record.nbytes)
 
 
 def box_table(record: Record) -> BoxTable:
-    """All boxes of a sharded entry. Raises CorruptionError unless they lie where the entry has bytes."""
-    return _table(record.boxes or b"", record.description, record.nbytes)
+    """Of any entry. Raises CorruptionError; whether the boxes are those of its leaves is not looked at."""
+    return BoxTable(NO_BOXES, {}) if record.boxes is None else _table(record.boxes)
 
 
 @functools.lru_cache(_CACHED)
-def _table(stored: bytes, description: bytes, nbytes: int) -> BoxTable:
+def _checked(stored: bytes, description: bytes, nbytes: int) -> Boxes:
+    boxes = _table(stored).boxes
+    check_boxes(plan_of(description), boxes, nbytes)
+    return boxes
+
+
+@functools.lru_cache(_CACHED)
+def _table(stored: bytes) -> BoxTable:
     try:
-        tail, rows = _decode(stored)
+        rows, ranks = _decode(stored)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"the boxes of a sharded value can't be read: {error}") from None
-    leaves = plan_of(description).leaves
-    whole: dict[int, tuple[StoredBox, ...]] = {}
-    assembled: dict[int, tuple[StoredBox, ...]] = {}
-    for leaf, found in rows:
-        if not 0 <= leaf < len(leaves):
-            raise CorruptionError(f"there are boxes of leaf {leaf}, and {len(leaves)} leaves")
-        at = leaves[leaf]
-        boxes = tuple(StoredBox(Box(row.offsets, row.shape), row.place, row.rank, row.checksum) for row in found)
-        if at.offset < tail:
-            whole[leaf] = boxes
-            continue
-        itemsize = at.nbytes // max(count(at.shape), 1)
-        for one in boxes:
-            _check(one, at.shape, itemsize, min(tail, nbytes), at.name)
-        assembled[leaf] = boxes
-    return BoxTable(tail, whole, assembled)
-
-
-def _check(one: StoredBox, shape: tuple[int, ...], itemsize: int, end: int, name: object) -> None:
-    (offsets, sizes), place = one.box, one.place
-    fits = len(offsets) == len(sizes) == len(shape) and all(
-        start >= 0 and size > 0 and start + size <= total
-        for start, size, total in zip(offsets, sizes, shape, strict=True)
-    )
-    if not fits or place < 0 or place + count(sizes) * itemsize > end:
-        raise CorruptionError(f"a box of leaf {name} lies where the leaf, or the entry, has nothing")
+    boxes = {
+        leaf: tuple(StoredBox(Box(row.offsets, row.shape), row.place, row.rank, row.checksum) for row in found)
+        for leaf, found in rows
+    }
+    return BoxTable(boxes, dict(ranks))

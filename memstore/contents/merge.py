@@ -20,6 +20,7 @@ import msgspec
 
 from memstore import structure
 from memstore.contents.boxes import StoredBox, encode_boxes
+from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.parts import PartBox, PartLeaf, RankPart
 from memstore.engine import ALIGNMENT, Content, Leaf, Path, SegmentExtent, base_after, encode_extents, end_of
 from memstore.errors import PartialCommitError, ShardMismatchError
@@ -47,8 +48,8 @@ class _Held(NamedTuple):
     twin: Path | None
 
 
-def merge(key: str, parts: Sequence[RankPart]) -> Content:
-    """What the record of the whole value says.
+def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Content:
+    """What the record of the whole value says, with the checksums of its bytes if the store has them.
 
     Raises:
         ShardMismatchError: the parts disagree; it names the leaf and the ranks.
@@ -73,8 +74,9 @@ def merge(key: str, parts: Sequence[RankPart]) -> Content:
         description=described.plan.description,
         objects=described.objects,
         nbytes=described.plan.nbytes,
+        checksums=laid_out.checksums() if with_checksums else None,
         parts=encode_extents(extents),
-        boxes=encode_boxes(laid_out.tail, laid_out.boxes),
+        boxes=laid_out.encode_boxes(with_checksums=with_checksums),
     )
 
 
@@ -250,22 +252,36 @@ class _Layout:
     """The leaves of the whole value, in order, with their places."""
 
     def __init__(self, end: int) -> None:
-        self.tail = self._end = base_after(end, 0)
+        self._end = base_after(end, 0)
         self.leaves: list[Leaf] = []
         self.traits: list[Traits] = []
         self.boxes: dict[int, tuple[StoredBox, ...]] = {}
+        self.plain: dict[int, StoredBox] = {}
         self._assembled: dict[tuple[int, ...], int] = {}  # tied leaves share their room
 
     def add(self, merged: _Merged, name: Path) -> None:
         leaf, boxes = merged.leaf, merged.boxes
         nbytes = merged.nbytes or structure.count(leaf.shape) * DTYPES[leaf.dtype].itemsize
-        offset = 0
-        if boxes:
-            offset = boxes[0].place if leaf.is_plain or self._adjoin(leaf, boxes) else self._room(boxes, nbytes)
-            self.boxes[len(self.leaves)] = boxes
+        offset, number = 0, len(self.leaves)
+        if boxes and leaf.is_plain:
+            self.plain[number], offset = boxes[0], boxes[0].place
+        elif boxes:
+            self.boxes[number] = boxes
+            offset = boxes[0].place if self._adjoin(leaf, boxes) else self._room(boxes, nbytes)
         self.leaves.append(Leaf(name, leaf.dtype, leaf.shape, leaf.stride, offset, nbytes))
         kind, requires_grad = structure.read_flags(leaf.flags)
         self.traits.append(Traits(kind, requires_grad, None))
+
+    def encode_boxes(self, *, with_checksums: bool) -> bytes:
+        boxes = self.boxes
+        if not with_checksums:
+            boxes = {leaf: tuple(one._replace(checksum=None) for one in found) for leaf, found in boxes.items()}
+        return encode_boxes(boxes, {leaf: one.rank for leaf, one in self.plain.items()})
+
+    def checksums(self) -> bytes:
+        """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
+        sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
+        return b"".join(one or bytes(CHECKSUM_SIZE) for one in sums)
 
     def _adjoin(self, leaf: PartLeaf, boxes: Sequence[StoredBox]) -> bool:
         """Whether the boxes lie one behind the other, as the whole tensor would."""

@@ -11,11 +11,11 @@ import torch
 
 from memstore import structure
 from memstore.contents.boxes import boxes_of
-from memstore.contents.checksums import Checksums, checked_objects, compare, placed_objects
+from memstore.contents.checksums import Checksums, checked_objects, compare
 from memstore.contents.counting import count_read
-from memstore.engine import HEAD_SIZE, Header, MappedEntry, Record, Root, belongs, files_of, names_put, watch
+from memstore.engine import MappedEntry, Record, Root, files_of, watch
 from memstore.errors import CorruptionError, MemstoreError
-from memstore.sharding import Boxes
+from memstore.sharding import NO_BOXES, Boxes
 from memstore.structure import modes
 
 
@@ -153,12 +153,10 @@ def locate(root: Root, key: str, held: MappedEntry) -> Located:
     record, memory, objects = held.record, memory_of(held), held.record.objects
     if held.mapping is not None and record.objects_checksum is not None:
         objects = checked_objects(record, held.header()[8:].tobytes())
-    plan, boxes = structure.plan_of(record.description), boxes_of(record)
+    plan = structure.plan_of(record.description)
     if plan.nbytes != memory.nbytes:
         raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-    if boxes:
-        structure.check_boxes(plan, boxes, memory.nbytes)
-    return Located(plan, objects, memory, boxes)
+    return Located(plan, objects, memory, NO_BOXES if record.boxes is None else boxes_of(record))
 
 
 def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
@@ -180,36 +178,9 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
         plan = structure.plan_of(record.description)
         if plan.nbytes != memory.nbytes:
             raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-        boxes = boxes_of(record)
-        structure.check_boxes(plan, boxes, memory.nbytes)
-        compare(record, plan, memory, boxes, done)
+        compare(record, plan, memory, boxes_of(record), done)
     except CorruptionError as error:
         raise damaged(root, key, record, error.detail) from error
     if record.checksums is None:
         done(record.nbytes)
     return mapping is None or record.checksums is not None or not record.nbytes
-
-
-def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
-    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
-
-    None if nothing shows that the content is that put's. Raises CorruptionError if it isn't.
-    """
-    plan = structure.plan_of(record.description)
-    memory = np.frombuffer(content, np.uint8, record.nbytes, record.start)
-    head = bytes(content[:HEAD_SIZE])
-    if plan.nbytes != record.nbytes:
-        return None
-    if record.checksums is None and not (
-        belongs(head, record.put_id, store) or names_put(head, record.put_id, record.version)
-    ):
-        return None
-    compare(record, plan, memory)
-    objects = record.objects
-    if record.objects_checksum is not None:
-        objects = placed_objects(record, key, store, content)
-    header = Header(key, store, plan.description, objects, plan.header, checksums=len(record.checksums or b""))
-    slack = record.size - record.start - record.nbytes
-    if header.nbytes != record.start or slack < 0:
-        return None
-    return bytes(header.finish(record.put_id, record.nbytes, slack, record.checksums))

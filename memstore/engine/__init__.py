@@ -91,7 +91,7 @@ from memstore.engine.protocols import (
     sweep_all,
     version_of_outcome,
 )
-from memstore.engine.repair import repair_store, verify_store
+from memstore.engine.repair import FoundPart, repair_store, verify_store
 from memstore.engine.root import (
     Root,
     abandon_root,
@@ -114,6 +114,7 @@ __all__ = [
     "Entry",
     "ExternalFiles",
     "Failure",
+    "FoundPart",
     "HEADER_LIMIT",
     "HEAD_SIZE",
     "Header",

@@ -15,12 +15,12 @@ def describe(root: Root, key: str) -> EntryInfo:
         raise missing(name)
     plan = structure.plan_of(record.description)
     leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
-    is_external = record.adopted is not None  # its data section has the headers of the files too
+    has_more = record.adopted is not None or record.parts is not None  # headers of files are in its data section too
     return EntryInfo(
         key=key,
         version=record.version,
         kind=record.kind,
-        nbytes=structure.stored_bytes(plan) if is_external else record.nbytes,
+        nbytes=structure.stored_bytes(plan) if has_more else record.nbytes,
         created=record.created,
         structure=structure.structure_text(plan),
         leaves=leaves,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-from memstore.engine import Record, absolute_path, repair_store, resource_errors
+from memstore.engine import Content, FoundPart, Record, SegmentExtent, absolute_path, repair_store, resource_errors
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.info import Progress, RepairReport
 from memstore.late_imports import between_forks
@@ -42,10 +43,10 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
     """
     path = absolute_path(os.fspath(root))
     with resource_errors(path):
-        return repair_store(path, mend, timeout, progress)
+        return repair_store(path, mend, merge, timeout, progress)
 
 
-def mend(store: str, key: bytes, record: Record, content: memoryview) -> bytes | None:
+def mend(store: str, key: bytes, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
     """A header made anew of a record, for a file with that content; None if that can't be told to be the record's.
 
     It can if the bytes fit the record's checksums. Without these, if what is left of the header names the put.
@@ -54,6 +55,16 @@ def mend(store: str, key: bytes, record: Record, content: memoryview) -> bytes |
         from memstore import contents
 
     try:
+        if record.parts is not None:
+            return contents.header_of_part(store, key.decode(), record, extent, content)
         return contents.header_of(store, key.decode(), record, content)
     except (CorruptionError, UnsupportedValueError):
         return None
+
+
+def merge(key: str, parts: Sequence[FoundPart]) -> Content | None:
+    """What a record says of a sharded value, made of the headers of its parts; None if they are not all of one."""
+    with between_forks():
+        from memstore import contents
+
+    return contents.content_of_headers(key, parts)

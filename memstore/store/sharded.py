@@ -95,7 +95,7 @@ class PendingPut:
     def _look(self, waits_until: float) -> bool:
         if self._outcome is None:
             deadline = max(waits_until, deadline_after(self._timeout))
-            self._outcome = outcome_of(self._root, self._member, _merge, waits_until, deadline)
+            self._outcome = outcome_of(self._root, self._member, partial(_merge, self._root), waits_until, deadline)
         return self._outcome is not None
 
     def __repr__(self) -> str:
@@ -156,14 +156,14 @@ def _prepare(part: contents.PartDraft, root: Root, member: Member, deadline: flo
     return prepare(root, member, part.draft, part.content, deadline)
 
 
-def _merge(parts: Sequence[Part], said: Sequence[bytes]) -> Content:
+def _merge(root: Root, parts: Sequence[Part], said: Sequence[bytes]) -> Content:
     ranks = [
         contents.read_content(
             content, SegmentExtent(part.segment, part.put_id, part.size, part.start) if part.segment else None
         )
         for part, content in zip(parts, said, strict=True)
     ]
-    return contents.merge(parts[0].key.decode(), ranks)
+    return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
 
 
 def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: float, seconds: float) -> int:

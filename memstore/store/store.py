@@ -174,8 +174,10 @@ class Store(ByRanks, AsMapping):
         Args:
             key: the key.
             default: what to return if there is no such key, as it is; without one, that is an error.
-            out: a value of the same structure, filled in place and returned. What can't be written is told before.
-            like: a value of the same structure, whose devices, dtypes and strides the result has, in new memory.
+            out: a value of the same structure, filled in place and returned. What can't be written is told before. Of a
+                DTensor or TensorShard just this rank's part is read; such a target may lack what other ranks hold.
+            like: a value of the same structure, whose devices, dtypes and strides the result has, in new memory; and
+                whose meshes and placements.
             device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
             non_blocking: as in `torch.Tensor.to`.
             strict: False fills only the leaves that `out` or `like` has in common with what is stored.

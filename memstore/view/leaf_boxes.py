@@ -26,6 +26,8 @@ from memstore.view.stored_leaf import StoredLeaf, nbytes_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # not every dtype copies
 _CPU = torch.device("cpu")
+_dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
+_in_inference_mode = torch.is_inference_mode_enabled
 
 
 class _Found(NamedTuple):
@@ -46,6 +48,9 @@ class LeafBoxes(StoredLeaf):
 
     __slots__ = ("_checksums", "_index", "_item", "_parts", "leaf", "shown", "stored")
 
+    _index: BoxIndex  # these two are made by the first read
+    _parts: list[torch.Tensor]
+
     def __init__(
         self,
         source: Source,
@@ -58,11 +63,23 @@ class LeafBoxes(StoredLeaf):
         self.source, self.place, self.wrapped = source, place, _CPU if place is None else place
         self.leaf, self.stored, dtype = leaf, stored, DTYPES[leaf.dtype]
         self._item = dtype.itemsize
-        with modes.put_aside(), torch.inference_mode(False):
-            self.shown = torch.empty(leaf.shape, dtype=dtype, device="meta")
-            self._parts = [self._bits(one) for one in stored]
-        self._index = BoxIndex([one.box for one in stored])
+        self._parts = []
         self._checksums = [one.checksum if verify else None for one in stored]
+        if _dispatch_modes() or _transform() is not None or _in_inference_mode():
+            with modes.put_aside(), torch.inference_mode(False):
+                self.shown = torch.empty(leaf.shape, dtype=dtype, device="meta")
+        else:
+            self.shown = torch.empty(leaf.shape, dtype=dtype, device="meta")
+
+    def _meeting(self, region: Region) -> list[int]:
+        """Which boxes may have some of a region."""
+        if not self._parts:
+            with modes.put_aside(), torch.inference_mode(False):
+                self._index = BoxIndex([one.box for one in self.stored])
+                self._parts = [self._bits(one) for one in self.stored]
+        ranges = region.ranges[: len(self.leaf.shape)]
+        hull = Box(tuple(one.start for one in ranges), tuple(one[-1] - one.start + 1 for one in ranges))
+        return [number for number, _ in self._index.meeting(hull)]
 
     def _bits(self, stored: StoredBox) -> torch.Tensor:
         data = self.source.memory[stored.place : stored.place + box_bytes(self.leaf, stored)]
@@ -117,17 +134,14 @@ class LeafBoxes(StoredLeaf):
         if not box.numel():
             return []
         region = self._region(box) if box.dtype.itemsize == self._item else _all(self.leaf.shape)
-        return [
-            self.stored[number]._replace(checksum=self._checksums[number])
-            for number, _ in self._index.meeting(_hull(region, len(self.leaf.shape)))
-        ]
+        return [self.stored[number]._replace(checksum=self._checksums[number]) for number in self._meeting(region)]
 
     def _region(self, box: torch.Tensor) -> Region:
         return region_of(self.leaf.shape, box.shape, box.stride(), int(box.storage_offset()))
 
     def _parts_of(self, region: Region, *, in_bytes: bool = False) -> Iterator[_Found]:
         """What each box has of a region, checked, and on a disk asked for all at once."""
-        for number, _ in self._index.meeting(_hull(region, len(self.leaf.shape))):
+        for number in self._meeting(region):
             (offsets, shape), part = self.stored[number].box, self._parts[number]
             if in_bytes:
                 offsets, shape = (*offsets, 0), (*shape, self._item)
@@ -191,7 +205,7 @@ class LeafBoxes(StoredLeaf):
 
     def _pick(self, box: torch.Tensor, region: Region, points: Points, target: torch.Tensor) -> None:
         copied = 0
-        for number, _ in self._index.meeting(_hull(region, len(self.leaf.shape))):
+        for number in self._meeting(region):
             picked = points.pick(region, box.shape, self.stored[number].box, self._parts[number])
             if picked is not None:
                 self._check(number)
@@ -223,7 +237,7 @@ class LeafBoxes(StoredLeaf):
         if along is None or along[1] != 1 or not region.is_pickable:
             return
         dim = along[0]
-        for number, _ in self._index.meeting(_hull(region, len(self.leaf.shape))):
+        for number in self._meeting(region):
             (offsets, shape), part = self.stored[number].box, self._parts[number]
             places = common(region.ranges, offsets, shape)
             if places is None:
@@ -249,11 +263,6 @@ def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor
             for dim, found in enumerate(region.dims)
         ]
     return over(made.untyped_storage(), box.dtype, made.storage_offset() + region.offset, box.shape, stride)
-
-
-def _hull(region: Region, ndim: int) -> Box:
-    ranges = region.ranges[:ndim]
-    return Box(tuple(one.start for one in ranges), tuple(one[-1] - one.start + 1 for one in ranges))
 
 
 def _all(shape: Sequence[int]) -> Region:

@@ -30,7 +30,9 @@ def _prepare_torch() -> None:
 
 def without_leaves(record: Record) -> Record:
     """The record without what each leaf knows of itself, so that a reference to one leaf of many is small."""
-    return msgspec.structs.replace(record, description=b"", objects=b"", checksums=None, objects_checksum=None)
+    return msgspec.structs.replace(
+        record, description=b"", objects=b"", checksums=None, objects_checksum=None, boxes=None
+    )
 
 
 class Source:

@@ -105,4 +105,4 @@ def test_hundreds_of_boxes_meet_hundreds_without_all_pairs() -> None:
     plan = copies(grids[1], grids[0])
     assert plan.missing == []
     assert sum(into.numel() for into, _ in plan.pairs) == size * size
-    assert least_seconds(lambda: copies(grids[1], grids[0]), 0.1) < 0.1
+    assert least_seconds(lambda: copies(grids[1], grids[0]), 0.1) < 0.5

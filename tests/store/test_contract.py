@@ -44,6 +44,7 @@ SIGNATURES = {
     "Ref.view": "self, **options",
     "read_rows": "source, index, *, out=None, device=None",
     "prefetch_rows": "source, index",
+    "StoredTensor.distribute": "self, mesh, placements",
     "bytes_read": "",
 }
 

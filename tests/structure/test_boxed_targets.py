@@ -22,9 +22,9 @@ SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 
 
 @pytest.fixture
-def boxed(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BoxedStore]:
+def boxed(root: str) -> Iterator[BoxedStore]:
     with memstore.open(root, inline_limit=0) as store:
-        yield BoxedStore(store, monkeypatch)
+        yield BoxedStore(store)
 
 
 def numbered(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -280,10 +280,10 @@ def test_under_the_modes_of_torch(boxed: BoxedStore) -> None:
 # --- checksums and damage -----------------------------------------------------------------------------------------
 
 
-def test_checksums_of_boxes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_of_boxes(root: str) -> None:
     value = {"a": torch.ones(8, 4), "b": torch.ones(3)}
     with memstore.open(root, checksum=True, verify=True, inline_limit=0) as store:
-        boxed = BoxedStore(store, monkeypatch)
+        boxed = BoxedStore(store)
         boxed.put("key", value, lambda i, shape: grid(4)(i, shape) if i == 0 else None)
         assert_same(store.get("key"), value)
         (path,) = store.info("key").files
@@ -318,19 +318,18 @@ def test_checksums_of_boxes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_hostile_boxes(boxed: BoxedStore, change: Any) -> None:
     boxed.put("key", [torch.ones(8, 4)], grid(4))
-    ((version, table),) = boxed.boxes.items()
-    boxed.boxes[version] = {0: (change(table[0][0]), *table[0][1:])}
-    for get in (boxed.store.get, lambda key: boxed.store.get(key, out=[torch.zeros(8, 4)])):
-        with pytest.raises(memstore.CorruptionError, match="the boxes of the value are damaged"):
+    boxed.change_boxes("key", lambda found: {0: (change(found[0][0]), *found[0][1:])})
+    for get in (boxed.store.get, lambda key: boxed.store.get(key, out=[torch.zeros(8, 4)]), boxed.store.view):
+        with pytest.raises(memstore.CorruptionError, match="'key'.*the boxes of the value are damaged"):
             get("key")
-    boxed.boxes[version] = {5: table[0]}
+    assert not boxed.store.verify().ok
+    boxed.change_boxes("key", lambda found: {5: found[0]})
     with pytest.raises(memstore.CorruptionError, match="boxes of a leaf that is none"):
         boxed.store.get("key")
 
 
 def test_a_part_that_no_box_has(boxed: BoxedStore) -> None:
     boxed.put("key", [torch.ones(8, 4)], grid(4))
-    ((version, table),) = boxed.boxes.items()
-    boxed.boxes[version] = {0: (table[0][0], table[0][0], *table[0][2:])}
-    with pytest.raises(memstore.CorruptionError, match=r"'key'.*no box has what lies at \[2, 0\]"):
+    boxed.change_boxes("key", lambda found: {0: (found[0][0], found[0][0], *found[0][2:])})
+    with pytest.raises(memstore.CorruptionError, match=r"'key'.*no box of leaf \(0,\) has .*offsets=\(2, 0\)"):
         boxed.store.get("key")

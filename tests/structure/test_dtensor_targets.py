@@ -40,7 +40,7 @@ STORED: tuple[Layout, ...] = (grid(1), grid(3), grid(1, 2), grid(2, 2, 2))
 
 def opened_store() -> tuple[memstore.Store, BoxedStore]:
     store = memstore.open(tempfile.mkdtemp(dir="/dev/shm"), inline_limit=0)
-    return store, BoxedStore(store, pytest.MonkeyPatch())
+    return store, BoxedStore(store)
 
 
 def numbered(shape: tuple[int, ...]) -> torch.Tensor:

@@ -25,9 +25,9 @@ SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 
 @pytest.fixture
-def boxed(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BoxedStore]:
+def boxed(root: str) -> Iterator[BoxedStore]:
     with memstore.open(root, inline_limit=0) as store:
-        yield BoxedStore(store, monkeypatch)
+        yield BoxedStore(store)
 
 
 def numbered(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -308,9 +308,9 @@ def test_rows(boxed: BoxedStore, reads: Callable[[], Any]) -> None:
         memstore.read_rows(view["x"], [40])
 
 
-def test_rows_on_a_disk(disk_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_on_a_disk(disk_root: str) -> None:
     with memstore.open(disk_root, durability="disk", inline_limit=0, verify=True) as store:
-        boxed = BoxedStore(store, monkeypatch)
+        boxed = BoxedStore(store)
         value = numbered((40, 600))
         boxed.put("key", [value], grid(3, 2))
         leaf = store.view("key")[0]
@@ -319,10 +319,10 @@ def test_rows_on_a_disk(disk_root: str, monkeypatch: pytest.MonkeyPatch) -> None
         assert torch.equal(leaf[[3, 39, 5]], value[[3, 39, 5]]) and torch.equal(leaf[2:7, ::2], value[2:7, ::2])
 
 
-def test_checksums_of_the_boxes_that_are_read(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_of_the_boxes_that_are_read(root: str) -> None:
     value = torch.ones(8, 4)
     with memstore.open(root, checksum=True, verify=True, inline_limit=0) as store:
-        boxed = BoxedStore(store, monkeypatch)
+        boxed = BoxedStore(store)
         boxed.put("key", [value], grid(4))
         with open(store.info("key").files[0], "r+b") as file:
             start = file.read().index(torch.ones(8).numpy().tobytes())

@@ -102,9 +102,20 @@ class Header:
     __slots__ = ("_checksums_at", "_content", "_digest_at", "_end", "nbytes")
 
     def __init__(
-        self, key: str, store: str, description: bytes, objects: bytes, entries: bytes, *, checksums: int = 0
+        self,
+        key: str,
+        store: str,
+        description: bytes,
+        objects: bytes,
+        entries: bytes,
+        *,
+        checksums: int = 0,
+        room: int = 0,
     ) -> None:
-        """`entries` are the tensors' places, as `lay_out` makes them; `checksums` is how many bytes of them come."""
+        """`entries` are the tensors' places, as `lay_out` makes them; `checksums` is how many bytes of them come.
+
+        `room`: bytes that the header has at least; a whole number of pages.
+        """
         tail = _tail if len(entries) < _CACHED_TAIL else _tail.__wrapped__
         mark = f'{store_mark(store)},"digest":"'.encode()
         named = f'","key":{json.dumps(key)},"checksums":"'.encode()
@@ -117,7 +128,7 @@ class Header:
         self._digest_at = STORE_AT + len(mark)
         self._checksums_at = self._digest_at + DIGEST_SIZE + len(named)
         self._end = 8 + len(text)
-        self.nbytes = -(-(self._end + _SLACK_ROOM) // HEADER_MULTIPLE) * HEADER_MULTIPLE
+        self.nbytes = max(-(-(self._end + _SLACK_ROOM) // HEADER_MULTIPLE) * HEADER_MULTIPLE, room)
         check_header(key, self.nbytes)
         self._content = bytearray(struct.pack("<Q", self.nbytes - 8) + text.ljust(self.nbytes - 8))
 

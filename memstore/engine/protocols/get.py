@@ -39,9 +39,12 @@ class MappedEntry(msgspec.Struct, frozen=True):
     record: Record
     mapping: Mapping | None = None  # None: the value is in the record, or has no bytes
 
-    def header(self) -> memoryview:
-        """What stands before the data section: in a segment its header. It does not keep the mapping alive."""
-        return memoryview(b"") if self.mapping is None else self.mapping.view()[: self.record.start]
+    def header(self, extent: SegmentExtent | None = None) -> memoryview:
+        """The header of a segment: of the only one, or of one of several. It does not keep the mapping alive."""
+        if self.mapping is None:
+            return memoryview(b"")
+        base, start = (0, self.record.start) if extent is None else (extent.base, extent.start)
+        return self.mapping.view()[base : base + start]
 
 
 def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[MappedEntry | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from memstore.engine.repair.repair import repair_store
+from memstore.engine.repair.sharded import FoundPart
 from memstore.engine.repair.verify import verify_store
 
 __all__ = [
+    "FoundPart",
     "repair_store",
     "verify_store",
 ]

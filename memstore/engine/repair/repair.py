@@ -11,8 +11,8 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
 5. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
 The new catalog has rows in the tables entries, segments and counters only: nothing is being filled, kept for reuse or
-leased any more. Tables of later versions are dropped on purpose, since nobody here can tell whether their rows are
-right; segments that only those name are files without an entry.
+leased any more, and no attempt waits for parts. Tables of later versions are dropped on purpose, since nobody here can
+tell whether their rows are right; segments that only those name are files without an entry.
 
 The inodes of lock page and doorbell stay. Versions and numbers go on 2**32 above all that was seen.
 """
@@ -20,6 +20,7 @@ The inodes of lock page and doorbell stay. Versions and numbers go on 2**32 abov
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -32,6 +33,7 @@ from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.files import LockFile, OwnedFile, write_slots
 from memstore.engine.format import LIVE, Record, SegmentExtent, SegmentRow, Slots
 from memstore.engine.repair.salvage import read_catalog, read_segments
+from memstore.engine.repair.sharded import Merge
 from memstore.engine.repair.triage import Choice, Mend
 from memstore.engine.root import (
     CATALOG,
@@ -56,7 +58,7 @@ _NAMED = 8  # keys at most, in a warning
 _ROWS_A_COMMIT = 4096
 
 
-def repair_store(path: str, mend: Mend, timeout: float, progress: Progress | None) -> RepairReport:
+def repair_store(path: str, mend: Mend, merge: Merge, timeout: float, progress: Progress | None) -> RepairReport:
     """Repairs the store at `path`. Raises NotAStoreError without its settings, StoreTimeoutError while it is used.
 
     `progress` is told of segments whose headers were read.
@@ -80,7 +82,7 @@ def repair_store(path: str, mend: Mend, timeout: float, progress: Progress | Non
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
             files = {file.segment: file for file in read_segments(f"{path}/{SEGMENTS}", progress)}
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
-            choice = Choice(old, files, settings.store, notes.batch, notes.publications_rung, mend)
+            choice = Choice(old, files, settings.store, notes.batch, notes.publications_rung, mend, merge)
             _apply(path, settings, choice)
             _warn(path, settings, choice)
             swept = _sweep(choice)
@@ -152,16 +154,17 @@ def _replace(present: str, fresh: str, *, keep: bool) -> None:
 def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings) -> None:
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
-    if header is None and found is not None and (found.state, found.version) == (LIVE, record.version):
-        return
-    batch, count = record.put_id, len(record.segments)
+    slots = Slots(extent.put_id, LIVE, record.version, record.put_id, len(record.segments))
     if header is None and found is not None:
-        batch, count = found.batch, found.count
+        if record.parts is None:  # it may have been put together with others
+            slots = dataclasses.replace(slots, batch=found.batch, count=found.count)
+        if (found.state, found.version, found.batch, found.count) == (LIVE, record.version, slots.batch, slots.count):
+            return
     opened = OwnedFile(file.path, os.O_RDWR)
     try:
         if header is not None:
             syscalls.write_at(opened.fd, header, 0)
-        write_slots(opened.fd, Slots(extent.put_id, LIVE, record.version, batch, count))
+        write_slots(opened.fd, slots)
         if settings.durable:
             syscalls.sync(opened.fd)
     finally:

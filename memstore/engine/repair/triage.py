@@ -6,6 +6,9 @@ published doesn't count, unless a row confirms it.
 
 A catalog that is whole, and older than its files (see `rollback.py`), counts as a damaged one; there a header that says
 retired is believed.
+
+A sharded entry has several segments, and is kept, or made of their headers (`sharded.py`), only if all of them are
+there. Parts that waited for others are none: nobody is left who would bring these.
 """
 
 from __future__ import annotations
@@ -18,12 +21,22 @@ import msgspec
 
 from memstore.engine.catalog import Counters
 from memstore.engine.files import OwnedFile, map_file
-from memstore.engine.format import FILLING, LIVE, RETIRED, Found, Record
+from memstore.engine.format import (
+    FILLING,
+    LIVE,
+    PREPARED,
+    RETIRED,
+    Found,
+    Record,
+    SegmentExtent,
+    encode_extents,
+)
 from memstore.engine.repair.salvage import OldCatalog, SegmentFile
+from memstore.engine.repair.sharded import Merge, by_version, is_part, merged
 
-Mend = Callable[[str, bytes, Record, memoryview], "bytes | None"]
-"""Called with store, key, record and the bytes of a file whose header is damaged. Returns a header made of the record;
-None if the bytes aren't those that the record calls for, or nothing tells.
+Mend = Callable[[str, bytes, Record, SegmentExtent, memoryview], "bytes | None"]
+"""Called with store, key, record, one of its segments and the bytes of that file, whose header is damaged. Returns a
+header made of the record; None if the bytes aren't those that the record calls for, or nothing tells.
 """
 
 _FAR = 1 << 32  # beyond any version or number that somebody may have seen
@@ -39,7 +52,8 @@ class Choice:
         entries: what the new catalog is made of.
         mended: by segment, headers made of records.
         cut_off: batches that were being published and got no further.
-        from_headers: keys whose entries are made of a header alone.
+        from_headers: keys whose entries are made of headers alone.
+        incomplete: by key, segments of sharded entries that were published, and can't be made of what is there.
     """
 
     old: OldCatalog
@@ -48,10 +62,12 @@ class Choice:
     noted: int
     publications_rung: int
     mend: Mend
+    merge: Merge
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
     cut_off: set[int] = field(default_factory=set[int])
     from_headers: set[bytes] = field(default_factory=set[bytes])
+    incomplete: dict[bytes, set[int]] = field(default_factory=dict[bytes, "set[int]"])
 
     def __post_init__(self) -> None:
         if self.noted:
@@ -67,8 +83,8 @@ class Choice:
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
                 self.entries[key] = kept
-        for file in self._ours():
-            self._consider(file)
+        for files in by_version(file for file in self._ours() if self._is_published(file)):
+            self._consider(files)
 
     def _is_older(self) -> bool:
         """Whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
@@ -100,7 +116,7 @@ class Choice:
             found = file.found
             if found is not None and found.state == LIVE and found.put_id and found.batch:
                 batches.setdefault(found.batch, []).append(found)
-                if self._state(file.segment, found.put_id) == FILLING:
+                if self._state(file.segment, found.put_id) in (FILLING, PREPARED):
                     filling.add(found.batch)
         counters = self.old.counters
         last = counters.version if self.old.is_sound or counters.version else None
@@ -116,38 +132,50 @@ class Choice:
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
-        """The record, if its segment is there, under whatever name; None if it isn't.
+        """The record, if all of its segments are there, under whatever names; None if they aren't."""
+        extents: list[SegmentExtent] = []
+        for extent in record.segments:
+            segment = self._place(key, record, extent, by_put)
+            if segment is None:
+                return None
+            extents.append(msgspec.structs.replace(extent, segment=segment))
+        return _at(record, extents)
 
-        A record that names several segments is to be kept only if all of them are there.
-        """
-        named = self.files.get(record.segment)
-        for file in (named, by_put.get(record.put_id)):
-            if file is not None and _fits(file, key, record, self.store) and not self._is_past(file):
-                return _at(record, file.segment)
-        if named is None or named.size != record.size or (named.found is not None and named.found.put_id):
+    def _place(self, key: bytes, record: Record, extent: SegmentExtent, by_put: dict[int, SegmentFile]) -> int | None:
+        """The file that is one of a record's segments; None if there is none."""
+        named = self.files.get(extent.segment)
+        for file in (named, by_put.get(extent.put_id)):
+            if file is not None and _fits(file, key, record, extent, self.store) and not self._is_past(file):
+                return file.segment
+        if named is None or named.size != extent.size or (named.found is not None and named.found.put_id):
             return None
-        header = _mended(named, self.store, key, record, self.mend)
+        header = _mended(named, self.store, key, record, extent, self.mend)
         if header is None:
             return None
         self.mended[named.segment] = header
-        return record
+        return named.segment
 
     def _is_past(self, file: SegmentFile) -> bool:
         return self.old.is_older and file.found is not None and file.found.state == RETIRED
 
-    def _consider(self, file: SegmentFile) -> None:
-        """Makes an entry of what a file's header says, if that is newer than all that is known of its key."""
-        found, record, key = file.found, file.record, file.key
-        if found is None or record is None or key is None or not self._is_published(file):
+    def _consider(self, files: Sequence[SegmentFile]) -> None:
+        """Makes an entry of what the headers of one version say, if that is newer than all that is known of its key."""
+        found, key = files[0].found, files[0].key
+        if found is None or key is None or key in self.incomplete:
             return
         known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
-        if found.version > max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
+        if found.version <= max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
+            return
+        record = merged(files, self.merge) if is_part(files[0]) else files[0].record
+        if record is None:
+            self.incomplete[key] = {file.segment for file in files}
+        else:
             self.entries[key] = record
             self.from_headers.add(key)
 
     def lost(self) -> set[bytes]:
         """Keys that the store had, as far as anything tells, and that have no entry now."""
-        known = {*self.old.records, *self.old.damaged}
+        known = {*self.old.records, *self.old.damaged, *self.incomplete}
         if not self.old.is_sound:
             known |= {file.key for file in self.files.values() if file.found is None and file.key is not None}
         return known - set(self.entries)
@@ -158,7 +186,7 @@ class Choice:
 
     def quarantined(self) -> list[SegmentFile]:
         """Files that nobody may delete: they have the bytes of a record, or did have a header, and no entry."""
-        used, named = self.used(), _segments_of(self.old.records.values())
+        used, named = self.used(), _segments_of(self.old.records.values()).union(*self.incomplete.values())
         return [
             file
             for file in self.files.values()
@@ -224,23 +252,29 @@ def _segments_of(records: Iterable[Record]) -> set[int]:
     return {extent.segment for record in records for extent in record.segments}
 
 
-def _fits(file: SegmentFile, key: bytes, record: Record, store: str) -> bool:
+def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, store: str) -> bool:
     found = file.found
-    return found is not None and (found.store, file.key, found.put_id, found.start, file.size, found.nbytes) == (
-        *(store, key, record.put_id, record.start, record.size, record.nbytes),
-    )
+    if found is None or (found.store, file.key, found.put_id, found.start, file.size) != (
+        *(store, key, extent.put_id, extent.start, extent.size),
+    ):
+        return False
+    return is_part(file) if record.parts is not None else found.nbytes == record.nbytes
 
 
-def _at(record: Record, segment: int) -> Record:
+def _at(record: Record, extents: Sequence[SegmentExtent]) -> Record:
     """Two files may have been exchanged: each put is found under its new name."""
-    return msgspec.structs.replace(record, segment=segment)
+    if record.parts is None:
+        return msgspec.structs.replace(record, segment=extents[0].segment)
+    return msgspec.structs.replace(record, parts=encode_extents(extents))
 
 
-def _mended(file: SegmentFile, store: str, key: bytes, record: Record, mend: Mend) -> bytes | None:
+def _mended(
+    file: SegmentFile, store: str, key: bytes, record: Record, extent: SegmentExtent, mend: Mend
+) -> bytes | None:
     opened = OwnedFile(file.path, os.O_RDONLY)
     try:
         mapping = map_file(opened.fd, file.size)
     finally:
         opened.close()
     with mapping.view() as content:
-        return mend(store, key, record, content)
+        return mend(store, key, record, extent, content)

@@ -2,8 +2,8 @@
 
 1. The catalog, all of it, by a child process (`survey.py`). If that can't read it to its end, nothing here touches it.
 2. The files that every process of the store maps or reads when it opens.
-3. Each key: its record (read again, so that what is replaced meanwhile is looked at anew), its segment's whole header,
-   and by `check`, which knows what values are, the bytes.
+3. Each key: its record (read again, so that what is replaced meanwhile is looked at anew), the whole headers of its
+   segments, and by `check`, which knows what values are, the bytes.
 
 Nothing is copied: bytes are checked where they are mapped, and no mapping outlives its key.
 """
@@ -18,7 +18,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.files import segment_path
-from memstore.engine.format import LIVE, Found, Record, read_header
+from memstore.engine.format import LIVE, PART_MARK, Found, Record, SegmentExtent, read_header
 from memstore.engine.index import keys_from
 from memstore.engine.protocols import MappedEntry, check_publications, hold
 from memstore.engine.repair.survey import Damage, survey
@@ -113,7 +113,7 @@ def look_at(
         if held is None:
             return None
         try:
-            _check_header(root, name, held)
+            _check_headers(root, name, held)
             return check(root, name, held, done)
         except CorruptionError:
             # The header of what was replaced meanwhile says so, for one.
@@ -123,32 +123,51 @@ def look_at(
     return False
 
 
-def _check_header(root: Root, name: str, held: MappedEntry) -> None:
+def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
     record = held.record
-    if not record.segment:
-        return
-    try:
-        with held.header() as header:
-            _compare(read_header(header, record.size), record, name, root.settings.store)
-    except CorruptionError as error:
-        path = segment_path(root.segments, record.segment)
-        raise CorruptionError(key=name, path=path, detail=error.detail) from None
+    for extent in record.segments:
+        try:
+            with held.header(extent) as header:
+                found = read_header(header, extent.size)
+            _compare(_said(found, record.parts is not None), _expected(record, extent, name, root.settings.store))
+        except CorruptionError as error:
+            path = segment_path(root.segments, extent.segment)
+            raise CorruptionError(key=name, path=path, detail=error.detail) from None
 
 
-def _compare(found: Found, record: Record, name: str, store: str) -> None:
-    pairs = (
-        ("state", found.state, LIVE),
-        ("put id", found.put_id, record.put_id),
-        ("version", found.version, record.version),
-        ("store", found.store, store),
-        ("key", found.key, name),
-        ("size of data", found.nbytes, record.nbytes),
-        ("description", found.description, record.description),
-        ("checksums", found.checksums, record.checksums or None),
-    )
-    for what, there, expected in pairs:
-        if there != expected:
-            values = f": {there!r}, not {expected!r}" if isinstance(there, (int, str)) else ""
+_Facts = dict[str, object]
+
+
+def _said(found: Found, is_part: bool) -> _Facts:
+    facts: _Facts = {
+        "state": found.state,
+        "put id": found.put_id,
+        "version": found.version,
+        "store": found.store,
+        "key": found.key,
+    }
+    if is_part:
+        return {**facts, "batch": (found.batch, found.count), "kind": found.description[: len(PART_MARK)]}
+    return {**facts, "size of data": found.nbytes, "description": found.description, "checksums": found.checksums}
+
+
+def _expected(record: Record, extent: SegmentExtent, name: str, store: str) -> _Facts:
+    """What a header has to say. A part describes itself, which its record doesn't repeat; its digest vouches for it."""
+    facts: _Facts = {"state": LIVE, "put id": extent.put_id, "version": record.version, "store": store, "key": name}
+    if record.parts is not None:
+        return {**facts, "batch": (record.put_id, len(record.segments)), "kind": PART_MARK}
+    return {
+        **facts,
+        "size of data": record.nbytes,
+        "description": record.description,
+        "checksums": record.checksums or None,
+    }
+
+
+def _compare(said: _Facts, expected: _Facts) -> None:
+    for what, there in said.items():
+        if there != expected[what]:
+            values = f": {there!r}, not {expected[what]!r}" if isinstance(there, (int, str, tuple)) else ""
             raise CorruptionError(f"header and record differ in {what}{values}")
 
 

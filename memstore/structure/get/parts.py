@@ -13,7 +13,7 @@ import torch
 
 from memstore.engine import Leaf
 from memstore.errors import CorruptionError
-from memstore.sharding import Boxes, Shard, StoredBox, copies, whole
+from memstore.sharding import Boxes, Shard, StoredBox, copies, part, uncovered, whole
 from memstore.structure.checks import MalformedError, require
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.tensors import DTYPES, modes, over, traits
@@ -38,14 +38,16 @@ def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
             require(0 <= i < len(plan.leaves), "boxes of a leaf that is none")
             leaf = plan.leaves[i]
             require(leaf.stride is None, "boxes of a leaf that isn't contiguous")
-            found = sum(check_box(leaf, one, nbytes) for one in stored)
-            require(found >= leaf.nbytes, "boxes that are not all of their leaf")
+            for one in stored:
+                check_box(leaf, one, nbytes)
+            missing = uncovered(whole(leaf.shape), [one.box for one in stored])
+            require(not missing, f"no box of leaf {leaf.name} has all of {missing[:1]}")
     except MalformedError as error:
         raise CorruptionError(f"the boxes of the value are damaged: {error}") from error
 
 
-def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> int:
-    """Returns its bytes. Raises MalformedError."""
+def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> None:
+    """Raises MalformedError unless it is a box of the leaf, in a data section of so many bytes."""
     (offsets, shape), place = stored.box, stored.place
     require(len(offsets) == len(shape) == len(leaf.shape), "a box with other dimensions than its leaf")
     for start, size, all_of_it in zip(offsets, shape, leaf.shape, strict=True):
@@ -53,7 +55,6 @@ def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> int:
     size, item = box_bytes(leaf, stored), DTYPES[leaf.dtype].itemsize
     require(place >= 0 and place % item == 0 and place + size <= nbytes, "a box that lies outside of the data")
     require(stored.checksum is None or len(stored.checksum) == _CHECKSUM_SIZE, "a checksum of another size")
-    return size
 
 
 def box_bytes(leaf: Leaf, stored: StoredBox) -> int:
@@ -99,21 +100,17 @@ def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int
     """As `assemble`, of one leaf."""
     if lies_in_order(leaf, stored):
         return 0
-    target = Shard(whole(leaf.shape), leaf_tensor(leaf, memory))
-    parts = [Shard(one.box, box_tensor(leaf, one, memory)) for one in stored]
-    copied = 0
-    for to, source in copies_of([target], parts):
-        traits.copyable(to).copy_(traits.copyable(source))
+    target, copied = traits.copyable(leaf_tensor(leaf, memory)), 0
+    for one in stored:
+        source = traits.copyable(box_tensor(leaf, one, memory))
+        part(target, one.box).copy_(source)
         copied += source.nbytes
     return copied
 
 
 def copies_of(wanted: Sequence[Shard], parts: Sequence[Shard]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What is to be copied where, from the parts of a leaf. Raises CorruptionError if they lack something."""
-    made, missing = copies(wanted, parts)
-    if missing:
-        raise CorruptionError(f"no box has what lies at {list(missing[0].offsets)}, of shape {list(missing[0].shape)}")
-    return made
+    """What is to be copied where, from the parts of a leaf, which have all of it."""
+    return copies(wanted, parts).pairs
 
 
 def lies_in_order(leaf: Leaf, stored: Sequence[StoredBox]) -> bool:

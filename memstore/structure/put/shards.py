@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memstore import modes
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import Shard, ShardedLeaf, sharded_leaf, whole
@@ -105,7 +106,8 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
 def has_shards(value: Any) -> bool:
     """Whether a value that `flatten` refuses has leaves of which a rank holds a part."""
     walk = _ShardedWalk(allow_pickle=True)
-    with contextlib.suppress(RefusedError, RuntimeError):
+    aside = modes.put_aside(entirely=True) if modes.are_active() else contextlib.nullcontext()
+    with aside, contextlib.suppress(RefusedError, RuntimeError, NotImplementedError):
         walk.visit(value)
     return bool(walk.sharded)
 
