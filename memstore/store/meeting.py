@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 from memstore.errors import PartialCommitError, StoreTimeoutError
 
-_SLICE = 0.5  # seconds that a wait keeps other threads from the group's store, and Ctrl-C from this one
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 50e-6, 0.01  # seconds between looks; a look takes 50 µs
 _MessageT = TypeVar("_MessageT")
 
 _counts: WeakKeyDictionary[Any, dict[str, Iterator[int]]] = WeakKeyDictionary()  # of the calls of each process group
@@ -70,8 +69,13 @@ class Meeting:
             PartialCommitError: the group's store is out of reach.
         """
         name, started = f"{self._name}/{word}", time.monotonic()
+        pause = _SHORTEST_PAUSE
         try:
-            while not self._comes(name, deadline):
+            # Not `wait`: it would keep other threads from the group's store, and Ctrl-C from this one, and when its
+            # time is over torch prints warnings.
+            while not self._store.check([name]):
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
                 if time.monotonic() >= deadline:
                     waited = f"rank {self.rank} waited {max(deadline - started, 0):.3g} s for rank {rank}"
                     text = f"{self._key!r}: {waited}, which did not come to this {self._kind}"
@@ -79,14 +83,6 @@ class Meeting:
             return msgspec.msgpack.decode(self._store.get(name), type=kind)
         except (dist.DistError, RuntimeError) as error:
             raise self._cut_off(error) from None
-
-    def _comes(self, name: str, deadline: float) -> bool:
-        seconds = min(max(deadline - time.monotonic(), 0.001), _SLICE)
-        try:
-            self._store.wait([name], timedelta(seconds=seconds))
-        except (dist.DistError, RuntimeError):  # some stores raise what is no DistStoreError when time is up
-            return bool(self._store.check([name]))
-        return True
 
     def leave(self, words: Sequence[str], ranks: int) -> None:
         """Says that this rank has heard all; the last of so many ranks removes what was said."""

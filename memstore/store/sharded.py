@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -39,7 +38,6 @@ from memstore.errors import (
 from memstore.info import PendingInfo
 from memstore.store.ranks import Place
 from memstore.structure import HeldValue
-from memstore.wording import shown
 
 # The other ranks know of these already, or nobody can tell them.
 _TOLD = (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, UnknownOutcomeError)
@@ -177,9 +175,9 @@ def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
     missing = missing_ranks(parts, member.world_size)
-    who = f"{shown(len(missing), 'ranks')} of {member.world_size} had put nothing: {', '.join(map(str, missing))}"
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size}"
     key = member.key.decode()
-    text = f"{key!r}: attempt {member.attempt!r}: within {seconds:g} s, {who}"
+    text = f"{key!r}: attempt {member.attempt!r}: {who} had put nothing within {seconds:g} s"
     return StoreTimeoutError(text, key=key)
 
 

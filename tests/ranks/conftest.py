@@ -9,7 +9,16 @@ import pytest
 from memstore.testing.fork_server import ForkServer
 from tests.ranks.launcher import Ranks
 
-_PRELOAD = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "tests.ranks.launcher")
+# What a rank would import by itself: the first distribute_tensor imports torch._dynamo, which takes seconds.
+_PRELOAD = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "memstore.store.sharded",
+    "memstore.store.ranks",
+    "tests.ranks.layouts",
+    "tests.ranks.calls",
+)
 
 
 @pytest.fixture(scope="session")

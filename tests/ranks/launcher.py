@@ -36,6 +36,7 @@ class Ranks:
 
     def __init__(self, server: ForkServer, world_size: int) -> None:
         self.world_size = world_size
+        self._numbers = [0] * world_size  # of the last call of each rank
         self.workers = [server.start(_serve, rank, world_size) for rank in range(world_size)]
         self._tell(self.workers[0].recv(PATIENCE))
 
@@ -46,13 +47,16 @@ class Ranks:
     def begin(self, function: Callable[..., Any], *arguments: Any, ranks: Sequence[int] | None = None) -> None:
         """Calls `function(*arguments)` on these ranks, or all; `answer` brings what it returns."""
         for rank in range(self.world_size) if ranks is None else ranks:
-            self.workers[rank].send((function, arguments))
+            self._numbers[rank] += 1
+            self.workers[rank].send((self._numbers[rank], function, arguments))
 
     def answer(self, rank: int) -> Answer:
-        worker = self.workers[rank]
-        if not worker.channel.poll(PATIENCE):
-            raise TimeoutError(f"rank {rank} said nothing in {PATIENCE:g} s")
-        return Answer(*pickle.loads(worker.channel.recv_bytes()))
+        worker, number = self.workers[rank], 0
+        while number != self._numbers[rank]:  # a test that failed may have left others
+            if not worker.channel.poll(PATIENCE):
+                raise TimeoutError(f"rank {rank} said nothing in {PATIENCE:g} s")
+            number, *found = pickle.loads(worker.channel.recv_bytes())
+        return Answer(*found)
 
     def answers(self, function: Callable[..., Any], *arguments: Any) -> list[Answer]:
         self.begin(function, *arguments)
@@ -94,11 +98,11 @@ def _serve(channel: Connection, rank: int, world_size: int) -> None:
         store = dist.TCPStore("127.0.0.1", channel.recv(), world_size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_GLOO)
     while True:
-        function, arguments = channel.recv()
+        number, function, arguments = channel.recv()
         started = time.monotonic()
         value, error, trace = None, None, ""
         try:
             value = function(*arguments)
         except Exception as raised:
             error, trace = raised, f"on rank {rank}:\n{traceback.format_exc()}"
-        channel.send_bytes(pickle.dumps((value, error, trace, time.monotonic() - started)))
+        channel.send_bytes(pickle.dumps((number, value, error, trace, time.monotonic() - started)))

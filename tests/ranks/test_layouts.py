@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 import memstore
 from tests.ranks import layouts
 from tests.ranks.launcher import Ranks
