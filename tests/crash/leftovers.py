@@ -12,7 +12,7 @@ from memstore.engine.files.segment import segment_path
 from memstore.engine.format.record import FILLING, LIVE, PREPARED, RETIRED
 from memstore.engine.sync.clocks import deadline_after
 from tests.inside import root_of
-from tests.leaks import parts_that_wait, segments_of
+from tests.leaks import parts_that_wait
 
 
 def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
@@ -43,7 +43,7 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     if spares and root.ahead is not None:
         kept.add(root.ahead.segment)
         filling = [row for row in filling if row != (root.ahead.segment, root.ahead.put_id)]
-    live = {segment for record in records if record is not None for segment in segments_of(record)}
+    live = {extent.segment for record in records if record is not None for extent in record.segments}
     found = [f"a part, and no part: {segment}" for segment in parts if rows[segment].state != PREPARED]
     kept |= parts
     expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live | kept}
