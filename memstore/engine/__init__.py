@@ -23,6 +23,7 @@ from memstore.engine.catalog import Catalog
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
     ExternalFiles,
+    OwnedFile,
     WritableMemory,
     file_offsets,
     lies_in_mapping,
@@ -107,6 +108,7 @@ __all__ = [
     "Header",
     "Leaf",
     "MappedEntry",
+    "OwnedFile",
     "Path",
     "Pin",
     "PinOptions",

@@ -17,10 +17,12 @@ from memstore.engine.syscalls.files import (
     lock_exclusive,
     lock_shared,
     make_folder,
+    memory_file,
     open_file,
     open_into,
     pid_namespace,
     read_at,
+    read_parts_at,
     rename,
     replace,
     size_of,
@@ -32,6 +34,7 @@ from memstore.engine.syscalls.files import (
     unlink,
     unlock,
     write_at,
+    write_parts_at,
 )
 from memstore.engine.syscalls.mappings import (
     HUGE_PAGE,
@@ -105,6 +108,7 @@ __all__ = [
     "map_room_into",
     "map_shared",
     "memory_at",
+    "memory_file",
     "mutex_create",
     "mutex_lock",
     "mutex_recovered",
@@ -115,6 +119,7 @@ __all__ = [
     "populate",
     "populate_for_reading",
     "read_at",
+    "read_parts_at",
     "rename",
     "replace",
     "reserve",
@@ -131,4 +136,5 @@ __all__ = [
     "will_need",
     "words",
     "write_at",
+    "write_parts_at",
 ]

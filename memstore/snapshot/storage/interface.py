@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+CHUNK = 16 << 20  # bytes of a file that have a sum of their own
+SUM_SIZE = 8  # bytes of a sum, which is xxh3-64, the most significant byte first
+
 Done = Callable[[int], None]  # called, in the thread of the caller, with how many bytes were passed since its last call
 
 
@@ -70,7 +73,7 @@ class Storage(Protocol):
             name: of the file.
             parts: which runs, in any order, and where they go. They must not overlap in memory.
             sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
-            done: told the bytes of parts that were read.
+            done: told the bytes read, those that only the sums need among them.
 
         Raises:
             CorruptionError: the file is missing, shorter than a part, or of another size than the sums are for; or
@@ -104,7 +107,7 @@ class Storage(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """Of all files, sorted, also those that others put there; half-written `publish`es (".*.new") are left out."""
+        """Of all files, sorted, whoever made them."""
         ...
 
     def remove(self, name: str) -> None:
