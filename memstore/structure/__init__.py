@@ -22,7 +22,7 @@ from __future__ import annotations
 from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
 from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
-from memstore.structure.get import bare_array, get_into, get_like, rebuild, rebuild_lazily
+from memstore.structure.get import bare_array, build, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes
 from memstore.structure.plans import Plan, plan_of
@@ -41,7 +41,7 @@ from memstore.structure.tensors import (
 )
 from memstore.structure.transport import register as _register_transport
 from memstore.structure.tree import MAX_DEPTH, TENSOR, Tree, name_of
-from memstore.structure.walk import Walk, flattens
+from memstore.structure.walk import Walk, flattens, take_apart
 
 _register_transport()
 
@@ -58,6 +58,7 @@ __all__ = [
     "Tree",
     "Walk",
     "bare_array",
+    "build",
     "class_name",
     "contents",
     "contiguous_stride",
@@ -84,5 +85,6 @@ __all__ = [
     "shown_attributes",
     "stored_bytes",
     "structure_text",
+    "take_apart",
     "traits",
 ]

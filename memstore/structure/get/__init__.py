@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from memstore.structure.get.into import get_into
 from memstore.structure.get.like import get_like
-from memstore.structure.get.rebuild import rebuild, rebuild_lazily
+from memstore.structure.get.rebuild import build, rebuild, rebuild_lazily
 from memstore.structure.get.storage import bare_array
 
-__all__ = ["bare_array", "get_into", "get_like", "rebuild", "rebuild_lazily"]
+__all__ = ["bare_array", "build", "get_into", "get_like", "rebuild", "rebuild_lazily"]
