@@ -4,9 +4,10 @@ The layers; each imports only what stands above it:
 
     errors, keys, info    what can go wrong, what a key is, what a store tells; wording: numbers as text
     late_imports, depth   imports that forks wait for; documents that nest too deeply; strict_json: JSON of anybody
+    modes                 torch's modes and transforms, put aside
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
+    sharding/             boxes: parts of tensors, and which of them a rank holds
     structure/            nested value <-> flat list of tensors and a description
-    sharding/             boxes: parts of tensors
     contents/             what a put writes, and what a get makes of it
     view/, rows/          lazy leaves that read what is used; batches of rows
     formats/              external files, served in place and written
@@ -54,6 +55,7 @@ from memstore.late_imports import between_forks
 if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
+    from memstore.sharding import TensorShard
     from memstore.store.opening import open
     from memstore.store.ref import Ref
     from memstore.store.rescue import repair
@@ -78,6 +80,7 @@ _HOMES = {
     "bytes_read": "memstore.view",
     "read_rows": "memstore.rows",
     "prefetch_rows": "memstore.rows",
+    "TensorShard": "memstore.sharding",
 }
 
 __all__ = [
@@ -104,6 +107,7 @@ __all__ = [
     "StoreTimeoutError",
     "StoredTensor",
     "StructureMismatchError",
+    "TensorShard",
     "UnknownOutcomeError",
     "UnsupportedFilesystemError",
     "UnsupportedValueError",

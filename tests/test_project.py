@@ -22,11 +22,12 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("errors", "late_imports", "depth"),
+    ("errors", "late_imports", "depth", "modes"),
     ("keys", "strict_json", "wording"),
     ("info",),
     ("engine",),
-    ("structure", "sharding"),
+    ("sharding",),
+    ("structure",),
     ("contents",),
     ("view",),
     ("rows",),

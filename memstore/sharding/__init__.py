@@ -1,24 +1,46 @@
 """Boxes: parts of tensors, and which of them each rank holds.
 
-box      a box, and what two of them share
-runs     where the elements of a strided box lie in memory: contiguous runs, and the pages that cover them
-shards   what a rank holds of a tensor
+box          a box, and what two of them share
+box_index    which boxes of many meet another one
+coverage     what of a tensor no box has; whether boxes overlap
+runs         where the elements of a strided box lie in memory: contiguous runs, and the pages that cover them
+copies       from boxes that are stored to boxes that are wanted
+layout       which boxes each rank of a mesh holds, and where in its local tensor
+placements   torch's meshes and placements, as a layout
+shards       what a rank holds of a tensor: DTensors, TensorShards, ShardedTensors
 """
 
 from __future__ import annotations
 
 from memstore.sharding.box import Box, whole
+from memstore.sharding.box_index import BoxIndex
+from memstore.sharding.copies import Copies, copies, part
+from memstore.sharding.coverage import overlap, uncovered
+from memstore.sharding.layout import Layout, Piece, Split
+from memstore.sharding.placements import layout_of, local_shape, place
 from memstore.sharding.runs import Offsets, cover, runs
 from memstore.sharding.shards import Shard, ShardedLeaf, TensorShard, sharded_leaf
 
 __all__ = [
     "Box",
+    "BoxIndex",
+    "Copies",
+    "Layout",
     "Offsets",
+    "Piece",
     "Shard",
     "ShardedLeaf",
+    "Split",
     "TensorShard",
+    "copies",
     "cover",
+    "layout_of",
+    "local_shape",
+    "overlap",
+    "part",
+    "place",
     "runs",
     "sharded_leaf",
+    "uncovered",
     "whole",
 ]

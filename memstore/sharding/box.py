@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+Interval = tuple[int, int]  # of one dimension: from, up to
+
 
 class Box(NamedTuple):
     """The elements from `offsets` on, as many as `shape` says, of a tensor of as many dimensions."""
@@ -38,6 +40,16 @@ class Box(NamedTuple):
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """The same box, by dimension."""
+        return tuple((start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
+
+
+def box_of(intervals: Sequence[Interval]) -> Box:
+    """The box that has these intervals."""
+    return Box(tuple(start for start, _ in intervals), tuple(stop - start for start, stop in intervals))
 
 
 def whole(shape: Sequence[int]) -> Box:

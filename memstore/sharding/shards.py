@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
+from memstore import modes
+from memstore.errors import UnsupportedValueError
 from memstore.sharding.box import Box
+from memstore.sharding.copies import part
+from memstore.sharding.coverage import overlap
+from memstore.sharding.placements import layout_of, loaded, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +23,12 @@ class TensorShard:
     """A part of a tensor that no DTensor describes.
 
     Attributes:
-        local: the part, of the same number of dimensions as the whole.
+        local: the part, of the same number of dimensions as the whole. It may be empty.
         global_shape: of the whole, in elements.
         offsets: where the part starts in the whole, in elements.
+
+    Example:
+        >>> shard = TensorShard(torch.ones(2, 8), global_shape=(6, 8), offsets=(2, 0))  # rows 2 and 3 of 6
     """
 
     local: torch.Tensor
@@ -38,7 +49,8 @@ class ShardedLeaf(NamedTuple):
     Attributes:
         shape: of the whole tensor.
         shards: none of them is empty, and no two overlap. There may be none at all.
-        is_primary: among the ranks that hold the very same boxes, this is the one that writes them.
+        is_primary: among the ranks that hold the very same boxes, this is the one that writes them. Of a TensorShard
+            each rank is: who else has it is not known.
         is_replicated: other ranks may hold the same boxes.
     """
 
@@ -50,5 +62,112 @@ class ShardedLeaf(NamedTuple):
 
 
 def sharded_leaf(value: Any) -> ShardedLeaf | None:
-    """What a DTensor, TensorShard or ShardedTensor says of this rank; None for any other value."""
-    raise NotImplementedError
+    """What a DTensor, TensorShard or ShardedTensor says of this rank; None for any other value.
+
+    The tensors of the shards are views of the local one: nothing is copied, and they have no autograd history. Whether
+    it is a Parameter, or requires a gradient, is for the caller to look up. A local tensor that a collective still
+    fills is waited for.
+
+    Raises:
+        UnsupportedValueError: a DTensor's placement is Partial or unknown, its local tensor isn't of the shape that its
+            placements say, or a part doesn't lie within the whole.
+    """
+    if not isinstance(value, torch.Tensor):
+        return _aside(_of_tensor_shard, value) if isinstance(value, TensorShard) else None
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return None
+    for module, name, read in _READERS:
+        known = loaded(module, name)
+        if known is not None and isinstance(value, known):
+            return _aside(read, value)
+    return None
+
+
+def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
+    """Without torch's modes: what they make of a view says nothing of the value, and may be a fake one."""
+    with modes.put_aside(entirely=True) if modes.are_active() else nullcontext(), torch.no_grad():
+        return read(value)
+
+
+def _of_dtensor(value: Any) -> ShardedLeaf:
+    mesh, placements, shape = value.device_mesh, value.placements, tuple(value.shape)
+    layout = layout_of(tuple(mesh.shape), placements, shape, _order(value))
+    coordinate = mesh.get_coordinate()
+    local = _plain(value.to_local())
+    expected = layout.local_shape(coordinate)
+    if coordinate is not None and tuple(local.shape) != expected:
+        raise UnsupportedValueError(
+            f"the DTensor's local tensor is of shape {tuple(local.shape)}; a tensor of shape {shape}, placed as "
+            f"{shown(placements)} on a mesh of shape {layout.mesh_shape}, has {expected} at {tuple(coordinate)}; "
+            "where ranks hold shares of unequal size, give DTensor.from_local the shape and the stride of the whole"
+        )
+    shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in layout.pieces(coordinate))
+    return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), layout.is_replicated)
+
+
+def _order(value: Any) -> list[int] | None:
+    """The mesh dimensions in the order in which they shard, where the DTensor says that it isn't left to right."""
+    entries = getattr(value._spec, "shard_order", None)  # no public name says it; torch 2.11 has none at all
+    return None if entries is None else [mesh_dim for entry in entries for mesh_dim in entry.mesh_dims]
+
+
+def _plain(local: torch.Tensor) -> torch.Tensor:
+    """The local tensor itself, when its bytes are there."""
+    pending = loaded("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+    if pending is not None and isinstance(local, pending):
+        local = cast(Any, local).trigger_wait()
+    return local.detach()
+
+
+def _of_tensor_shard(value: TensorShard) -> ShardedLeaf:
+    local: Any = value.local
+    if not isinstance(local, torch.Tensor) or sharded_leaf(local) is not None:
+        raise UnsupportedValueError(
+            f"a TensorShard whose `local` is a {type(local).__qualname__}; it must be a plain tensor"
+        )
+    shape, offsets = _counts("global_shape", value.global_shape), _counts("offsets", value.offsets)
+    shard = _shard("TensorShard", shape, offsets, local)
+    return ShardedLeaf(shape, local.dtype, (shard,) * (not shard.box.is_empty), is_primary=True, is_replicated=True)
+
+
+def _of_sharded_tensor(value: Any) -> ShardedLeaf:
+    shape = tuple(value.metadata().size)
+    shards = [
+        _shard("shard of a ShardedTensor", shape, tuple(shard.metadata.shard_offsets), shard.tensor)
+        for shard in value.local_shards()
+    ]
+    held = tuple(shard for shard in shards if not shard.box.is_empty)
+    pair = overlap([shard.box for shard in held])
+    if pair is not None:
+        raise UnsupportedValueError(
+            f"two shards of a ShardedTensor of shape {shape} overlap: {held[pair[0]].box} and {held[pair[1]].box}"
+        )
+    return ShardedLeaf(shape, value.dtype, held, is_primary=True, is_replicated=False)
+
+
+_READERS: tuple[tuple[str, str, Callable[[Any], ShardedLeaf]], ...] = (
+    ("torch.distributed.tensor", "DTensor", _of_dtensor),
+    ("torch.distributed._shard.sharded_tensor", "ShardedTensor", _of_sharded_tensor),
+)
+
+
+def _counts(name: str, values: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise UnsupportedValueError(f"a TensorShard's `{name}` must be a tuple of ints, found {values!r}") from None
+
+
+def _shard(what: str, shape: tuple[int, ...], offsets: tuple[int, ...], local: torch.Tensor) -> Shard:
+    """A part, which must lie within the whole."""
+    sizes = tuple(local.shape)
+    fits = len(shape) == len(offsets) == len(sizes) and all(
+        0 <= start <= start + size <= total for start, size, total in zip(offsets, sizes, shape, strict=True)
+    )
+    if not fits:
+        raise UnsupportedValueError(
+            f"a {what} of shape {sizes} at the offsets {offsets} does not lie within the whole, of shape {shape}; "
+            "the three must have as many dimensions, and offset and size add up to at most the whole's size in each"
+        )
+    return Shard(Box(offsets, sizes), _plain(local))

@@ -4,11 +4,13 @@ traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arith
 devices      devices by the names that stored values have of them
 footprints   the bytes that tensors reach over, and whether their storages still have them
 ties         tensors that share bytes
-modes        modes and transforms of torch, put aside while memstore works with tensors of its own
+
+`modes` is `memstore.modes`: torch's modes and transforms, put aside while memstore works with tensors of its own.
 """
 
 from __future__ import annotations
 
+from memstore import modes
 from memstore.structure.tensors.devices import need_device, read_device
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
@@ -45,6 +47,7 @@ __all__ = [
     "count",
     "locate_tensors",
     "may_be_dtype",
+    "modes",
     "need_device",
     "over",
     "read_device",

@@ -11,6 +11,7 @@ Where a call fails, both try again with all modes put aside.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""What no box has, and boxes that overlap: against counting."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstore.sharding import Box, overlap, uncovered, whole
+from tests.patience import least_seconds
+from tests.sharding.strategies import Spread, boxes, counts, shapes, spreads
+
+Case = tuple[tuple[int, ...], list[Box]]  # a shape, and boxes of it
+
+
+@st.composite
+def boxes_of_a_shape(draw: st.DrawFn) -> Case:
+    shape = draw(shapes())
+    return shape, draw(st.lists(boxes(shape), max_size=6))
+
+
+@given(boxes_of_a_shape(), st.data())
+def test_uncovered_parts_are_those_that_no_box_has(case: Case, data: st.DataObject) -> None:
+    shape, held = case
+    wanted = data.draw(boxes(shape))
+    gaps = uncovered(wanted, held)
+    missing = (counts(shape, held) == 0) & (counts(shape, [wanted]) == 1)
+    assert (counts(shape, gaps) == missing).all()  # and none of them twice
+    assert not any(gap.is_empty for gap in gaps)
+    assert gaps == sorted(gaps)
+
+
+@given(boxes_of_a_shape())
+def test_an_overlap_is_found_where_two_boxes_share_an_element(case: Case) -> None:
+    shape, held = case
+    pair = overlap(held)
+    assert (pair is not None) == bool((counts(shape, held) > 1).any())
+    if pair is not None:
+        assert pair[0] < pair[1]
+        assert held[pair[0]].meet(held[pair[1]]) is not None
+
+
+@given(spreads())
+def test_boxes_of_primary_ranks_cover_all_and_don_t_overlap(spread: Spread) -> None:
+    layout = spread.layout
+    held = [piece.box for place in spread.coordinates if layout.is_primary(place) for piece in layout.pieces(place)]
+    assert uncovered(whole(spread.shape), held) == []
+    assert overlap(held) is None
+
+
+def test_one_box_that_is_missing_from_a_grid_is_named() -> None:
+    grid = [Box(offsets, (2, 3)) for offsets in itertools.product(range(0, 8, 2), range(0, 9, 3))]
+    lost = grid.pop(4)
+    assert uncovered(whole((8, 9)), grid) == [lost]
+
+
+def test_a_thousand_boxes_take_no_square_of_the_time() -> None:
+    """A comparison of each two, half a million of them, takes half a second."""
+    for sides in ((1000, 1, 1), (1, 1, 1000), (1, 1000, 1), (10, 10, 10), (32, 1, 32)):
+        steps = tuple(range(0, 4 * side, 4) for side in sides)
+        grid = [Box(offsets, (4, 4, 4)) for offsets in itertools.product(*steps)]
+        region = whole([4 * side for side in sides])
+        assert uncovered(region, grid) == []
+        assert overlap(grid) is None
+        assert least_seconds(lambda region=region, grid=grid: uncovered(region, grid), 0.05) < 0.05
+        assert least_seconds(lambda grid=grid: overlap(grid), 0.05) < 0.05
