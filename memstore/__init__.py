@@ -13,6 +13,7 @@ The layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
+    snapshot/             state dicts, saved in files and restored, by one process or many ranks
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from memstore.info import EntryInfo, LeafInfo, RepairReport, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
+    from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
     from memstore.store.opening import open
     from memstore.store.ref import Ref
     from memstore.store.rescue import repair
@@ -81,10 +83,17 @@ _HOMES = {
     "read_rows": "memstore.rows",
     "prefetch_rows": "memstore.rows",
     "TensorShard": "memstore.sharding",
+    "Snapshot": "memstore.snapshot",
+    "PendingSnapshot": "memstore.snapshot",
+    "Stateful": "memstore.snapshot",
+    "StateDict": "memstore.snapshot",
+    "RNGState": "memstore.snapshot",
+    "AppState": "memstore.snapshot",
 }
 
 __all__ = [
     "AlreadyExistsError",
+    "AppState",
     "ContentionError",
     "CorruptionError",
     "EntryInfo",
@@ -95,11 +104,16 @@ __all__ = [
     "MemstoreError",
     "MutableEntryError",
     "NotAStoreError",
+    "PendingSnapshot",
     "PermissionDeniedError",
+    "RNGState",
     "ReadOnlyError",
     "Ref",
     "RepairReport",
     "ResourceLimitError",
+    "Snapshot",
+    "StateDict",
+    "Stateful",
     "Store",
     "StoreClosedError",
     "StoreFullError",

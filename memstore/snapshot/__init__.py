@@ -1,8 +1,57 @@
 """State dicts, saved and restored: a snapshot is a folder of safetensors files with a manifest, which is linked last.
 
+snapshot       Snapshot: what a user calls         pending       PendingSnapshot: one that is being written
+stateful       what can be saved                   progress      a callback, or a bar
+
+taking         the steps of a take, on all ranks   restoring     those of a restore
+state          a state dict, taken apart           targets       the tensors that can be filled in place
+partition      who writes what                     layouts       new tensors, where there are none
+drafts         which files a rank writes           reading       boxes into memory
+parts          what each rank wrote, and how       stored        a snapshot that is there
+               that becomes a snapshot             entries       what it has, by path
+manifest       the manifest, and its checks        objects_out   one tensor by itself
+names          of tensors and files                verifying     whether it is whole
+ranks          the process group
+
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
 writer/    a process of its own, which writes what was staged
 staging/   tensors, copied into warm shared memory, from which the writer writes them
 
-This door imports nothing: the writer's process comes through it too, and needs no torch.
+This door loads what is asked for: the writer's process comes through it too, and needs no torch.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from memstore.late_imports import between_forks
+
+if TYPE_CHECKING:
+    from memstore.snapshot.pending import PendingSnapshot
+    from memstore.snapshot.snapshot import Snapshot
+    from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
+
+_HOMES = {
+    "AppState": "memstore.snapshot.stateful",
+    "PendingSnapshot": "memstore.snapshot.pending",
+    "RNGState": "memstore.snapshot.stateful",
+    "Snapshot": "memstore.snapshot.snapshot",
+    "StateDict": "memstore.snapshot.stateful",
+    "Stateful": "memstore.snapshot.stateful",
+}
+
+__all__ = ["AppState", "PendingSnapshot", "RNGState", "Snapshot", "StateDict", "Stateful"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memstore.snapshot' has no attribute {name!r}")
+    with between_forks():
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

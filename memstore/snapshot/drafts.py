@@ -85,7 +85,13 @@ def own_bytes(tensors: list[HeldTensor], shared: set[str]) -> int:
 
 
 def draft(
-    take: Take, rank: int, states: list[State], tensors: list[HeldTensor], shared: set[str], shares: Shares, naming: Naming
+    take: Take,
+    rank: int,
+    states: list[State],
+    tensors: list[HeldTensor],
+    shared: set[str],
+    shares: Shares,
+    naming: Naming,
 ) -> tuple[Part, list[FileDraft]]:
     """What the rank writes, and what it says of that."""
     pieces: dict[str, list[tuple[str, Piece]]] = {"model": [], "state": []}

@@ -161,7 +161,9 @@ def _check(manifest: Manifest) -> None:
             _require(start >= stop, "two tensors overlap in", manifest.files[file].name, f"at byte {start:,}")
     for value in manifest.values:
         for index in value.tensors:
-            _require(index < len(manifest.tensors), "the value", [value.key], f"has a tensor {index:,} that isn't there")
+            _require(
+                index < len(manifest.tensors), "the value", [value.key], f"has a tensor {index:,} that isn't there"
+            )
     for rank, values in enumerate(manifest.ranks):
         for key, index in values.items():
             there = index < len(manifest.values) and manifest.values[index].key == key
@@ -190,7 +192,9 @@ def _check_tensor(tensor: StoredTensor, files: tuple[StoredFile, ...]) -> None:
         _require(fits and elements > 0, name, "has a box that doesn't lie in it")
         if itemsize is None:
             itemsize = max(box.nbytes // elements, 1)
-        _require(box.nbytes == elements * itemsize, name, f"has a box of {box.nbytes:,} bytes for {elements:,} elements")
+        _require(
+            box.nbytes == elements * itemsize, name, f"has a box of {box.nbytes:,} bytes for {elements:,} elements"
+        )
         there = box.file < len(files) and box.offset + box.nbytes <= files[box.file].size
         _require(there, name, "has a box beyond the end of its file")
     _require(covered == numel, name, f"has {numel:,} elements, and its boxes {covered:,}")

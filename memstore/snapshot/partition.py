@@ -5,7 +5,6 @@ Every rank computes this from the same offers, and gets the same answer.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from memstore.errors import UnsupportedValueError
-from memstore.sharding import Box
+from memstore.sharding import Box, overlap
 
 SPLIT = 1 << 30  # bytes: a larger box that several ranks have is written by several
 
@@ -123,19 +122,7 @@ def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
 def check_cover(path: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
     """Raises UnsupportedValueError unless the boxes cover the tensor, each element once."""
     covered, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
-    if len(boxes) > 1 and _overlap(boxes):
+    if len(boxes) > 1 and overlap(boxes) is not None:
         raise UnsupportedValueError(f"{path}: the ranks' parts of it overlap without being equal: it can't be saved")
     if covered != wanted:
         raise UnsupportedValueError(f"{path}: the ranks have {covered:,} of its {wanted:,} elements: a rank is missing")
-
-
-def _overlap(boxes: Sequence[Box]) -> bool:
-    """Sweeps along the first dimension: only boxes whose rows meet are compared."""
-    open_boxes: list[tuple[int, Box]] = []
-    for box in sorted(boxes):
-        while open_boxes and open_boxes[0][0] <= box.offsets[0]:
-            heapq.heappop(open_boxes)
-        if any(box.meet(other) is not None for _, other in open_boxes):
-            return True
-        heapq.heappush(open_boxes, (box.offsets[0] + box.shape[0], box))
-    return False

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from memstore import modes
 from memstore.sharding import Box, Shard
 from memstore.snapshot.manifest import StoredBox, StoredTensor
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import own_bytes
 from memstore.snapshot.storage import CHUNK, FilePart
 from memstore.snapshot.stored import Stored
-from memstore.structure import modes, traits
+from memstore.structure import traits
 
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 
@@ -100,9 +101,7 @@ def _position(offsets: Sequence[int], shape: Sequence[int]) -> int:
 
 def _read(stored: Stored, file: int, parts: Sequence[FilePart], meter: Meter) -> None:
     found = stored.manifest.files[file]
-    size = stored.storage.size(found.name)
-    if size is not None and size != found.size:
-        raise stored.damaged_file(found.name, f"it has {size:,} bytes, and the manifest says {found.size:,}")
+    stored.check_size(found)
     stored.storage.read(found.name, parts, sums=found.sums or None, done=meter.done)
 
 

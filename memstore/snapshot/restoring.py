@@ -1,9 +1,9 @@
 """How a snapshot is restored. Every rank runs these steps; one that fails anywhere fails on all of them.
 
-    1. the state dicts of the present objects are asked for: most give their own tensors
-    2. they are compared with what is stored; all differences are told at once, and nothing was written yet
-    3. what is stored is read straight into these tensors, and into new ones where there are none
-    4. load_state_dict of each object gets the stored state dict, made of these tensors; the random state comes last
+1. the state dicts of the present objects are asked for: most give their own tensors
+2. they are compared with what is stored; all differences are told at once, and nothing was written yet
+3. what is stored is read straight into these tensors, and into new ones where there are none
+4. load_state_dict of each object gets the stored state dict, made of these tensors; the random state comes last
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import torch
 from memstore import structure
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.layouts import layouts_of
-from memstore.snapshot.manifest import StoredTensor
 from memstore.snapshot.names import path_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.stateful import AppState, RNGState, check_app_state
 from memstore.snapshot.stored import Stored, Value
-from memstore.snapshot.targets import Name, Target, find_targets
-from memstore.sharding import Shard, whole
-from memstore.structure import DTYPES, modes, traits
+from memstore.snapshot.targets import Name, Target, find_targets, new_target, why_not_filled
+from memstore.structure import traits
 
 _LISTED = 20  # differences in one message
 
@@ -45,7 +43,9 @@ class Match(NamedTuple):
 
 def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
     """As `Snapshot.restore`."""
-    keys = sorted({key for said in ranks.together(lambda: _keys(app_state)) for key in said.decode().split("\0") if key})
+    keys = sorted(
+        {key for said in ranks.together(lambda: _keys(app_state)) for key in said.decode().split("\0") if key}
+    )
     last = [key for key in keys if isinstance(app_state.get(key), RNGState)]
     order = [key for key in keys if key not in last]
     dicts = {key: app_state[key].state_dict() for key in last}
@@ -121,23 +121,6 @@ def _match(
     if is_module:
         _match_module(stored, match, state_dict, targets, strict, differences)
     return match
-
-
-def why_not_filled(tensor: StoredTensor, target: Target) -> str | None:
-    """How a target differs from the tensor that is stored for it."""
-    if target.shape != tensor.shape:
-        return f"stored with shape {list(tensor.shape)}, here {list(target.shape)}"
-    if target.dtype != DTYPES[tensor.dtype]:
-        return f"stored as torch.{tensor.dtype}, here {target.dtype}"
-    return f"it can't be filled: {target.why_not}" if target.why_not else None
-
-
-def new_target(tensor: StoredTensor) -> Target:
-    """A new tensor on the CPU."""
-    with torch.inference_mode(False), modes.put_aside():
-        made = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="cpu")
-    shards = (Shard(whole(tensor.shape), made),) if made.numel() else ()
-    return Target(made, made.dtype, tuple(tensor.shape), shards)
 
 
 def _match_module(

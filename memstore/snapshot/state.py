@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,5 +145,3 @@ def own_bytes(tensor: torch.Tensor) -> Bytes:
 def cut(shard: Shard, box: Any) -> torch.Tensor:
     """The elements of `box` out of a shard that has them."""
     return shard.local[box.within(shard.box).slices]
-
-

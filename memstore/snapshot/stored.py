@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from memstore import structure
 from memstore.engine import Leaf
 from memstore.errors import CorruptionError, KeyNotFoundError, NotAStoreError
-from memstore.snapshot.manifest import LIMIT, Manifest, StoredTensor, StoredValue, read_manifest
+from memstore.sharding import Box
+from memstore.snapshot.manifest import LIMIT, Manifest, StoredFile, StoredTensor, StoredValue, read_manifest
 from memstore.snapshot.names import MANIFEST, path_of
 from memstore.snapshot.partition import check_cover
 from memstore.snapshot.storage import FileStorage
-from memstore.sharding import Box
 
 
 class Value(NamedTuple):
@@ -98,7 +98,9 @@ class Stored:
         except CorruptionError as error:
             raise self.damaged(f"the value {stored.key!r:.100}: {error.detail}") from error
         if len(plan.leaves) != len(tensors):
-            raise self.damaged(f"the value {stored.key!r:.100} has {len(plan.leaves):,} leaves, {len(tensors):,} tensors")
+            raise self.damaged(
+                f"the value {stored.key!r:.100} has {len(plan.leaves):,} leaves, {len(tensors):,} tensors"
+            )
         for leaf, tensor in zip(plan.leaves, tensors, strict=True):
             self._check_leaf(leaf, tensor)
         return Value(stored.key, plan, stored.objects, tensors)
@@ -115,6 +117,21 @@ class Stored:
             raise self.damaged(str(error)) from None
         if not fits:
             raise self.damaged(f"the boxes of {tensor.path!r:.100} have other bytes than {leaf.dtype} takes")
+
+    def objects_of(self, value: Value, *, allow_pickle: bool) -> list[Any]:
+        """The leaves of a value that are no tensors, in the order of the plan's names."""
+        try:
+            return structure.decode_objects(value.objects, value.plan.object_count, allow_pickle)
+        except CorruptionError as error:
+            raise self.damaged(f"the value {value.key!r:.100}: {error.detail}") from error
+
+    def check_size(self, file: StoredFile) -> None:
+        """Raises CorruptionError for a file that is missing, or of another size than the manifest says."""
+        size = self.storage.size(file.name)
+        if size is None:
+            raise self.damaged_file(file.name, "the file is missing")
+        if size != file.size:
+            raise self.damaged_file(file.name, f"it has {size:,} bytes, and the manifest says {file.size:,}")
 
     def damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(path=f"{self.path}/{MANIFEST}", detail=detail)

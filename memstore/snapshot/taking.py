@@ -24,6 +24,7 @@ import msgspec
 import torch
 
 import memstore
+from memstore import modes
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.info import Progress
 from memstore.snapshot.drafts import FileDraft, Naming, draft, offers_of, own_bytes
@@ -36,7 +37,6 @@ from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.state import HeldTensor, State, StateWalker, bytes_of
 from memstore.snapshot.stateful import AppState, RNGState, check_app_state
 from memstore.snapshot.storage import FilePart, FileStorage
-from memstore.structure import modes
 
 
 class Options(NamedTuple):
@@ -107,9 +107,7 @@ def _write(storage: FileStorage, file: FileDraft, take: Take, meter: Meter) -> b
         for piece in file.pieces:
             parts.append(FilePart(at, bytes_of(piece.elements)))
             at += piece.nbytes
-    return storage.write(
-        file.name, file.size, parts, durable=take.durable, checksum=take.checksum, done=meter.done
-    )
+    return storage.write(file.name, file.size, parts, durable=take.durable, checksum=take.checksum, done=meter.done)
 
 
 def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int) -> None:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from memstore import structure
+from memstore import modes, structure
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
-from memstore.structure import name_of, traits
+from memstore.snapshot.manifest import StoredTensor
+from memstore.structure import DTYPES, name_of, traits
 
 Name = tuple[str | int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -72,3 +73,20 @@ def _target(value: Any) -> Target | None:
         why_not = "its storage was freed or cut"
     shards = (Shard(whole(shape), plain),) if tensor.numel() else ()
     return Target(value, tensor.dtype, shape, shards, why_not)
+
+
+def new_target(tensor: StoredTensor) -> Target:
+    """A new tensor on the CPU."""
+    with torch.inference_mode(False), modes.put_aside():
+        made = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="cpu")
+    shards = (Shard(whole(tensor.shape), made),) if made.numel() else ()
+    return Target(made, made.dtype, tuple(tensor.shape), shards)
+
+
+def why_not_filled(tensor: StoredTensor, target: Target) -> str | None:
+    """How a target differs from the tensor that is stored for it."""
+    if target.shape != tensor.shape:
+        return f"stored with shape {list(tensor.shape)}, here {list(target.shape)}"
+    if target.dtype != DTYPES[tensor.dtype]:
+        return f"stored as torch.{tensor.dtype}, here {target.dtype}"
+    return f"it can't be filled: {target.why_not}" if target.why_not else None

@@ -24,7 +24,7 @@ from memstore.structure.containers import is_wrapper
 from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
 from memstore.structure.get import bare_array, build, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.objects import class_name, read_pickle, shown_attributes
+from memstore.structure.objects import class_name, decode_objects, read_pickle, shown_attributes
 from memstore.structure.plans import Plan, plan_of
 from memstore.structure.put import Flat, contents, fill, flatten
 from memstore.structure.refusals import RefusedError
@@ -63,6 +63,7 @@ __all__ = [
     "contents",
     "contiguous_stride",
     "count",
+    "decode_objects",
     "describe_external_tree",
     "describe_external_value",
     "fill",
