@@ -24,6 +24,7 @@ from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
     ExternalFiles,
     OwnedFile,
+    SharedMemory,
     WritableMemory,
     file_offsets,
     lies_in_mapping,
@@ -114,6 +115,7 @@ __all__ = [
     "PinOptions",
     "Record",
     "Root",
+    "SharedMemory",
     "Span",
     "WritableMemory",
     "abandon_root",

@@ -26,7 +26,7 @@ from memstore.structure.get import bare_array, build, get_into, get_like, rebuil
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, decode_objects, read_pickle, shown_attributes
 from memstore.structure.plans import Plan, plan_of
-from memstore.structure.put import Flat, contents, fill, flatten
+from memstore.structure.put import Copies, Flat, GatheredCopy, PlainCopy, contents, copy_tensors, fill, flatten
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import (
     DTYPE_NAMES,
@@ -50,9 +50,12 @@ __all__ = [
     "DTYPE_NAMES",
     "MAX_DEPTH",
     "TENSOR",
+    "Copies",
     "ExternalValue",
     "Flat",
+    "GatheredCopy",
     "MalformedError",
+    "PlainCopy",
     "Plan",
     "RefusedError",
     "Tree",
@@ -62,6 +65,7 @@ __all__ = [
     "class_name",
     "contents",
     "contiguous_stride",
+    "copy_tensors",
     "count",
     "decode_objects",
     "describe_external_tree",

@@ -30,11 +30,11 @@ from memstore.errors import (
     NotAStoreError,
     UnsupportedFilesystemError,
 )
+from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.storage import chunks
 from memstore.snapshot.storage.failures import file_errors
 from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, Done, FilePart
 from memstore.snapshot.storage.names import check_name
-from memstore.snapshot.storage.parallel import in_parallel
 
 _STEP = 1 << 20  # bytes that are summed and then written: they are still in the cache then
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much

@@ -7,7 +7,7 @@ fill       tensors into memory
 
 from __future__ import annotations
 
-from memstore.structure.put.fill import Flat, contents, fill
+from memstore.structure.put.fill import Copies, Flat, GatheredCopy, PlainCopy, contents, copy_tensors, fill
 from memstore.structure.put.flatten import flatten
 
-__all__ = ["Flat", "contents", "fill", "flatten"]
+__all__ = ["Copies", "Flat", "GatheredCopy", "PlainCopy", "contents", "copy_tensors", "fill", "flatten"]

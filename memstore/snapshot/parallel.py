@@ -1,4 +1,4 @@
-"""Large reads and writes, several at once: each is one long system call, during which other threads run."""
+"""Large reads, writes and copies, several at once: each is one long call into C, during which other threads run."""
 
 from __future__ import annotations
 

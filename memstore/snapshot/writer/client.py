@@ -1,0 +1,117 @@
+"""The trainer's side: starts a writer when there is a job and none runs, sends it jobs, and hears of their outcomes.
+
+A thread receives the outcomes. It sleeps in the kernel, so it takes no time of the trainer's; and it learns at once
+when the writer dies, whose jobs then fail. The next job starts a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from memstore.errors import MemstoreError, ResourceLimitError, UnknownOutcomeError
+from memstore.snapshot.writer import messages
+from memstore.snapshot.writer.messages import Job
+from memstore.snapshot.writer.pending import PendingWrite
+
+_CODE = "import sys; from memstore.snapshot.writer.process import main; main(int(sys.argv[1]), float(sys.argv[2]))"
+
+
+class _Process(subprocess.Popen[bytes]):
+    """One that may outlive this process, without a warning."""
+
+    def __del__(self) -> None:  # Popen's own warns of a process that was not waited for
+        pass
+
+
+class Writer:
+    """A writer's process, and the jobs that it has. Thread-safe.
+
+    Args:
+        idle: seconds without a job after which it ends.
+        ended: called, in a thread of its own, when it has ended, after its jobs were settled.
+    """
+
+    def __init__(self, idle: float, ended: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[int, PendingWrite] = {}
+        self._ended = ended
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                self._process = _start(theirs.fileno(), idle)
+            self.pid = self._process.pid
+            threading.Thread(target=self._receive, name="memstore: outcomes of the writer", daemon=True).start()
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def send(self, job: Job, memory: int, pending: PendingWrite) -> bool:
+        """Sends it a job. False if the writer has ended, and knows nothing of it."""
+        with self._lock:
+            if self._channel.fileno() < 0:
+                return False
+            pending.writer = self.pid
+            self._jobs[job.number] = pending  # before it is sent: the outcome may come at once
+            try:
+                messages.send_job(self._channel, job, memory)
+            except BaseException as error:
+                del self._jobs[job.number]
+                if isinstance(error, BrokenPipeError | ConnectionResetError):
+                    return False
+                raise
+        return True
+
+    def leave(self) -> None:
+        """In a forked child, which has no part in it."""
+        self._channel.close()
+
+    def _receive(self) -> None:
+        reason: Exception | None = None
+        try:
+            while (outcome := messages.receive_outcome(self._channel)) is not None:
+                with self._lock:
+                    pending = self._jobs.pop(outcome.number, None)
+                if pending is not None:
+                    pending.settle(outcome)
+        except (OSError, MemstoreError) as error:
+            reason = error
+        code = self._process.wait()
+        with self._lock:
+            left = list(self._jobs.values())
+            self._jobs.clear()
+            self._channel.close()
+        for pending in left:
+            pending.settle(_killed(self.pid, code, reason))
+        self._ended()
+
+
+def _killed(pid: int, code: int, reason: Exception | None) -> UnknownOutcomeError:
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    because = f" ({reason})" if reason else ""
+    return UnknownOutcomeError(
+        f"the process that wrote the snapshot (pid {pid}) {how}{because} before it said that it was done: the snapshot "
+        "is whole if its manifest is there, else take it again"
+    )
+
+
+def _start(fd: int, idle: float) -> _Process:
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    try:
+        return _Process(
+            [sys.executable, "-c", _CODE, str(fd), str(idle)],
+            pass_fds=[fd],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # one that is kept open keeps a terminal, or a pipe's reader, waiting
+            start_new_session=True,
+        )
+    except OSError as error:
+        reason = f"no process could be started to write the snapshot: {error}"
+        raise ResourceLimitError(reason, code=error.errno) from error
