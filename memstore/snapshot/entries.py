@@ -123,7 +123,7 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
 
 def _opened(name: tuple[str | int, ...], value: Any) -> Iterator[tuple[str, Any]]:
     if type(value) in _CONTAINERS and value:
-        keyed = value.items() if isinstance(value, dict) else enumerate(value)
+        keyed: Any = value.items() if isinstance(value, dict) else enumerate(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
         for key, entry in keyed:
             yield from _opened((*name, name_of(key)), entry)
     else:

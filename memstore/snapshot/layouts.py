@@ -7,7 +7,7 @@ ranks are spread as the parameter is: each rank reads its own boxes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -37,11 +37,9 @@ class Layouts:
 
 
 def _spread_as(parameter: Any, tensor: StoredTensor) -> Target:
-    from torch.distributed.tensor import DTensor
-
     with torch.inference_mode(False), torch.no_grad(), modes.put_aside():
         like: torch.Tensor = parameter.to_local()
-        made: Any = DTensor.from_local(
+        made: Any = type(parameter).from_local(
             torch.empty(like.shape, dtype=DTYPES[tensor.dtype], device=like.device),
             parameter.device_mesh,
             parameter.placements,
@@ -58,6 +56,6 @@ def layouts_of(stateful: Any) -> Layouts:
     """Of an optimizer, its parameters'; of other objects, none."""
     if not isinstance(stateful, torch.optim.Optimizer):
         return Layouts()
-    groups = cast("list[dict[str, Any]]", stateful.param_groups)
+    groups = stateful.param_groups
     parameters = [parameter for group in groups for parameter in group["params"]]
     return Layouts([one if type(one).__name__ == "DTensor" else torch.empty(0) for one in parameters])

@@ -1,4 +1,4 @@
-"""The manifest: what a snapshot consists of, as one JSON file that is linked last. docs/snapshot-format.md describes it.
+"""The manifest: what a snapshot consists of, as one JSON file that is linked last (docs/snapshot-format.md).
 
 Everything that can be told without torch is checked here, once, when it is read; the rest (that a value's leaves are
 the tensors it names) where values are read. Imports no torch: the writer's process makes manifests too.

@@ -14,7 +14,7 @@ from memstore.snapshot.targets import find_targets, new_target, why_not_filled
 
 def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, budget: int | None) -> Any:
     """As `Snapshot.read_object`."""
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+    if budget is not None and budget < 1:
         raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {budget!r}")
     if obj_out is None:
         target = new_target(tensor)

@@ -19,7 +19,7 @@ SPLIT = 1 << 30  # bytes: a larger box that several ranks have is written by sev
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that several ranks may hold, or hold parts of, as one rank has it. `boxes`: offsets and shape of each."""
+    """A tensor that several ranks may have (parts of), as one rank has it. `boxes`: offsets and shape of each."""
 
     path: str
     dtype: str

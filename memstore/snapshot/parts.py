@@ -133,7 +133,7 @@ def publish(storage: Storage, parts: Sequence[Part]) -> bytes:
         found = read_manifest(take.path, storage.read_bytes(MANIFEST, LIMIT))
         if found.id != take.id:
             raise AlreadyExistsError(f"{take.path}: another take to this path was first") from None
-    remove_takes(storage, lambda id: id != take.id)
+    remove_other_takes(storage, take.id)
     if index and not take.plain:
         with contextlib.suppress(AlreadyExistsError):
             storage.publish(INDEX, index, durable=take.durable)
@@ -153,8 +153,8 @@ def claimant(storage: Storage) -> str | None:
     return text if is_id(text) else None
 
 
-def remove_takes(storage: Storage, chosen: Any) -> None:
-    """Removes the files of takes whose ids are chosen. Files of others stay, whatever they are called.
+def remove_other_takes(storage: Storage, take: str) -> None:
+    """Removes the files of all takes but this one. Files of others stay, whatever they are called.
 
     Called where no manifest names them: with a manifest of one take there, no other can be published any more.
     """
@@ -162,7 +162,7 @@ def remove_takes(storage: Storage, chosen: Any) -> None:
     last: list[str] = []
     for name in storage.names():
         id = take_of(name, owner)
-        if id is None or not chosen(id):
+        if id is None or id == take:
             continue
         if name == CLAIM:
             last.append(name)  # it says whose the plain names are: so it goes after them
@@ -226,7 +226,7 @@ def _moved(box: StoredBox, files: int) -> StoredBox:
 
 
 def index_of(parts: Iterable[Part], manifest: Manifest) -> bytes | None:
-    """What transformers reads a model's files by; None if it needs none, or a tensor of the model is in several parts."""
+    """What transformers reads a model's files by; None if it needs none, or a tensor is in several parts."""
     places: dict[str, str] = {}
     total = 0
     stored = {tensor.path: tensor for tensor in manifest.tensors}

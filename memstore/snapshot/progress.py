@@ -28,8 +28,6 @@ class Meter:
             self._tell = progress
         elif progress is True and sys.stderr.isatty():
             self._tell = _bar(what)
-        elif not (progress is None or isinstance(progress, bool)):
-            raise TypeError(f"progress is a function of two numbers, True or None, and not {progress!r}")
 
     @property
     def done(self) -> Callable[[int], None] | None:

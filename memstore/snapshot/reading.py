@@ -110,15 +110,12 @@ def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
     batches: list[list[FilePart]] = []
     ends: list[int] = []
     for part in sorted(parts, key=lambda part: part.offset):
-        for i, end in enumerate(ends):
-            if end <= part.offset:
-                break
-        else:
-            i = len(ends)
+        free = next((i for i, end in enumerate(ends) if end <= part.offset), len(ends))
+        if free == len(ends):
             ends.append(0)
             batches.append([])
-        batches[i].append(part)
-        ends[i] = part.offset + len(part.memory)
+        batches[free].append(part)
+        ends[free] = part.offset + len(part.memory)
     return batches
 
 

@@ -43,9 +43,8 @@ class Match(NamedTuple):
 
 def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
     """As `Snapshot.restore`."""
-    keys = sorted(
-        {key for said in ranks.together(lambda: _keys(app_state)) for key in said.decode().split("\0") if key}
-    )
+    said = ranks.together(lambda: "\0".join(check_app_state(app_state)).encode())
+    keys = sorted({key for names in said for key in names.decode().split("\0") if key})
     last = [key for key in keys if isinstance(app_state.get(key), RNGState)]
     order = [key for key in keys if key not in last]
     dicts = {key: app_state[key].state_dict() for key in last}
@@ -76,10 +75,6 @@ def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, 
             _load(stored, app_state[key], matches[key], strict, allow_pickle)
         if key not in last:
             ranks.wait()
-
-
-def _keys(app_state: AppState) -> bytes:
-    return "\0".join(check_app_state(app_state)).encode()
 
 
 def _raise(stored: Stored, differences: list[str]) -> None:

@@ -88,7 +88,7 @@ class Snapshot:
             StoreFullError: no room. Nothing is left.
             MemstoreError: another rank failed; the message names it, and its reason.
         """
-        options = Options(list(replicated or ()), durability, checksum, allow_pickle)
+        options = Options(replicated or (), durability, checksum, allow_pickle)
         manifest = take(path, app_state, pg, options, progress)
         return cls._of(manifest, path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 

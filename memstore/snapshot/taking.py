@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import importlib
 import os
 import time
 import uuid
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-import memstore
 from memstore import modes
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.info import Progress
@@ -42,7 +42,7 @@ from memstore.snapshot.storage import FilePart, FileStorage
 class Options(NamedTuple):
     """As the arguments of `Snapshot.take`."""
 
-    replicated: Sequence[str]
+    replicated: Sequence[Any]
     durability: str
     checksum: bool
     allow_pickle: bool
@@ -134,10 +134,14 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int)
 def prepare(path: Any, app_state: Any, group: Any, options: Options) -> Prepared:
     """All but the writing: afterwards every rank knows what it writes."""
     ranks = Ranks(group)
-    opening = [
-        msgspec.msgpack.decode(text, type=_Opening)
-        for text in ranks.together(lambda: _open(ranks, path, app_state, options))
-    ]
+    begun: list[Take] = []
+    try:
+        said = ranks.together(lambda: _open(ranks, path, app_state, options, begun))
+    except BaseException:
+        for take in begun:
+            abandon(FileStorage(take.path), take, [], ranks.rank)
+        raise
+    opening = [msgspec.msgpack.decode(text, type=_Opening) for text in said]
     take = opening[0].take
     if take is None:
         raise MemstoreError("rank 0 of the process group said nothing of the snapshot")
@@ -150,7 +154,8 @@ def prepare(path: Any, app_state: Any, group: Any, options: Options) -> Prepared
         raise
 
 
-def _open(ranks: Ranks, path: Any, app_state: Any, options: Options) -> bytes:
+def _open(ranks: Ranks, path: Any, app_state: Any, options: Options, begun: list[Take]) -> bytes:
+    """What this rank says first. Rank 0 begins the take, which it then finds in `begun`."""
     checked = check_app_state(app_state)
     if options.durability not in ("process", "disk"):
         raise ValueError(f"durability is 'process' or 'disk', and not {options.durability!r}")
@@ -162,9 +167,10 @@ def _open(ranks: Ranks, path: Any, app_state: Any, options: Options) -> bytes:
         for key, value in checked.items()
         if isinstance(value, torch.nn.Module)
     ]
-    take = None if ranks.rank else _begin(found, ranks.size, options)
     replicated = [*options.replicated, *_inferred(checked)]
-    return msgspec.msgpack.encode(_Opening(take, replicated, list(checked), modules))
+    if not ranks.rank:
+        begun.append(_begin(found, ranks.size, options))
+    return msgspec.msgpack.encode(_Opening(begun[0] if begun else None, replicated, list(checked), modules))
 
 
 def local_path(path: Any) -> str:
@@ -194,7 +200,7 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
             storage.publish(CLAIM, id.encode(), durable=False)
         except AlreadyExistsError:
             plain = False
-    writer = f"memstore {memstore.__version__}"
+    writer = f"memstore {importlib.import_module('memstore').__version__}"  # which is a layer above this one
     return Take(id, path, world_size, time.time(), writer, plain, durable, options.checksum)
 
 

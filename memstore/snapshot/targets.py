@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from memstore import modes, structure
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
@@ -50,7 +50,7 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
 
 
 def _target(value: Any) -> Target | None:
-    if isinstance(value, UninitializedTensorMixin):
+    if is_lazy(value):
         return None
     if type(value) not in _PLAIN:
         leaf = sharded_leaf(value)
