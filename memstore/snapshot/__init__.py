@@ -1,6 +1,6 @@
 """State dicts, saved and restored: a snapshot is a folder of safetensors files with a manifest, which is linked last.
 
-snapshot       Snapshot: what a user calls         pending       PendingSnapshot: one that is being written
+snapshot       Snapshot: what a user calls         pending       one that is being written
 stateful       what can be saved                   progress      a callback, or a bar
 
 taking         the steps of a take, on all ranks   restoring     those of a restore
@@ -28,13 +28,12 @@ from typing import TYPE_CHECKING, Any
 from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
-    from memstore.snapshot.pending import PendingSnapshot
-    from memstore.snapshot.snapshot import Snapshot
+    from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
 
 _HOMES = {
     "AppState": "memstore.snapshot.stateful",
-    "PendingSnapshot": "memstore.snapshot.pending",
+    "PendingSnapshot": "memstore.snapshot.snapshot",
     "RNGState": "memstore.snapshot.stateful",
     "Snapshot": "memstore.snapshot.snapshot",
     "StateDict": "memstore.snapshot.stateful",

@@ -9,7 +9,7 @@ MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5}-of-[0-9]{5})?(?:-([0-9a-f]{16}))?\.safetensors")
-_PART = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.part-[0-9]{1,9}")
+_PART = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:part|failure)-[0-9]{1,9}")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -37,6 +37,11 @@ def is_file_name(name: str) -> bool:
 def part_name(take: str, rank: int) -> str:
     """Of the file in which a rank says what it wrote."""
     return f"memstore_snapshot.{take}.part-{rank}"
+
+
+def failure_name(take: str, rank: int) -> str:
+    """Of the file in which a rank says what has failed, when it can't tell the others otherwise."""
+    return f"memstore_snapshot.{take}.failure-{rank}"
 
 
 def take_of(name: str, claimant: str | None) -> str | None:

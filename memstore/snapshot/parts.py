@@ -95,7 +95,12 @@ def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], du
     take = part.take
     storage.publish(part_name(take.id, part.rank), msgspec.msgpack.encode(part), durable=durable)
     parts = read_parts(storage, take)
-    return b"" if parts is None else publish(storage, parts)
+    try:
+        return b"" if parts is None else publish(storage, parts)
+    except AlreadyExistsError:  # another take was first: nobody counts on these files any more
+        for name in (*sums, part_name(take.id, part.rank)):
+            _remove(storage, name)
+        raise
 
 
 def read_parts(storage: Storage, take: Take) -> list[Part] | None:

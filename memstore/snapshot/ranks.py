@@ -45,7 +45,7 @@ class Ranks:
             raise raised
         for rank, (kind, text, _) in enumerate(outcomes):
             if kind:
-                raise _of_another(rank, kind, text)
+                raise error_of_rank(rank, kind, text)
         return [found for _, _, found in outcomes]
 
     def wait(self) -> None:
@@ -62,7 +62,8 @@ class Ranks:
         return [msgspec.msgpack.decode(text, type=tuple[str, str, bytes]) for text in found]
 
 
-def _of_another(rank: int, kind: str, text: str) -> MemstoreError:
+def error_of_rank(rank: int, kind: str, text: str) -> MemstoreError:
+    """What failed on another rank, as an error of the same type here."""
     found = cast("type[MemstoreError] | None", getattr(errors, kind, None))
     if found is None:
         return MemstoreError(f"rank {rank} failed: {kind}: {text}")

@@ -5,15 +5,18 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any, Literal
 
+from memstore.errors import KeyNotFoundError
 from memstore.info import Progress
 from memstore.snapshot.entries import Entry, SnapshotMetadata, entries_of, find_leaf, metadata_of
 from memstore.snapshot.manifest import Manifest
 from memstore.snapshot.objects_out import read_tensor
+from memstore.snapshot.pending import PendingTake, start
+from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.restoring import restore, state_dict_of
 from memstore.snapshot.stateful import AppState, check_app_state
 from memstore.snapshot.stored import Stored
-from memstore.snapshot.taking import Options, local_path, take
+from memstore.snapshot.taking import Options, local_path, prepare, take
 from memstore.snapshot.verifying import verify
 
 _STORAGE_OPTIONS = frozenset({"allow_pickle"})
@@ -90,10 +93,47 @@ class Snapshot:
         """
         options = Options(replicated or (), durability, checksum, allow_pickle)
         manifest = take(path, app_state, pg, options, progress)
-        return cls._of(manifest, path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+        return cls.of(manifest, path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
     @classmethod
-    def _of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
+    def async_take(
+        cls,
+        path: str | PathLike[str],
+        app_state: AppState,
+        pg: Any = None,
+        replicated: list[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        durability: Literal["process", "disk"] = "disk",
+        checksum: bool = True,
+        progress: Progress | bool | None = None,
+        allow_pickle: bool = False,
+    ) -> PendingSnapshot:
+        """As `take`, but returns as soon as the tensors may change: a process of its own writes their copies.
+
+        Several snapshots may be in flight, of a quarter of the machine's memory in all: one more waits for the oldest.
+        If the training dies now, the snapshot is completed.
+
+        Args:
+            progress: as of `take`; it is told once all is written, by `wait`.
+            path, app_state, pg, replicated, storage_options, durability, checksum, allow_pickle: as of `take`.
+
+        Returns:
+            What is pending; its `wait` returns the snapshot, or raises what has failed.
+
+        Raises:
+            StoreTimeoutError: too many bytes are still to be written after ten minutes.
+            ResourceLimitError: the copies don't fit into the machine's memory.
+            AlreadyExistsError, UnsupportedValueError, MemstoreError: as of `take`.
+        """
+        options = Options(replicated or (), durability, checksum, allow_pickle)
+        prepared = prepare(path, app_state, pg, options)
+        meter = Meter(progress if prepared.ranks.rank == 0 or callable(progress) else None, prepared.nbytes, "writing")
+        return PendingSnapshot(start(prepared, meter), pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+
+    @classmethod
+    def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
+        """A snapshot whose manifest is known already. For memstore's own use."""
         snapshot = cls(path, pg, storage_options)
         snapshot._stored = Stored(snapshot.path, manifest)
         return snapshot
@@ -171,8 +211,6 @@ class Snapshot:
         verify(self._open(), progress, allow_pickle=self._allow_pickle)
 
     def _missing(self, stored: Stored, key: str) -> Exception:
-        from memstore.errors import KeyNotFoundError
-
         there = ", ".join(map(repr, stored.keys(Ranks(self.pg).rank)))
         return KeyNotFoundError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
 
@@ -183,6 +221,39 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"memstore.Snapshot({self.path!r})"
+
+
+class PendingSnapshot:
+    """A snapshot that is being written. Made by `Snapshot.async_take`.
+
+    Attributes:
+        path: of its folder.
+    """
+
+    def __init__(self, take: PendingTake, pg: Any, storage_options: dict[str, Any]) -> None:
+        self.path: str = take.path
+        self._take, self._pg, self._storage_options = take, pg, storage_options
+
+    def wait(self, timeout: float | None = None) -> Snapshot:
+        """Waits until the snapshot of all ranks is there, and returns it.
+
+        Args:
+            timeout: seconds; None: as long as this rank's bytes take, and then half an hour for the other ranks.
+
+        Raises:
+            StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be
+                called again.
+            AlreadyExistsError: another take to this path was faster.
+            MemstoreError, OSError: what failed in the writer of this rank, or, naming it, of another.
+        """
+        return Snapshot.of(self._take.wait(timeout), self.path, self._pg, self._storage_options)
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._take.done()
+
+    def __repr__(self) -> str:
+        return f"memstore.PendingSnapshot({self.path!r}, done={self.done()})"
 
 
 def _allow_pickle(storage_options: dict[str, Any] | None) -> bool:

@@ -65,6 +65,11 @@ class Prepared(NamedTuple):
     part: Part
     files: list[FileDraft]
 
+    @property
+    def nbytes(self) -> int:
+        """Of the files."""
+        return sum(file.size for file in self.files)
+
 
 def take(path: Any, app_state: Any, group: Any, options: Options, progress: Progress | bool | None) -> Manifest:
     """Takes a snapshot, and returns its manifest."""
@@ -73,7 +78,7 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
     take = prepared.part.take
     written: list[str] = []
     try:
-        meter = Meter(progress if callable(progress) or ranks.rank == 0 else None, _size(files), "writing")
+        meter = Meter(progress if callable(progress) or ranks.rank == 0 else None, prepared.nbytes, "writing")
 
         def write() -> bytes:
             sums: dict[str, bytes] = {}
@@ -94,10 +99,6 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
     except BaseException:
         abandon(storage, take, written, ranks.rank)
         raise
-
-
-def _size(files: Sequence[FileDraft]) -> int:
-    return sum(file.size for file in files)
 
 
 def _write(storage: FileStorage, file: FileDraft, take: Take, meter: Meter) -> bytes:
