@@ -9,7 +9,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.files.claimed_file import ClaimedFile, Guard, map_for_writing
-from memstore.engine.files.huge_pages import allocate_huge, touch_extents
+from memstore.engine.files.huge_pages import allocate_rest, collapse_extents, touch_extents
 from memstore.engine.files.spares import Spare
 from memstore.engine.format import Header
 
@@ -75,7 +75,8 @@ class SegmentWriter:
             self._address = address + start
             map_for_writing(self._address, fd, self.size, guard)
             if huge_pages:
-                allocate_huge(fd, self._address, self.size)
+                collapse_extents(self._address, self.size)
+                allocate_rest(fd, self._address, self.size)
         self.is_whole = True
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from memstore.engine import syscalls
-from memstore.engine.files.huge_pages import allocate_huge, touch_extents
+from memstore.engine.files.huge_pages import allocate_rest, collapse_extents, touch_extents
 
 
 class SharedMemory:
-    """Memory of this process that others can map: a file in memory that has no name, all of it allocated.
+    """Memory of this process that others can map: a file in memory that has no name.
 
     It is given back when nothing refers to it any more, here and in the processes that were sent its descriptor.
 
@@ -17,7 +17,7 @@ class SharedMemory:
         size: in bytes, at least 1.
 
     Raises:
-        OSError: the machine has not so much memory.
+        OSError: no file descriptors, or no addresses, are left.
 
     Attributes:
         address: of the first byte; from 2 MiB on a multiple of that.
@@ -31,11 +31,15 @@ class SharedMemory:
         self._mapping, start, skipped = syscalls.reserve(size)
         self.address = start + skipped
         syscalls.map_shared(self.address, self.fd, size)
-        if size < syscalls.HUGE_PAGE:
-            syscalls.allocate(self.fd, size)
-        else:
-            touch_extents(self.fd, size)
-            allocate_huge(self.fd, self.address, size)
+
+    def make_huge(self, start: int, stop: int) -> None:
+        """Allocates what it can of a run in huge pages. One core clears one run: several may be done at once."""
+        touch_extents(self.fd, stop, start)
+        collapse_extents(self.address + start, stop - start)
+
+    def allocate(self) -> None:
+        """Allocates what isn't yet. Raises OSError if the machine has not so much memory."""
+        allocate_rest(self.fd, self.address, self.size)
 
     @property
     def fd(self) -> int:

@@ -11,8 +11,10 @@ import numpy as np
 
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError
+from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.staging.pinning import Pinned
 
+_RUN = 64 << 20  # bytes that one thread allocates at a time
 _AVAILABLE = "/proc/meminfo"
 
 
@@ -27,6 +29,9 @@ class Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory = SharedMemory(size)
+        starts = range(0, size, _RUN) if size >= syscalls.HUGE_PAGE else range(0)
+        in_parallel(lambda start: self._memory.make_huge(start, min(start + _RUN, size)), starts, lambda _: None)
+        self._memory.allocate()
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.asarray(self._memory)
         self._pinned: Pinned | None = None
 

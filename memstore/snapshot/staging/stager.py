@@ -120,6 +120,12 @@ class Stager:
             while self._writer is None or not self._writer.send(job, memory, pending):
                 self._writer = Writer(self._idle, self.pool.trim)
 
+    def close(self) -> None:
+        """Lets the writer end, once it has carried out its jobs; the memory is given back then."""
+        with self._lock:
+            if self._writer is not None:
+                self._writer.close()
+
     def leave(self) -> None:
         """In a forked child, which must neither use the memory nor keep the writer waiting for jobs."""
         if self._writer is not None:

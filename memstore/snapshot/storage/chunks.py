@@ -67,9 +67,8 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[Run]:
     found: list[Run] = []
     for run in runs_of(parts, join=CHUNK):
         before = run.offset % CHUNK
-        after = min(run.offset - before + CHUNK, size) - run.end
-        pieces = [_scratch(before)] * bool(before) + run.pieces + [_scratch(after)] * (after > 0)
-        found.append(Run(run.offset - before, pieces))
+        after = max(min(run.offset - before + CHUNK, size) - run.end, 0)
+        found.append(Run(run.offset - before, [_scratch(before), *run.pieces, _scratch(after)]))
     return found
 
 

@@ -6,6 +6,7 @@ when the writer dies, whose jobs then fail. The next job starts a new one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -65,6 +66,11 @@ class Writer:
                     return False
                 raise
         return True
+
+    def close(self) -> None:
+        """Sends no more jobs: the writer ends when it has carried out those that it has. No job waits for that."""
+        with self._lock, contextlib.suppress(OSError):  # it has ended
+            self._channel.shutdown(socket.SHUT_WR)
 
     def leave(self) -> None:
         """In a forked child, which has no part in it."""
