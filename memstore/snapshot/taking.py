@@ -31,7 +31,7 @@ from memstore.snapshot.drafts import FileDraft, Naming, draft, offers_of, own_by
 from memstore.snapshot.manifest import Manifest, read_manifest
 from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, path_of
 from memstore.snapshot.partition import Offer, lone_replicas, partition
-from memstore.snapshot.parts import Part, Take, publish, with_sums
+from memstore.snapshot.parts import Part, Take, claimant, publish, with_sums
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.state import HeldTensor, State, StateWalker, bytes_of
@@ -123,7 +123,7 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int)
             storage.remove(name)
     if rank == 0:
         with contextlib.suppress(OSError):
-            if take.plain:
+            if claimant(storage) == take.id:
                 storage.remove(CLAIM)
             if not storage.names():
                 os.rmdir(take.path)
@@ -135,23 +135,15 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int)
 def prepare(path: Any, app_state: Any, group: Any, options: Options) -> Prepared:
     """All but the writing: afterwards every rank knows what it writes."""
     ranks = Ranks(group)
-    begun: list[Take] = []
+    begun: list[Take] = []  # rank 0's
     try:
         said = ranks.together(lambda: _open(ranks, path, app_state, options, begun))
+        opening = [msgspec.msgpack.decode(text, type=_Opening) for text in said]
+        with modes.put_aside():
+            return _prepare(ranks, opening, app_state, options)
     except BaseException:
         for take in begun:
             abandon(FileStorage(take.path), take, [], ranks.rank)
-        raise
-    opening = [msgspec.msgpack.decode(text, type=_Opening) for text in said]
-    take = opening[0].take
-    if take is None:
-        raise MemstoreError("rank 0 of the process group said nothing of the snapshot")
-    storage = FileStorage(take.path)
-    try:
-        with modes.put_aside():
-            return _prepare(ranks, storage, take, opening, app_state, options)
-    except BaseException:
-        abandon(storage, take, [], ranks.rank)
         raise
 
 
@@ -193,21 +185,32 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
         raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
     if os.path.lexists(path) and not os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is there, and is no folder")
-    id, durable = uuid.uuid4().hex[:16], options.durability == "disk"
-    storage = FileStorage.create(path, durable=durable)
-    plain = not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names())
-    if plain:
-        try:
-            storage.publish(CLAIM, id.encode(), durable=False)
-        except AlreadyExistsError:
-            plain = False
     writer = f"memstore {importlib.import_module('memstore').__version__}"  # which is a layer above this one
-    return Take(id, path, world_size, time.time(), writer, plain, durable, options.checksum)
+    durable = options.durability == "disk"
+    take = Take(uuid.uuid4().hex[:16], path, world_size, time.time(), writer, False, durable, options.checksum)
+    storage = FileStorage.create(path, durable=durable)
+    try:
+        return msgspec.structs.replace(take, plain=_claim(storage, take.id))
+    except BaseException:
+        abandon(storage, take, [], 0)
+        raise
 
 
-def _prepare(
-    ranks: Ranks, storage: FileStorage, take: Take, opening: list[_Opening], app_state: AppState, options: Options
-) -> Prepared:
+def _claim(storage: FileStorage, take: str) -> bool:
+    """Whether the take may use the plain names: nobody else does, or has used them."""
+    if any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
+        return False
+    with contextlib.suppress(AlreadyExistsError):
+        storage.publish(CLAIM, take.encode(), durable=False)
+        return True
+    return False
+
+
+def _prepare(ranks: Ranks, opening: list[_Opening], app_state: AppState, options: Options) -> Prepared:
+    take = opening[0].take
+    if take is None:
+        raise MemstoreError("rank 0 of the process group said nothing of the snapshot")
+    storages: list[FileStorage] = []
     tensors: list[HeldTensor] = []
     states: list[State] = []
     shared: set[str] = set()
@@ -215,6 +218,7 @@ def _prepare(
     globs = set.intersection(*(set(said.replicated) for said in opening))
 
     def walk() -> bytes:
+        storages.append(FileStorage(take.path))
         walker = StateWalker(allow_pickle=options.allow_pickle)
         states.extend(walker.add(key, value) for key, value in dicts().items())
         tensors.extend(walker.tensors)
@@ -231,7 +235,7 @@ def _prepare(
         [nbytes for nbytes, _ in found], [[offer for offer in mine if offer.path not in alone] for _, mine in found]
     )
     part, files = draft(take, ranks.rank, states, tensors, shared, shares, _naming(opening))
-    return Prepared(ranks, storage, part, files)
+    return Prepared(ranks, storages[0], part, files)
 
 
 def _matches(path: str, globs: set[str], ranks: Ranks) -> bool:
