@@ -93,13 +93,16 @@ def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], du
     """
     part = with_sums(msgspec.msgpack.decode(argument, type=Part), sums)
     take = part.take
-    storage.publish(part_name(take.id, part.rank), msgspec.msgpack.encode(part), durable=durable)
-    parts = read_parts(storage, take)
+    own = part_name(take.id, part.rank)
     try:
+        storage.publish(own, msgspec.msgpack.encode(part), durable=durable)
+        parts = read_parts(storage, take)
         return b"" if parts is None else publish(storage, parts)
-    except AlreadyExistsError:  # another take was first: nobody counts on these files any more
-        for name in (*sums, part_name(take.id, part.rank)):
-            _remove(storage, name)
+    except BaseException as error:
+        # Where the part is there, another rank's writer may be publishing, and count on these files.
+        if isinstance(error, AlreadyExistsError) or storage.size(own) is None:
+            for name in (own, *sums):
+                _remove(storage, name)
         raise
 
 

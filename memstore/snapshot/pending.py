@@ -79,22 +79,27 @@ class PendingTake:
         except UnknownOutcomeError as error:  # killed: before the publication, or after it
             found = self._published()
             if found is None:
-                self._give_up(error)
+                self._give_up(error, self._files)
             return found
         except (MemstoreError, OSError) as error:
-            self._give_up(error)
+            self._give_up(error, [])  # the writer has removed its files
         return read_manifest(self.path, text) if text else None
 
-    def _give_up(self, error: Exception) -> NoReturn:
+    def _give_up(self, error: Exception, files: list[str]) -> NoReturn:
         """Tells the other ranks, removes what this one has written, and raises."""
         note = msgspec.json.encode([type(error).__name__, str(error)])
         with contextlib.suppress(MemstoreError, OSError):
             if self._take.world_size > 1:
                 self._storage.publish(failure_name(self._take.id, self._rank), note, durable=False)
-        self._abandon()
+        if not self._has_part(self._rank):  # else another rank's writer may be publishing it
+            abandon(self._storage, self._take, files, self._rank)
         raise error
 
+    def _has_part(self, rank: int) -> bool:
+        return self._storage.size(part_name(self._take.id, rank)) is not None
+
     def _abandon(self) -> None:
+        """Once the take can't be published any more."""
         abandon(self._storage, self._take, [*self._files, part_name(self._take.id, self._rank)], self._rank)
 
     def _others_outcome(self, deadline: float) -> Manifest:
@@ -105,7 +110,6 @@ class PendingTake:
             if found is not None:
                 return found
             if failure is not None:
-                self._abandon()
                 raise failure
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(
@@ -117,8 +121,7 @@ class PendingTake:
 
     def _missing(self) -> str:
         ranks = range(self._take.world_size)
-        gone = [str(rank) for rank in ranks if self._storage.size(part_name(self._take.id, rank)) is None]
-        return ", ".join(gone[:20])
+        return ", ".join([str(rank) for rank in ranks if not self._has_part(rank)][:20])
 
     def _published(self) -> Manifest | None:
         """The manifest of this take; an error if another one's is there."""
@@ -132,12 +135,14 @@ class PendingTake:
         return found
 
     def _failure(self) -> Exception | None:
-        """What another rank has noted."""
+        """What another rank has noted. Without its part nobody can publish: so this rank's files go."""
         for rank in range(self._take.world_size):
             name = failure_name(self._take.id, rank)
             if self._storage.size(name) is not None:
                 with contextlib.suppress(KeyNotFoundError, CorruptionError, msgspec.MsgspecError):
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
+                    if not self._has_part(rank):
+                        self._abandon()
                     return error_of_rank(rank, kind, text)
         return None
 

@@ -28,7 +28,10 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any, dea
     with tempfile.TemporaryDirectory() as folder:
         children = [Child(_rank, rank, world_size, folder, function, arguments) for rank in range(world_size)]
         try:
-            return [None if rank in dead else _outcome(child) for rank, child in enumerate(children)]
+            outcomes = [None if rank in dead else _outcome(child) for rank, child in enumerate(children)]
+            for rank in dead:
+                children[rank].process.join(60)
+            return outcomes
         finally:
             for child in children:
                 child.__exit__()
