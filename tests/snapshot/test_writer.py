@@ -18,10 +18,17 @@ import pytest
 import torch
 
 from memstore import errors
-from memstore.errors import AlreadyExistsError, MemstoreError, StoreFullError, StoreTimeoutError, UnknownOutcomeError
+from memstore.errors import (
+    AlreadyExistsError,
+    MemstoreError,
+    ResourceLimitError,
+    StoreFullError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager
 from memstore.snapshot.storage import FilePart, FileStorage, Storage
-from memstore.snapshot.writer import messages, process, steps
+from memstore.snapshot.writer import client, messages, process, steps
 from memstore.snapshot.writer.failures import error_of, failure_of
 from memstore.snapshot.writer.messages import Job, Outcome
 from memstore.testing import faults
@@ -51,8 +58,7 @@ def start(stager: Stager, folder: FileStorage, *names: str, size: int = 1000) ->
 
 
 def write(staged: Staged, folder: FileStorage, *names: str) -> PendingWrite:
-    place = tuple(staged.places[0])
-    return staged.write(folder.path, [StagedFile(name, b"header", [place]) for name in names], durable=False)
+    return staged.write(folder.path, [StagedFile(name, b"header", staged.places) for name in names], durable=False)
 
 
 def wait_for_end(pid: int) -> None:
@@ -83,7 +89,8 @@ def test_the_writer_has_no_torch_no_terminal_and_no_interrupts(stager: Stager, f
     pending.wait(60)
     pid = pending.writer
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
-    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(2)] == ["/dev/null"] * 2
+    assert os.readlink(f"/proc/{pid}/fd/2").startswith("/memfd:")
     assert os.getsid(pid) == pid
     ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn"))
     assert int(ignored.split()[1], 16) & 1 << signal.SIGINT - 1
@@ -104,7 +111,7 @@ def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStora
         pending = start(stager, folder, str(number), size=3 * MIB)
         pending.wait(60)
         pids.add(pending.writer)
-        wait_until(lambda pid=pending.writer: not stager.pool._free and not os.path.exists(f"/proc/{pid}"))
+        wait_until(lambda pid=pending.writer: not stager.pool.free_bytes and not os.path.exists(f"/proc/{pid}"))
     assert len(pids) == 3
 
 
@@ -122,7 +129,7 @@ def test_a_program_ends_while_its_writer_runs(folder: FileStorage) -> None:
         import sys, torch
         from memstore.snapshot.staging import StagedFile, stage
         staged = stage([torch.ones(1000)])
-        pending = staged.write(sys.argv[1], [StagedFile("file", b"", [tuple(staged.places[0])])])
+        pending = staged.write(sys.argv[1], [StagedFile("file", b"", staged.places)])
         print(pending.writer)
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
@@ -216,6 +223,20 @@ def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -
     second.wait(60)
 
 
+def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stager = Stager(limit=16 * MIB)
+    monkeypatch.setattr(client, "_CODE", "raise ImportError('no such thing')")
+    with pytest.raises(UnknownOutcomeError, match=r"exit code 1 \(ImportError: no such thing\)"):
+        start(stager, folder, "file").wait(60)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ResourceLimitError, match="/nowhere/python"):
+        start(stager, folder, "file")
+    monkeypatch.undo()
+    start(stager, folder, "file", size=10 * MIB).wait(60)
+    start(stager, folder, "second", size=10 * MIB).wait(60)
+    stager.close()
+
+
 # --- death of the writer ----------------------------------------------------------------------------------------------
 
 
@@ -251,12 +272,12 @@ def test_a_writer_that_dies_at_any_step_leaves_a_whole_snapshot_or_none(tmp_path
 def serve_in_child(folder: FileStorage, number: int) -> Outcome | None:
     """What a writer that dies at a step says of a job, if it says something."""
     staged = Stager(limit=16 * MIB).stage([torch.ones(1000, dtype=torch.uint8)])
-    files = [StagedFile(name, b"header", [tuple(staged.places[0])]) for name in ("one", "two", "three")]
+    files = [StagedFile(name, b"header", staged.places) for name in ("one", "two", "three")]
     job = Job(1, os.fsencode(folder.path), files, "part", b"manifest", True, True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, Child(serve_and_die, theirs, ours, number):
         theirs.close()
-        messages.send_job(ours, job, staged._block.fd)
+        messages.send_job(ours, job, staged.block.fd)
         ours.shutdown(socket.SHUT_WR)
         return messages.receive_outcome(ours)
 
@@ -346,8 +367,8 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
             socket.send_fds(ours, [b"job"], [null.fileno(), null.fileno()])
         else:
             monkeypatch.setattr(messages, "JOB_LIMIT", 200)
-            monkeypatch.setattr(msgspec.msgpack, "encode", lambda _: bytes(201))
-            with pytest.raises(errors.ResourceLimitError, match="201 bytes"):
+            monkeypatch.setattr(msgspec.msgpack, "encode", long_job)
+            with pytest.raises(ResourceLimitError, match="201 bytes"):
                 messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
             monkeypatch.setattr(messages, "JOB_LIMIT", 201)
             messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
@@ -355,6 +376,10 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MemstoreError, match="not a job|is no Job|201 bytes"):
             messages.receive_job(theirs)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def long_job(_: Job) -> bytes:
+    return bytes(201)
 
 
 def test_an_outcome_that_is_too_long_is_a_failure() -> None:
