@@ -30,8 +30,8 @@ class Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory = SharedMemory(size)
-        starts = range(0, size, _RUN) if size >= syscalls.HUGE_PAGE else range(0)
-        in_parallel(lambda start: self._memory.make_huge(start, min(start + _RUN, size)), starts, lambda _: None)
+        starts = range(0, size, _RUN)
+        in_parallel(lambda start: self._memory.populate(start, min(start + _RUN, size)), starts, lambda _: None)
         self._memory.allocate()
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.asarray(self._memory)
         self._pinned: Pinned | None = None

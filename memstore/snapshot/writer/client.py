@@ -7,6 +7,7 @@ when the writer dies, whose jobs then fail. The next job starts a new one.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -43,7 +44,7 @@ class Writer:
         self._lock = threading.Lock()
         self._jobs: dict[int, PendingWrite] = {}
         self._ended = ended
-        self._errors = open(syscalls.memory_file("memstore: errors of a writer"), "rb")
+        self._errors = io.FileIO(syscalls.memory_file("memstore: errors of a writer"))
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -78,6 +79,7 @@ class Writer:
     def leave(self) -> None:
         """In a forked child, which has no part in it."""
         self._channel.close()
+        self._errors.close()
 
     def _receive(self) -> None:
         reason: Exception | None = None
