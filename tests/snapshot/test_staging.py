@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnsupportedValueError
-from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager, copying, stage, stager
+from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager, copying, pinning, stage
 from memstore.snapshot.storage import FileStorage
 from tests.children import in_child
 
@@ -43,7 +44,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def write(staged: Staged, folder: FileStorage, name: str = "file") -> PendingWrite:
-    files = [StagedFile(name, b"header", [tuple(place) for place in staged.places])]
+    files = [StagedFile(name, b"header", staged.places)]
     return staged.write(folder.path, files, durable=False)
 
 
@@ -167,6 +168,52 @@ def test_what_was_staged_is_written_once(small: Stager, folder: FileStorage) -> 
         write(staged, folder)
 
 
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_tensors_of_cuda_devices_are_copied_through_pinned_memory(small: Stager, folder: FileStorage) -> None:
+    values = [torch.rand(100_000, device="cuda"), torch.rand(100, 30, device="cuda").t(), torch.rand(3)]
+    expected = [bytes_of(value.cpu()) for value in values]
+    for number in range(2):  # the second time in memory that is pinned already
+        staged = small.stage([value.clone() for value in values])
+        assert staged_bytes(staged) == expected
+        write(staged, folder, str(number)).wait(60)
+
+
+class Runtime:
+    """What is asked of CUDA, on a machine that has none."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.registered: list[int] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert size == 4096 and flags == 1
+        if not self.code:
+            self.registered.append(address)
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.registered.remove(address)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_pinned_memory_is_given_up_before_it_goes(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    runtime = Runtime(code)
+    monkeypatch.setattr(pinning, "_runtime", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    made = Stager(limit=4 * MIB)
+    staged = made.stage([torch.rand(10)])
+    for _ in range(2):
+        staged.block.pin(torch.device("cpu"))
+    assert len(runtime.registered) == (code == 0)
+    staged.release()
+    assert len(runtime.registered) == (code == 0), "it is kept with the memory"
+    made.pool.trim()
+    assert runtime.registered == []
+
+
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +236,7 @@ def stage_in_child(folder: FileStorage, parents: PendingWrite, kept: Staged) -> 
     with pytest.raises(MemstoreError, match=f"process {os.getppid()} asked for it"):
         parents.wait(0)
     kept.release()
-    assert stager._stager is None
     staged = stage([torch.zeros(1000)])
-    assert staged.memory.obj is not kept.memory.obj
-    write(staged, folder, "child's").wait(60)
+    pending = write(staged, folder, "child's")
+    pending.wait(60)
+    assert pending.writer != parents.writer

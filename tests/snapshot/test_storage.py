@@ -30,6 +30,7 @@ from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, FileStorage, chunks, files, verify_file
 from memstore.testing import faults
 from tests.children import Wire, children, in_child
+from tests.overlay import on_overlay
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 
 SMALL_CHUNK = 64
@@ -108,7 +109,7 @@ def test_large_files_go_through_several_threads(storage: FileStorage) -> None:
 
 
 def test_memory_of_any_kind_is_written_and_read(storage: FileStorage) -> None:
-    square = np.arange(12, dtype=np.float32).reshape(3, 4)
+    square = np.ones((3, 4), np.float32) / 3
     parts = [FilePart(0, b"ab"), FilePart(2, bytearray(b"cd")), FilePart(4, square), FilePart(52, np.zeros((0, 3)))]
     storage.write("file", 52, parts, durable=False)
     target = np.zeros_like(square)
@@ -178,6 +179,22 @@ def test_the_folder_is_the_one_that_was_opened(tmp_path: Path) -> None:
     write(storage, "file", b"1")
     storage.publish("manifest", b"2", durable=True)
     assert sorted(os.listdir(tmp_path / "after")) == ["file", "manifest"] and not os.listdir(tmp_path / "before")
+
+
+@pytest.mark.parametrize("one_file_system", [True, False])
+def test_folders_of_containers_are_storage(one_file_system: bool) -> None:
+    on_overlay(write_and_read, one_file_system=one_file_system)
+
+
+def write_and_read(path: str) -> None:
+    storage = FileStorage.create(path, durable=True)
+    sums = write(storage, "file", b"12345", durable=True)
+    storage.publish("manifest", sums, durable=True)
+    with pytest.raises(AlreadyExistsError):
+        storage.publish("manifest", sums, durable=True)
+    verify_file(storage, "file", 5, storage.read_bytes("manifest", 8))
+    storage.remove("file")
+    assert storage.names() == ["manifest"]
 
 
 # --- damage and malice ------------------------------------------------------------------------------------------------
@@ -411,8 +428,15 @@ def write_beyond_the_limit(folder: str) -> None:
 def test_short_calls_of_the_kernel_go_on(storage: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal can cut them, and no call moves more than 2 GiB."""
     write_some, read_some = os.pwritev, os.preadv
-    monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: write_some(fd, [parts[0][:3]], offset))
-    monkeypatch.setattr(os, "preadv", lambda fd, parts, offset: read_some(fd, [parts[0][:2]], offset))
+
+    def write_few(fd: int, parts: list[memoryview], offset: int) -> int:
+        return write_some(fd, [parts[0][:3]], offset)
+
+    def read_few(fd: int, parts: list[memoryview], offset: int) -> int:
+        return read_some(fd, [parts[0][:2]], offset)
+
+    monkeypatch.setattr(os, "pwritev", write_few)
+    monkeypatch.setattr(os, "preadv", read_few)
     storage.write("file", 12, [FilePart(0, b"12345"), FilePart(5, b"67"), FilePart(7, b"890ab")], durable=False)
     first, second = bytearray(5), bytearray(6)
     storage.read("file", [FilePart(0, first), FilePart(6, second)])

@@ -18,14 +18,23 @@ import pytest
 import torch
 
 from memstore import errors
-from memstore.errors import AlreadyExistsError, MemstoreError, StoreFullError, StoreTimeoutError, UnknownOutcomeError
+from memstore.engine import syscalls
+from memstore.errors import (
+    AlreadyExistsError,
+    MemstoreError,
+    ResourceLimitError,
+    StoreFullError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager
 from memstore.snapshot.storage import FilePart, FileStorage, Storage
-from memstore.snapshot.writer import messages, process, steps
+from memstore.snapshot.writer import client, messages, process, steps
 from memstore.snapshot.writer.failures import error_of, failure_of
 from memstore.snapshot.writer.messages import Job, Outcome
 from memstore.testing import faults
 from tests.children import Child, Wire
+from tests.huge_pages import require_huge_pages
 from tests.small_tmpfs import on_small_tmpfs
 
 MIB = 1 << 20
@@ -51,8 +60,7 @@ def start(stager: Stager, folder: FileStorage, *names: str, size: int = 1000) ->
 
 
 def write(staged: Staged, folder: FileStorage, *names: str) -> PendingWrite:
-    place = tuple(staged.places[0])
-    return staged.write(folder.path, [StagedFile(name, b"header", [place]) for name in names], durable=False)
+    return staged.write(folder.path, [StagedFile(name, b"header", staged.places) for name in names], durable=False)
 
 
 def wait_for_end(pid: int) -> None:
@@ -83,7 +91,8 @@ def test_the_writer_has_no_torch_no_terminal_and_no_interrupts(stager: Stager, f
     pending.wait(60)
     pid = pending.writer
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
-    assert {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)} == {"/dev/null"}
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(2)] == ["/dev/null"] * 2
+    assert os.readlink(f"/proc/{pid}/fd/2").startswith("/memfd:")
     assert os.getsid(pid) == pid
     ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn"))
     assert int(ignored.split()[1], 16) & 1 << signal.SIGINT - 1
@@ -100,19 +109,19 @@ def test_one_writer_does_many_jobs_in_order(stager: Stager, folder: FileStorage)
 def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStorage) -> None:
     stager = Stager(limit=16 * MIB, idle=0.05)
     pids: set[int] = set()
-    for number in range(3):
+    for number in range(2):
         pending = start(stager, folder, str(number), size=3 * MIB)
         pending.wait(60)
         pids.add(pending.writer)
-        wait_until(lambda pid=pending.writer: not stager.pool._free and not os.path.exists(f"/proc/{pid}"))
-    assert len(pids) == 3
+        wait_until(lambda pid=pending.writer: not stager.pool.free_bytes and not os.path.exists(f"/proc/{pid}"))
+    assert len(pids) == 2
 
 
 def test_jobs_that_race_with_the_end_of_an_idle_writer_are_done(folder: FileStorage) -> None:
     stager = Stager(limit=16 * MIB, idle=0.0)
-    for number in range(30):
+    for number in range(15):
         start(stager, folder, str(number)).wait(60)
-    assert len(folder.names()) == 30
+    assert len(folder.names()) == 15
 
 
 @pytest.mark.full
@@ -122,7 +131,7 @@ def test_a_program_ends_while_its_writer_runs(folder: FileStorage) -> None:
         import sys, torch
         from memstore.snapshot.staging import StagedFile, stage
         staged = stage([torch.ones(1000)])
-        pending = staged.write(sys.argv[1], [StagedFile("file", b"", [tuple(staged.places[0])])])
+        pending = staged.write(sys.argv[1], [StagedFile("file", b"", staged.places)])
         print(pending.writer)
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
@@ -131,6 +140,30 @@ def test_a_program_ends_while_its_writer_runs(folder: FileStorage) -> None:
     assert done.returncode == 0 and done.stderr == "", done.stderr
     wait_for_end(int(done.stdout))
     assert folder.size("file") == 4000
+
+
+def test_the_memory_is_made_huge_when_the_writer_has_time(folder: FileStorage) -> None:
+    require_huge_pages("/dev/shm")
+    stager = Stager(limit=64 * MIB)
+    staged = stager.stage([torch.ones(20 * MIB, dtype=torch.uint8)])
+    address = staged.block.bytes.ctypes.data
+    files = [StagedFile("file", b"", staged.places)]
+    staged.write(folder.path, files, durable=False).wait(60)
+    del staged
+    wait_until(lambda: huge_bytes(address) == 20 * MIB)
+    again = stager.stage([torch.ones(20 * MIB, dtype=torch.uint8)])
+    assert again.block.bytes.ctypes.data == address
+    assert set(again.memory) == {1}
+    stager.close()
+
+
+def huge_bytes(address: int) -> int:
+    """Of the mapping at an address, those that the kernel maps by huge pages once they are touched."""
+    syscalls.memory_at(address, 20 * MIB).tobytes()
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+    found = next(line for line in lines[start:] if line.startswith("ShmemPmdMapped:"))
+    return int(found.split()[1]) << 10
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -216,6 +249,20 @@ def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -
     second.wait(60)
 
 
+def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stager = Stager(limit=16 * MIB)
+    monkeypatch.setattr(client, "_CODE", "raise ImportError('no such thing')")
+    with pytest.raises(UnknownOutcomeError, match=r"exit code 1 \(ImportError: no such thing\)"):
+        start(stager, folder, "file").wait(60)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ResourceLimitError, match="/nowhere/python"):
+        start(stager, folder, "file")
+    monkeypatch.undo()
+    start(stager, folder, "file", size=10 * MIB).wait(60)
+    start(stager, folder, "second", size=10 * MIB).wait(60)
+    stager.close()
+
+
 # --- death of the writer ----------------------------------------------------------------------------------------------
 
 
@@ -251,12 +298,12 @@ def test_a_writer_that_dies_at_any_step_leaves_a_whole_snapshot_or_none(tmp_path
 def serve_in_child(folder: FileStorage, number: int) -> Outcome | None:
     """What a writer that dies at a step says of a job, if it says something."""
     staged = Stager(limit=16 * MIB).stage([torch.ones(1000, dtype=torch.uint8)])
-    files = [StagedFile(name, b"header", [tuple(staged.places[0])]) for name in ("one", "two", "three")]
+    files = [StagedFile(name, b"header", staged.places) for name in ("one", "two", "three")]
     job = Job(1, os.fsencode(folder.path), files, "part", b"manifest", True, True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, Child(serve_and_die, theirs, ours, number):
         theirs.close()
-        messages.send_job(ours, job, staged._block.fd)
+        messages.send_job(ours, job, staged.block.fd)
         ours.shutdown(socket.SHUT_WR)
         return messages.receive_outcome(ours)
 
@@ -314,7 +361,7 @@ def test_a_trainer_that_dies_at_any_step_leaves_a_whole_file_or_none(tmp_path: P
                 child.kill()
         wait_for_end(writer)
         sizes.append(folder.size("file"))
-    assert len(sizes) > 10 and set(sizes[:-1]) == {None} and sizes[-1] == 3 * MIB + 6
+    assert len(sizes) > 5 and set(sizes[:-1]) == {None} and sizes[-1] == 3 * MIB + 6
 
 
 def trainer(wire: Wire, folder: FileStorage) -> None:
@@ -346,8 +393,8 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
             socket.send_fds(ours, [b"job"], [null.fileno(), null.fileno()])
         else:
             monkeypatch.setattr(messages, "JOB_LIMIT", 200)
-            monkeypatch.setattr(msgspec.msgpack, "encode", lambda _: bytes(201))
-            with pytest.raises(errors.ResourceLimitError, match="201 bytes"):
+            monkeypatch.setattr(msgspec.msgpack, "encode", long_job)
+            with pytest.raises(ResourceLimitError, match="201 bytes"):
                 messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
             monkeypatch.setattr(messages, "JOB_LIMIT", 201)
             messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
@@ -355,6 +402,10 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
         with pytest.raises(MemstoreError, match="not a job|is no Job|201 bytes"):
             messages.receive_job(theirs)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def long_job(_: Job) -> bytes:
+    return bytes(201)
 
 
 def test_an_outcome_that_is_too_long_is_a_failure() -> None:

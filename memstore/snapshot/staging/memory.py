@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
 
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError
@@ -29,8 +30,8 @@ class Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory = SharedMemory(size)
-        starts = range(0, size, _RUN) if size >= syscalls.HUGE_PAGE else range(0)
-        in_parallel(lambda start: self._memory.make_huge(start, min(start + _RUN, size)), starts, lambda _: None)
+        starts = range(0, size, _RUN)
+        in_parallel(lambda start: self._memory.populate(start, min(start + _RUN, size)), starts, lambda _: None)
         self._memory.allocate()
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.asarray(self._memory)
         self._pinned: Pinned | None = None
@@ -39,10 +40,10 @@ class Block:
     def fd(self) -> int:
         return self._memory.fd
 
-    def pin(self) -> None:
-        """Lets CUDA devices write to it directly, from now on."""
+    def pin(self, device: torch.device) -> None:
+        """Lets CUDA devices write to it directly, from now on. `device` is one that this process uses."""
         if self._pinned is None:
-            self._pinned = Pinned(self._memory.address, self.size)
+            self._pinned = Pinned(self._memory.address, self.size, device)
 
     def close(self) -> None:
         """Gives the memory back, unless somebody still holds an array of it."""
@@ -121,6 +122,11 @@ class Pool:
         with self._changed:
             self._in_use -= size
             self._changed.notify_all()
+
+    @property
+    def free_bytes(self) -> int:
+        """Of memory that is kept for the next snapshot."""
+        return sum(block.size for block in self._free)
 
     def trim(self) -> None:
         """Gives all that isn't in use back to the machine."""

@@ -8,19 +8,28 @@ from typing import Any
 
 import torch
 
+_FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
+
 
 class Pinned:
-    """Memory that is registered with CUDA, where that accepts it. (Where not, copies go through a buffer of CUDA's.)"""
+    """Memory that is registered with CUDA, where that accepts it. (Where not, copies go through a buffer of CUDA's.)
 
-    def __init__(self, address: int, size: int) -> None:
-        self._address = address
-        self._is_registered = int(_runtime().cudaHostRegister(address, size, 0)) == 0
+    Args:
+        address, size: of the memory, in bytes.
+        device: one that this process uses. A thread that has chosen none would take the first, and begin to use that.
+    """
+
+    def __init__(self, address: int, size: int, device: torch.device) -> None:
+        self._address, self._device = address, device
+        with torch.cuda.device(device):
+            self._is_registered = int(_runtime().cudaHostRegister(address, size, _FOR_ALL_DEVICES)) == 0
 
     def close(self) -> None:
         """Must come before the memory is unmapped."""
         if self._is_registered:
             self._is_registered = False
-            _runtime().cudaHostUnregister(self._address)
+            with torch.cuda.device(self._device):
+                _runtime().cudaHostUnregister(self._address)
 
 
 def _runtime() -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
+from memstore.errors import ResourceLimitError
 from memstore.late_imports import Hooks, around_forks
 from memstore.snapshot.staging.copying import Place, copy_into, place_tensors
 from memstore.snapshot.staging.memory import Block, Pool, default_limit
@@ -25,6 +26,7 @@ from memstore.snapshot.writer import Job, PendingWrite, StagedFile, Writer
 
 IDLE = 600.0  # seconds
 TIMEOUT = 600.0  # seconds, for earlier snapshots to be written
+_MOST_WRITERS = 5  # that are tried for a job
 
 _numbers = itertools.count(1)
 
@@ -34,18 +36,19 @@ class Staged:
 
     Attributes:
         places: of each tensor, where its elements lie in the memory: (offset, nbytes).
-        memory: all of it, bytes.
+        block: the memory.
     """
 
     def __init__(self, stager: Stager, block: Block, places: list[Place]) -> None:
-        self._stager, self._block = stager, block
+        self._stager, self.block = stager, block
         self.places = places
         self._release = weakref.finalize(self, stager.pool.give_back, block)
         self._release.atexit = False
 
     @property
     def memory(self) -> memoryview:
-        return self._block.bytes.data
+        """All of it, as bytes."""
+        return self.block.bytes.data
 
     def write(
         self,
@@ -70,7 +73,7 @@ class Staged:
         """
         if self._release.detach() is None:
             raise ValueError("what was staged has been written or released")
-        block, pool = self._block, self._stager.pool
+        block, pool = self.block, self._stager.pool
         path = os.path.abspath(folder)
         pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block))
         job = Job(next(_numbers), os.fsencode(path), list(files), finish, argument, durable, checksum)
@@ -106,8 +109,9 @@ class Stager:
         block = self.pool.take(nbytes, timeout)
         staged = Staged(self, block, places)
         try:
-            if any(tensor.is_cuda for tensor in tensors):
-                block.pin()
+            on_cuda = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+            if on_cuda is not None:
+                block.pin(on_cuda)
             copy_into(block.bytes, tensors, places)
         except BaseException:
             staged.release()
@@ -117,8 +121,11 @@ class Stager:
     def send(self, job: Job, memory: int, pending: PendingWrite) -> None:
         """Sends a job to the writer, or to a new one if that has ended."""
         with self._lock:
-            while self._writer is None or not self._writer.send(job, memory, pending):
+            for _ in range(_MOST_WRITERS):
+                if self._writer is not None and self._writer.send(job, memory, pending):
+                    return
                 self._writer = Writer(self._idle, self.pool.trim)
+        raise ResourceLimitError(f"{_MOST_WRITERS} processes, started to write a snapshot, ended at once", code=0)
 
     def close(self) -> None:
         """Lets the writer end, once it has carried out its jobs; the memory is given back then."""

@@ -7,6 +7,7 @@ when the writer dies, whose jobs then fail. The next job starts a new one.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -14,12 +15,14 @@ import sys
 import threading
 from collections.abc import Callable
 
+from memstore.engine import syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, UnknownOutcomeError
 from memstore.snapshot.writer import messages
 from memstore.snapshot.writer.messages import Job
 from memstore.snapshot.writer.pending import PendingWrite
 
 _CODE = "import sys; from memstore.snapshot.writer.process import main; main(int(sys.argv[1]), float(sys.argv[2]))"
+_LAST_WORDS = 2000  # bytes
 
 
 class _Process(subprocess.Popen[bytes]):
@@ -41,10 +44,11 @@ class Writer:
         self._lock = threading.Lock()
         self._jobs: dict[int, PendingWrite] = {}
         self._ended = ended
+        self._errors = io.FileIO(syscalls.memory_file("memstore: errors of a writer"))
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                self._process = _start(theirs.fileno(), idle)
+                self._process = _start(theirs.fileno(), idle, self._errors.fileno())
             self.pid = self._process.pid
             threading.Thread(target=self._receive, name="memstore: outcomes of the writer", daemon=True).start()
         except BaseException:
@@ -75,6 +79,7 @@ class Writer:
     def leave(self) -> None:
         """In a forked child, which has no part in it."""
         self._channel.close()
+        self._errors.close()
 
     def _receive(self) -> None:
         reason: Exception | None = None
@@ -92,11 +97,18 @@ class Writer:
             self._jobs.clear()
             self._channel.close()
         for pending in left:
-            pending.settle(_killed(self.pid, code, reason))
+            pending.settle(_killed(self.pid, code, self._last_words() or str(reason or "")))
+        self._errors.close()
         self._ended()
 
+    def _last_words(self) -> str:
+        """The last line of what it wrote to its stderr: of a traceback, the error."""
+        self._errors.seek(max(os.fstat(self._errors.fileno()).st_size - _LAST_WORDS, 0))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
-def _killed(pid: int, code: int, reason: Exception | None) -> UnknownOutcomeError:
+
+def _killed(pid: int, code: int, reason: str) -> UnknownOutcomeError:
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     because = f" ({reason})" if reason else ""
     return UnknownOutcomeError(
@@ -105,7 +117,7 @@ def _killed(pid: int, code: int, reason: Exception | None) -> UnknownOutcomeErro
     )
 
 
-def _start(fd: int, idle: float) -> _Process:
+def _start(fd: int, idle: float, errors: int) -> _Process:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     try:
         return _Process(
@@ -115,7 +127,7 @@ def _start(fd: int, idle: float) -> _Process:
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # one that is kept open keeps a terminal, or a pipe's reader, waiting
+            stderr=errors,  # if it were the trainer's, whoever reads that would wait for the end of the writer
             start_new_session=True,
         )
     except OSError as error:

@@ -8,6 +8,7 @@ lengths are checked.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 
     name: str
     header: bytes
-    pieces: list[tuple[int, int]]
+    pieces: Sequence[tuple[int, int]]
 
     @property
     def size(self) -> int:

@@ -33,8 +33,10 @@ class PendingWrite:
         if self._end.is_set():
             return
         self._result = result
-        self._end.set()
-        self._settled()
+        try:
+            self._settled()  # first: who has waited finds the memory free
+        finally:
+            self._end.set()
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
