@@ -10,8 +10,9 @@ drafts         which files a rank writes           reading       boxes into memo
 parts          what each rank wrote, and how       stored        a snapshot that is there
                that becomes a snapshot             entries       what it has, by path
 manifest       the manifest, and its checks        objects_out   one tensor by itself
-names          of tensors and files                verifying     whether it is whole
-ranks          the process group
+names          of tensors and files                served        its files, mapped
+ranks          the process group                   verifying     whether it is whole
+                                                   comparing     two of them
 
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
 writer/    a process of its own, which writes what was staged
@@ -28,6 +29,11 @@ from typing import TYPE_CHECKING, Any
 from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
+    from memstore.snapshot.comparing import differences
+    from memstore.snapshot.entries import TensorEntry
+    from memstore.snapshot.manifest import load_manifest
+    from memstore.snapshot.names import is_snapshot
+    from memstore.snapshot.served import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
 
@@ -37,10 +43,29 @@ _HOMES = {
     "RNGState": "memstore.snapshot.stateful",
     "Snapshot": "memstore.snapshot.snapshot",
     "StateDict": "memstore.snapshot.stateful",
+    "TensorEntry": "memstore.snapshot.entries",
+    "describe_snapshot": "memstore.snapshot.served",
+    "differences": "memstore.snapshot.comparing",
+    "is_snapshot": "memstore.snapshot.names",
+    "load_manifest": "memstore.snapshot.manifest",
+    "load_snapshot": "memstore.snapshot.served",
     "Stateful": "memstore.snapshot.stateful",
 }
 
-__all__ = ["AppState", "PendingSnapshot", "RNGState", "Snapshot", "StateDict", "Stateful"]
+__all__ = [
+    "AppState",
+    "PendingSnapshot",
+    "RNGState",
+    "Snapshot",
+    "StateDict",
+    "Stateful",
+    "TensorEntry",
+    "describe_snapshot",
+    "differences",
+    "is_snapshot",
+    "load_manifest",
+    "load_snapshot",
+]
 
 
 def __getattr__(name: str) -> Any:

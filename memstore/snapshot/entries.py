@@ -117,8 +117,9 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
     for path, tensor in value.paths():
         yield path, Leaf(tensor)
     for name, found in zip(value.plan.object_names, stored.objects_of(value, allow_pickle=allow_pickle), strict=True):
-        for path, entry in _opened((value.key, *name), found):
-            yield path, Leaf(None, entry)
+        if "__dict__" not in name:  # what a Module keeps beside its state_dict
+            for path, entry in _opened((value.key, *name), found):
+                yield path, Leaf(None, entry)
 
 
 def _opened(name: tuple[str | int, ...], value: Any) -> Iterator[tuple[str, Any]]:

@@ -7,9 +7,10 @@ the tensors it names) where values are read. Imports no torch: the writer's proc
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import defaultdict
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import xxhash
@@ -17,9 +18,9 @@ from msgspec import Meta
 
 from memstore.depth import nests_too_deeply
 from memstore.engine import SAFETENSORS_DTYPES
-from memstore.errors import CorruptionError, FormatVersionError
+from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError
 from memstore.snapshot.names import MANIFEST, is_file_name, is_id
-from memstore.snapshot.storage import CHUNK, SUM_SIZE
+from memstore.snapshot.storage import CHUNK, SUM_SIZE, FileStorage
 from memstore.wording import short
 
 VERSION = 1
@@ -118,7 +119,17 @@ def read_manifest(path: str, text: bytes) -> Manifest:
     return manifest
 
 
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+def load_manifest(path: str) -> Manifest:
+    """The manifest of the snapshot in a folder. Raises as `read_manifest`, and NotAStoreError if there is none."""
+    if not os.path.isdir(path):
+        raise NotAStoreError(f"{path} is no snapshot: there is no such folder")
+    try:
+        text = FileStorage(path).read_bytes(MANIFEST, LIMIT)
+    except KeyNotFoundError:
+        raise NotAStoreError(
+            f"{path} is no snapshot: it has no {MANIFEST}; a take that was not finished leaves none"
+        ) from None
+    return read_manifest(path, text)
 
 
 def _decode(path: str, text: bytes) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -57,6 +58,11 @@ def take_of(name: str, claimant: str | None) -> str | None:
     if file is not None:
         return claimant if file[3] is None else file[3]
     return claimant if name in (CLAIM, INDEX) else None
+
+
+def is_snapshot(path: str | os.PathLike[str]) -> bool:
+    """Whether this is the folder of a snapshot."""
+    return os.path.lexists(os.path.join(path, MANIFEST))
 
 
 def path_of(parts: Sequence[str | int]) -> str:

@@ -14,6 +14,7 @@ from memstore.snapshot.pending import PendingTake, start
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.restoring import restore, state_dict_of
+from memstore.snapshot.served import view
 from memstore.snapshot.stateful import AppState, check_app_state
 from memstore.snapshot.stored import Stored
 from memstore.snapshot.taking import Options, local_path, prepare, take
@@ -154,7 +155,7 @@ class Snapshot:
             NotAStoreError: there is no snapshot at the path.
         """
         ranks = Ranks(self.pg)
-        restore(self._open(), check_app_state(app_state), ranks, strict=strict, allow_pickle=self._allow_pickle)
+        restore(self.open(), check_app_state(app_state), ranks, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and no more of the snapshot than it takes.
@@ -171,7 +172,7 @@ class Snapshot:
             StructureMismatchError: `obj_out` has another shape or dtype.
             CorruptionError: the bytes are damaged.
         """
-        stored = self._open()
+        stored = self.open()
         leaf = find_leaf(stored, path, allow_pickle=self._allow_pickle)
         if leaf.tensor is None:
             return leaf.object
@@ -179,12 +180,12 @@ class Snapshot:
 
     def get_manifest(self) -> dict[str, Entry]:
         """All tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
-        return entries_of(self._open(), allow_pickle=self._allow_pickle)
+        return entries_of(self.open(), allow_pickle=self._allow_pickle)
 
     @property
     def metadata(self) -> SnapshotMetadata:
         """Who wrote the snapshot, when, with how many ranks; and its manifest."""
-        return metadata_of(self._open(), allow_pickle=self._allow_pickle)
+        return metadata_of(self.open(), allow_pickle=self._allow_pickle)
 
     def get_state_dict_for_key(self, key: str) -> dict[str, Any]:
         """The state dict that was saved under a name of the app state, in new memory on the CPU.
@@ -192,11 +193,20 @@ class Snapshot:
         Raises:
             KeyNotFoundError: nothing was saved under this name.
         """
-        stored = self._open()
+        stored = self.open()
         value = stored.value(Ranks(self.pg).rank, key)
         if value is None:
             raise self._missing(stored, key)
         return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
+
+    def view(self) -> dict[str, Any]:
+        """What this rank saved, by the names in its app state, over the mapped files: opening it reads no tensor.
+
+        A tensor is read page by page as it is used, and compared with no checksum. What is written to it nobody else
+        sees, and it stays whole when the snapshot is removed. A tensor whose parts don't lie one behind the other in a
+        file is read when the view is made. For lazy leaves, which slice without reading, attach the folder to a store.
+        """
+        return view(self.open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
 
     def verify(self, *, progress: Progress | None = None) -> None:
         """Reads all, and compares it with its checksums and the manifest.
@@ -208,13 +218,14 @@ class Snapshot:
             CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
         """
         self._stored = None
-        verify(self._open(), progress, allow_pickle=self._allow_pickle)
+        verify(self.open(), progress, allow_pickle=self._allow_pickle)
 
     def _missing(self, stored: Stored, key: str) -> Exception:
         there = ", ".join(map(repr, stored.keys(Ranks(self.pg).rank)))
         return KeyNotFoundError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
 
-    def _open(self) -> Stored:
+    def open(self) -> Stored:
+        """What is read of the snapshot. For memstore's own use."""
         if self._stored is None:
             self._stored = Stored(self.path)
         return self._stored

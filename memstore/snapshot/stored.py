@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from memstore import structure
 from memstore.engine import Leaf
-from memstore.errors import CorruptionError, KeyNotFoundError, NotAStoreError
+from memstore.errors import CorruptionError
 from memstore.sharding import Box
-from memstore.snapshot.manifest import LIMIT, Manifest, StoredFile, StoredTensor, StoredValue, read_manifest
+from memstore.snapshot.manifest import Manifest, StoredFile, StoredTensor, StoredValue, load_manifest
 from memstore.snapshot.names import MANIFEST, path_of
 from memstore.snapshot.partition import check_cover
 from memstore.snapshot.storage import FileStorage
@@ -40,18 +39,8 @@ class Stored:
 
     def __init__(self, path: str, manifest: Manifest | None = None) -> None:
         self.path = path
-        if not os.path.isdir(path):
-            raise NotAStoreError(f"{path} is no snapshot: there is no such folder")
+        self.manifest = load_manifest(path) if manifest is None else manifest
         self.storage = FileStorage(path)
-        if manifest is None:
-            try:
-                text = self.storage.read_bytes(MANIFEST, LIMIT)
-            except KeyNotFoundError:
-                raise NotAStoreError(
-                    f"{path} is no snapshot: it has no {MANIFEST}; a take that was not finished leaves none"
-                ) from None
-            manifest = read_manifest(path, text)
-        self.manifest = manifest
         self._values: dict[int, Value] = {}
         self._by_path: dict[str, StoredTensor] | None = None
 

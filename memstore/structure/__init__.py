@@ -21,7 +21,12 @@ from __future__ import annotations
 
 from memstore.structure.checks import MalformedError
 from memstore.structure.containers import is_wrapper
-from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
+from memstore.structure.external import (
+    ExternalValue,
+    describe_external_tree,
+    describe_external_value,
+    join_external,
+)
 from memstore.structure.get import bare_array, build, get_into, get_like, rebuild, rebuild_lazily
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, decode_objects, read_pickle, shown_attributes
@@ -77,6 +82,7 @@ __all__ = [
     "get_like",
     "is_wrapper",
     "iter_tensors",
+    "join_external",
     "leaf_table",
     "modes",
     "name_of",
