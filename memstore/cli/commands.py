@@ -1,7 +1,7 @@
 """All commands, and what becomes of their errors.
 
-Exit codes: 0 done; 1 damage was found, or something was lost; 2 the call is wrong; 3 memstore refused (the message says
-why); 4 there is no such key.
+Exit codes: 0 done; 1 damage was found, something was lost, or two snapshots differ; 2 the call is wrong; 3 memstore
+refused (the message says why); 4 there is no such key.
 """
 
 from __future__ import annotations
