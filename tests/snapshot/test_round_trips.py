@@ -61,7 +61,7 @@ state_dicts = st.dictionaries(
 
 
 @given(state_dicts)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         snapshot = Snapshot.take(f"{folder}/s", {"state": StateDict(state)}, durability="process")
@@ -73,7 +73,7 @@ def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any]) -> None:
 
 
 @given(strategies.values())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_values_of_all_kinds_are_saved_or_refused(value: Any) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         try:
@@ -173,14 +173,13 @@ def test_quantized_tensors_and_modules(path: str) -> None:
     assert torch.equal(target["q"].int_repr(), quantized.int_repr())
 
 
-@pytest.mark.parametrize("mode", ["inference", "no_grad", "default_dtype", "meta"])
+@pytest.mark.parametrize("mode", ["inference", "no_grad", "meta"])
 def test_torchs_modes_change_nothing(path: str, mode: str) -> None:
     model, optimizer = trained()
     modes: dict[str, Any] = {
         "inference": torch.inference_mode,
         "no_grad": torch.no_grad,
         "meta": lambda: torch.device("meta"),
-        "default_dtype": torch.enable_grad,
     }
     with modes[mode]():
         snapshot = Snapshot.take(path, {"model": model, "optimizer": optimizer})
