@@ -99,9 +99,10 @@ def draft(
         own = naming.name_in_model(tensor)
         boxes = shares[rank].get(tensor.path, []) if tensor.path in shared else [shard.box for shard in tensor.shards]
         for box in boxes:
-            shard = next(shard for shard in tensor.shards if shard.box.meet(box) == box)
+            shard = next(shard for shard in tensor.shards if shard.box == box or shard.box.meet(box) == box)
+            elements = shard.local if shard.box == box else cut(shard, box)
             label = (own or tensor.path) + _suffix(tensor, box)
-            pieces["model" if own else "state"].append((label, Piece(i, box, cut(shard, box))))
+            pieces["model" if own else "state"].append((label, Piece(i, box, elements)))
     files: list[FileDraft] = []
     stored: dict[int, list[StoredBox]] = {}
     for group, found in pieces.items():

@@ -13,7 +13,7 @@ import torch
 
 from memstore import modes
 from memstore.sharding import Box, Shard
-from memstore.snapshot.manifest import StoredBox, StoredTensor
+from memstore.snapshot.manifest import StoredTensor
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import own_bytes
 from memstore.snapshot.storage import CHUNK, FilePart
@@ -63,9 +63,15 @@ def read_into(stored: Stored, wants: Sequence[Want], meter: Meter, budget: int =
         for shard in want.shards:
             targets.append(shard.local)
             for box in want.tensor.boxes:
+                if shard.box == (box.offsets, box.shape):  # which most are
+                    whole = Box((0,) * len(box.shape), box.shape)
+                    _plan_part(_Detour(box.file, box.offset, box.shape, whole, shard.local), direct, detours)
+                    continue
                 meet = shard.box.meet(Box(box.offsets, box.shape))
                 if meet is not None:
-                    _plan_box(box, meet, shard, direct, detours)
+                    target = shard.local[meet.within(shard.box).slices]
+                    inner = meet.within(Box(box.offsets, box.shape))
+                    _plan_part(_Detour(box.file, box.offset, box.shape, inner, target), direct, detours)
     for file, parts in direct.items():
         for batch in _apart(parts):
             _read(stored, file, batch, meter)
@@ -77,21 +83,14 @@ def read_into(stored: Stored, wants: Sequence[Want], meter: Meter, budget: int =
     meter.finish()
 
 
-def _plan_box(
-    box: StoredBox,
-    meet: Box,
-    shard: Shard,
-    direct: dict[int, list[FilePart]],
-    detours: dict[int, list[_Detour]],
-) -> None:
-    target = shard.local[meet.within(shard.box).slices]
-    inner = meet.within(Box(box.offsets, box.shape))
-    detour = _Detour(box.file, box.offset, box.shape, inner, target)
+def _plan_part(detour: _Detour, direct: dict[int, list[FilePart]], detours: dict[int, list[_Detour]]) -> None:
+    """Without the detour, where the elements lie in the target as in the file."""
+    target = detour.target
     as_in_file = detour.nbytes == target.numel() * target.itemsize
     if as_in_file and target.device.type == "cpu" and target.is_contiguous():
-        direct[box.file].append(FilePart(detour.start, own_bytes(target)))
+        direct[detour.file].append(FilePart(detour.start, own_bytes(target)))
     else:
-        detours[box.file].append(detour)
+        detours[detour.file].append(detour)
 
 
 def _position(offsets: Sequence[int], shape: Sequence[int]) -> int:
