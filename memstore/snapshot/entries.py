@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memstore import structure
-from memstore.errors import KeyNotFoundError
+from memstore.errors import KeyNotFoundError, UnsupportedValueError
 from memstore.snapshot.manifest import StoredTensor
 from memstore.snapshot.names import path_of
 from memstore.snapshot.stored import Stored, Value
@@ -45,6 +44,16 @@ class ObjectEntry:
 
 
 Entry = TensorEntry | ObjectEntry
+
+
+class _Pickled:
+    """Stands for objects that only pickle could read, where nobody said that the snapshot is to be trusted."""
+
+    def __repr__(self) -> str:
+        return "<stored with pickle>"
+
+
+PICKLED = _Pickled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +122,14 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[tuple[str, Leaf]]:
-    """By path. Containers of objects are told by their entries, which each have a path."""
+    """By path. Containers of objects are told by their entries, which each have a path; PICKLED is not looked into."""
     for path, tensor in value.paths():
         yield path, Leaf(tensor)
-    for name, found in zip(value.plan.object_names, stored.objects_of(value, allow_pickle=allow_pickle), strict=True):
+    try:
+        objects = stored.objects_of(value, allow_pickle=allow_pickle)
+    except UnsupportedValueError:
+        objects = [PICKLED] * value.plan.object_count
+    for name, found in zip(value.plan.object_names, objects, strict=True):
         if "__dict__" not in name:  # what a Module keeps beside its state_dict
             for path, entry in _opened((value.key, *name), found):
                 yield path, Leaf(None, entry)
@@ -135,7 +148,8 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
     """The leaf at "RANK/NAME/...", as this rank would restore it: also what another rank has written.
 
     Raises:
-        KeyNotFoundError: there is none; the message names some that are like it.
+        KeyNotFoundError: there is none.
+        UnsupportedValueError: it is an object that was stored with pickle.
     """
     rank, _, rest = path.partition("/")
     key, _, _ = rest.partition("/")
@@ -144,6 +158,8 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
         value = stored.value(int(rank), name)
         if value is not None:
             found = dict(leaves_of(stored, value, allow_pickle=allow_pickle))
+            if rest in found and found[rest].object is PICKLED:
+                stored.objects_of(value, allow_pickle=allow_pickle)  # which raises
             if rest in found:
                 return found[rest]
         if rest in stored.by_path():
@@ -153,8 +169,3 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
         "dict, as in '0/model/layer.weight'; get_manifest() lists them",
         key=path,
     )
-
-
-def shown_structure(value: Value) -> str:
-    """ "dict of 12 leaves"."""
-    return structure.structure_text(value.plan)

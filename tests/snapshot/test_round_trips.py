@@ -202,6 +202,10 @@ def test_pickle_is_only_used_where_it_was_asked_for(path: str) -> None:
     with pytest.raises(memstore.UnsupportedValueError, match="pickle"):
         Snapshot(path).restore({"state": StateDict()})
     Snapshot(path).verify()
+    assert repr(Snapshot(path).get_manifest()["0/state/x"].value) == "<stored with pickle>"
+    assert torch.equal(Snapshot(path).read_object("0/state/y"), torch.zeros(2))
+    with pytest.raises(memstore.UnsupportedValueError, match="pickle"):
+        Snapshot(path).read_object("0/state/x")
     trusting = Snapshot(path, storage_options={"allow_pickle": True})
     assert trusting.get_state_dict_for_key("state")["x"] is complex
 
