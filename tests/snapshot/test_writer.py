@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -74,6 +75,19 @@ def wait_for_end(pid: int) -> None:
     ended = poll.poll(60_000)
     os.close(fd)
     assert ended, f"process {pid} still runs"
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Generator[None]:
+    """Inside it, the process does nothing."""
+    process = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGSTOP)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+        os.close(process)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -240,12 +254,11 @@ def test_other_errors_are_told_by_name() -> None:
 def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -> None:
     first = start(stager, folder, "first")
     first.wait(60)
-    os.kill(first.writer, signal.SIGSTOP)
-    second = start(stager, folder, "second")
-    with pytest.raises(StoreTimeoutError, match=f"process {first.writer} has been writing"):
-        second.wait(0.01)
-    assert not second.done()
-    os.kill(first.writer, signal.SIGCONT)
+    with stopped(first.writer):
+        second = start(stager, folder, "second")
+        with pytest.raises(StoreTimeoutError, match=f"process {first.writer} has been writing"):
+            second.wait(0.01)
+        assert not second.done()
     second.wait(60)
 
 
@@ -269,9 +282,9 @@ def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypat
 def test_a_killed_writer_is_told_and_replaced(stager: Stager, folder: FileStorage) -> None:
     first = start(stager, folder, "first")
     first.wait(60)
-    os.kill(first.writer, signal.SIGSTOP)
-    lost = [start(stager, folder, f"lost{number}", size=4 * MIB) for number in range(3)]  # 12 of 16 MiB
-    os.kill(first.writer, signal.SIGKILL)
+    with stopped(first.writer):
+        lost = [start(stager, folder, f"lost{number}", size=4 * MIB) for number in range(3)]  # 12 of 16 MiB
+        os.kill(first.writer, signal.SIGKILL)
     for pending in lost:
         with pytest.raises(UnknownOutcomeError, match=rf"pid {first.writer}\) was killed by signal 9"):
             pending.wait(60)
@@ -336,12 +349,11 @@ def test_files_stay_when_the_last_step_fails(folder: FileStorage) -> None:
 def test_a_snapshot_is_completed_when_its_trainer_is_killed(folder: FileStorage) -> None:
     with Child(trainer, folder) as child:
         writer = child.receive()
-        os.kill(writer, signal.SIGSTOP)
-        child.send(1000)
-        assert child.receive() == "sent"
-        child.kill()
-        assert folder.size("file") is None
-        os.kill(writer, signal.SIGCONT)
+        with stopped(writer):
+            child.send(1000)
+            assert child.receive() == "sent"
+            child.kill()
+            assert folder.size("file") is None
     wait_for_end(writer)
     assert folder.read_bytes("file", 4 * MIB) == b"header" + b"\1" * 3 * MIB
 
