@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import CorruptionError
-from memstore.snapshot.storage.chunks import Run, count_chunks, expected_sum, new_sum, sum_of
+from memstore.snapshot.storage.chunks import Run, count_chunks, expected_sum, new_sum
 from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE
 
-_STEP = 1 << 20  # bytes that are summed and then written: they are still in the cache then
+_STEP = 1 << 18  # bytes
 
 
 def check_cover(runs: Sequence[Run], size: int) -> None:
@@ -24,33 +24,49 @@ def check_cover(runs: Sequence[Run], size: int) -> None:
 
 def write_run(file: OwnedFile, run: Run, *, checksum: bool) -> bytes:
     """Writes a chunk. Returns its sum."""
-    offset, batch, nbytes = run.offset, list[memoryview](), 0
     hasher = new_sum() if checksum else None
-    for piece in run.pieces:
-        for start in range(0, len(piece), _STEP):
-            part = piece[start : start + _STEP]
-            if hasher is not None:
-                hasher.update(part)
-            batch.append(part)
-            nbytes += len(part)
-            if nbytes >= _STEP:
-                syscalls.write_parts_at(file.fd, batch, offset)
-                offset, batch, nbytes = offset + nbytes, [], 0
-    if batch:
-        syscalls.write_parts_at(file.fd, batch, offset)
+    for offset, pieces in _steps(run):
+        if hasher is not None:
+            for piece in pieces:
+                hasher.update(piece)
+        syscalls.write_parts_at(file.fd, pieces, offset)
     return hasher.digest() if hasher is not None else b""
 
 
 def read_run(file: OwnedFile, path: str, run: Run, *, sums: bytes | None) -> None:
     """Reads a run; with sums, it is a whole chunk and is compared with its own."""
-    count = syscalls.read_parts_at(file.fd, run.pieces, run.offset)
-    if count < run.nbytes:
-        raise damaged(path, f"it ends at {run.offset + count:,}, and was longer a moment ago")
     if sums is None:
+        _read(file, path, run.offset, run.pieces)
         return
+    hasher = new_sum()
+    for offset, pieces in _steps(run):
+        _read(file, path, offset, pieces)
+        for piece in pieces:
+            hasher.update(piece)
     chunk = run.offset // CHUNK
-    if sum_of(run.pieces) != expected_sum(sums, chunk):
+    if hasher.digest() != expected_sum(sums, chunk):
         raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
+
+
+def _read(file: OwnedFile, path: str, offset: int, pieces: Sequence[memoryview]) -> None:
+    count = syscalls.read_parts_at(file.fd, pieces, offset)
+    if count < sum(map(len, pieces)):
+        raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
+
+
+def _steps(run: Run) -> Iterator[tuple[int, list[memoryview]]]:
+    """A run in pieces that are summed while they are in the processor's cache: where they start in the file."""
+    offset, pieces, nbytes = run.offset, list[memoryview](), 0
+    for whole in run.pieces:
+        for start in range(0, len(whole), _STEP):
+            piece = whole[start : start + _STEP]
+            pieces.append(piece)
+            nbytes += len(piece)
+            if nbytes >= _STEP:
+                yield offset, pieces
+                offset, pieces, nbytes = offset + nbytes, [], 0
+    if pieces:
+        yield offset, pieces
 
 
 def check_sums(path: str, size: int, sums: bytes) -> None:
