@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
@@ -124,10 +125,12 @@ def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStora
     stager = Stager(limit=16 * MIB, idle=0.05)
     pids: set[int] = set()
     for number in range(2):
-        pending = start(stager, folder, str(number), size=3 * MIB)
+        staged = stager.stage([torch.ones(3 * MIB, dtype=torch.uint8)])
+        block = weakref.ref(staged.block)
+        pending = write(staged, folder, str(number))
         pending.wait(60)
         pids.add(pending.writer)
-        wait_until(lambda pid=pending.writer: not stager.pool.free_bytes and not os.path.exists(f"/proc/{pid}"))
+        wait_until(lambda pid=pending.writer, block=block: block() is None and not os.path.exists(f"/proc/{pid}"))
     assert len(pids) == 2
 
 
@@ -413,7 +416,7 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(messages, "JOB_LIMIT", 200)
         with pytest.raises(MemstoreError, match="not a job|is no Job|201 bytes"):
             messages.receive_job(theirs)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # those of earlier tests may be closed meanwhile
 
 
 def long_job(_: Job) -> bytes:

@@ -123,11 +123,6 @@ class Pool:
             self._in_use -= size
             self._changed.notify_all()
 
-    @property
-    def free_bytes(self) -> int:
-        """Of memory that is kept for the next snapshot."""
-        return sum(block.size for block in self._free)
-
     def trim(self) -> None:
         """Gives all that isn't in use back to the machine."""
         with self._changed:
