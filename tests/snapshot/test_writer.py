@@ -136,9 +136,9 @@ def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStora
 
 def test_jobs_that_race_with_the_end_of_an_idle_writer_are_done(folder: FileStorage) -> None:
     stager = Stager(limit=16 * MIB, idle=0.0)
-    for number in range(15):
+    for number in range(6):
         start(stager, folder, str(number)).wait(60)
-    assert len(folder.names()) == 15
+    assert len(folder.names()) == 6
 
 
 @pytest.mark.full
@@ -421,6 +421,21 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
 
 def long_job(_: Job) -> bytes:
     return bytes(201)
+
+
+def test_what_was_sent_before_a_writer_hears_no_more_is_received_and_what_comes_later_is_not_sent() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull) as null:
+        messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
+        theirs.shutdown(socket.SHUT_RD)
+        with pytest.raises(BrokenPipeError):
+            messages.send_job(ours, Job(2, b"/", [], None, b"", False, False), null.fileno())
+        received = messages.receive_job(theirs)
+        assert received is not None and received[0].number == 1
+        os.close(received[1])
+        assert messages.receive_job(theirs) is None
+        messages.send_outcome(theirs, Outcome(1, b"done"))
+        assert messages.receive_outcome(ours) == Outcome(1, b"done")
 
 
 def test_an_outcome_that_is_too_long_is_a_failure() -> None:

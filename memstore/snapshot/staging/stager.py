@@ -114,17 +114,17 @@ class Stager:
     def stage(self, tensors: Sequence[torch.Tensor], *, timeout: float = TIMEOUT) -> Staged:
         """Copies the tensors. See `stage`."""
         places, nbytes = place_tensors(tensors)
-        block = self.pool.take(nbytes, timeout)
-        staged = Staged(self, block, places)
+        writer = self._writer
+        block = self.pool.take(nbytes, timeout, writer.pid if writer is not None else 0)
         try:
             on_cuda = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
             if on_cuda is not None:
                 block.pin(on_cuda)
             copy_into(block.bytes, tensors, places)
         except BaseException:
-            staged.release()
+            self.pool.drop(block)
             raise
-        return staged
+        return Staged(self, block, places)
 
     def send(self, job: Job, memory: int, pending: PendingWrite) -> None:
         """Sends a job to the writer, or to a new one if that has ended."""
