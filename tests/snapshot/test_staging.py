@@ -134,7 +134,7 @@ def test_memory_is_used_again(small: Stager, folder: FileStorage) -> None:
 
 def test_what_is_in_flight_is_bounded(small: Stager) -> None:
     first = small.stage([torch.zeros(3 * MIB, dtype=torch.uint8)])
-    with pytest.raises(StoreTimeoutError, match="4,194,304"):
+    with pytest.raises(StoreTimeoutError, match="process 0 is still to write 4,194,304 bytes"):
         small.stage([torch.zeros(3 * MIB, dtype=torch.uint8)], timeout=0.01)
     first.release()
     first.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -10,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -76,6 +78,19 @@ def wait_for_end(pid: int) -> None:
     assert ended, f"process {pid} still runs"
 
 
+@contextlib.contextmanager
+def stopped(pid: int) -> Generator[None]:
+    """Inside it, the process does nothing."""
+    process = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGSTOP)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+        os.close(process)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -110,18 +125,20 @@ def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStora
     stager = Stager(limit=16 * MIB, idle=0.05)
     pids: set[int] = set()
     for number in range(2):
-        pending = start(stager, folder, str(number), size=3 * MIB)
+        staged = stager.stage([torch.ones(3 * MIB, dtype=torch.uint8)])
+        block = weakref.ref(staged.block)
+        pending = write(staged, folder, str(number))
         pending.wait(60)
         pids.add(pending.writer)
-        wait_until(lambda pid=pending.writer: not stager.pool.free_bytes and not os.path.exists(f"/proc/{pid}"))
+        wait_until(lambda pid=pending.writer, block=block: block() is None and not os.path.exists(f"/proc/{pid}"))
     assert len(pids) == 2
 
 
 def test_jobs_that_race_with_the_end_of_an_idle_writer_are_done(folder: FileStorage) -> None:
     stager = Stager(limit=16 * MIB, idle=0.0)
-    for number in range(15):
+    for number in range(6):
         start(stager, folder, str(number)).wait(60)
-    assert len(folder.names()) == 15
+    assert len(folder.names()) == 6
 
 
 @pytest.mark.full
@@ -240,12 +257,11 @@ def test_other_errors_are_told_by_name() -> None:
 def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -> None:
     first = start(stager, folder, "first")
     first.wait(60)
-    os.kill(first.writer, signal.SIGSTOP)
-    second = start(stager, folder, "second")
-    with pytest.raises(StoreTimeoutError, match=f"process {first.writer} has been writing"):
-        second.wait(0.01)
-    assert not second.done()
-    os.kill(first.writer, signal.SIGCONT)
+    with stopped(first.writer):
+        second = start(stager, folder, "second")
+        with pytest.raises(StoreTimeoutError, match=f"process {first.writer} has been writing"):
+            second.wait(0.01)
+        assert not second.done()
     second.wait(60)
 
 
@@ -269,9 +285,9 @@ def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypat
 def test_a_killed_writer_is_told_and_replaced(stager: Stager, folder: FileStorage) -> None:
     first = start(stager, folder, "first")
     first.wait(60)
-    os.kill(first.writer, signal.SIGSTOP)
-    lost = [start(stager, folder, f"lost{number}", size=4 * MIB) for number in range(3)]  # 12 of 16 MiB
-    os.kill(first.writer, signal.SIGKILL)
+    with stopped(first.writer):
+        lost = [start(stager, folder, f"lost{number}", size=4 * MIB) for number in range(3)]  # 12 of 16 MiB
+        os.kill(first.writer, signal.SIGKILL)
     for pending in lost:
         with pytest.raises(UnknownOutcomeError, match=rf"pid {first.writer}\) was killed by signal 9"):
             pending.wait(60)
@@ -336,12 +352,11 @@ def test_files_stay_when_the_last_step_fails(folder: FileStorage) -> None:
 def test_a_snapshot_is_completed_when_its_trainer_is_killed(folder: FileStorage) -> None:
     with Child(trainer, folder) as child:
         writer = child.receive()
-        os.kill(writer, signal.SIGSTOP)
-        child.send(1000)
-        assert child.receive() == "sent"
-        child.kill()
-        assert folder.size("file") is None
-        os.kill(writer, signal.SIGCONT)
+        with stopped(writer):
+            child.send(1000)
+            assert child.receive() == "sent"
+            child.kill()
+            assert folder.size("file") is None
     wait_for_end(writer)
     assert folder.read_bytes("file", 4 * MIB) == b"header" + b"\1" * 3 * MIB
 
@@ -401,11 +416,26 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(messages, "JOB_LIMIT", 200)
         with pytest.raises(MemstoreError, match="not a job|is no Job|201 bytes"):
             messages.receive_job(theirs)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # those of earlier tests may be closed meanwhile
 
 
 def long_job(_: Job) -> bytes:
     return bytes(201)
+
+
+def test_what_was_sent_before_a_writer_hears_no_more_is_received_and_what_comes_later_is_not_sent() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull) as null:
+        messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
+        theirs.shutdown(socket.SHUT_RD)
+        with pytest.raises(BrokenPipeError):
+            messages.send_job(ours, Job(2, b"/", [], None, b"", False, False), null.fileno())
+        received = messages.receive_job(theirs)
+        assert received is not None and received[0].number == 1
+        os.close(received[1])
+        assert messages.receive_job(theirs) is None
+        messages.send_outcome(theirs, Outcome(1, b"done"))
+        assert messages.receive_outcome(ours) == Outcome(1, b"done")
 
 
 def test_an_outcome_that_is_too_long_is_a_failure() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ def copy_into(memory: Memory, tensors: Sequence[torch.Tensor], places: Sequence[
         if brief:
             targets, sources, sizes = zip(*brief, strict=True)
             deque(map(syscalls.copy_briefly, targets, sources, sizes), maxlen=0)
-        in_parallel(_copy_share, _shares(long), lambda _: None)
+        in_parallel(partial(_copy_share, (memory, tensors)), _shares(long), lambda _: None)
         devices = {tensors[i].device for i in others if tensors[i].is_cuda}
         with own_streams(devices):
             copy_tensors(_copies(tensors, places, others), tensors, memory)
@@ -105,7 +106,8 @@ def _shares(moves: Sequence[_Move]) -> list[list[_Move]]:
     return shares
 
 
-def _copy_share(share: Sequence[_Move]) -> None:
+def _copy_share(_: object, share: Sequence[_Move]) -> None:
+    """The first argument keeps what the addresses belong to, even if who waits for this is interrupted twice."""
     for move in share:
         syscalls.copy(*move)
 

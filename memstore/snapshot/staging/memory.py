@@ -65,8 +65,8 @@ class Pool:
         self._pid = os.getpid()
         self._free: list[Block] = []  # the one that was used last at the end
 
-    def take(self, nbytes: int, timeout: float) -> Block:
-        """A block of at least so many bytes; waits while too many are in use.
+    def take(self, nbytes: int, timeout: float, writer: int = 0) -> Block:
+        """A block of at least so many bytes; waits while too many are in use. `writer` is the pid of who uses them.
 
         Raises:
             StoreTimeoutError: they still are after `timeout` seconds.
@@ -78,8 +78,8 @@ class Pool:
             while self._in_use and self._in_use + size > self.limit:
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)) and time.monotonic() >= deadline:
                     raise StoreTimeoutError(
-                        f"{self._in_use:,} bytes of earlier snapshots are still being written after {timeout:g} s, and "
-                        f"with {size:,} more the limit of {self.limit:,} would be passed: wait for these snapshots"
+                        f"after {timeout:g} s, process {writer} is still to write {self._in_use:,} bytes of earlier "
+                        f"snapshots, and with {size:,} more the limit of {self.limit:,} would be passed: wait for these"
                     )
             block = self._fitting(size)
             self._in_use += block.size if block else size
@@ -122,11 +122,6 @@ class Pool:
         with self._changed:
             self._in_use -= size
             self._changed.notify_all()
-
-    @property
-    def free_bytes(self) -> int:
-        """Of memory that is kept for the next snapshot."""
-        return sum(block.size for block in self._free)
 
     def trim(self) -> None:
         """Gives all that isn't in use back to the machine."""

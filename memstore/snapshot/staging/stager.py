@@ -36,14 +36,21 @@ class Staged:
 
     Attributes:
         places: of each tensor, where its elements lie in the memory: (offset, nbytes).
-        block: the memory.
     """
 
     def __init__(self, stager: Stager, block: Block, places: list[Place]) -> None:
-        self._stager, self.block = stager, block
+        self._stager = stager
+        self._block: Block | None = block
         self.places = places
         self._release = weakref.finalize(self, stager.pool.give_back, block)
         self._release.atexit = False
+
+    @property
+    def block(self) -> Block:
+        """The memory. Raises ValueError once it is the writer's, or given back."""
+        if self._block is None:
+            raise ValueError("what was staged has been written or released")
+        return self._block
 
     @property
     def memory(self) -> memoryview:
@@ -71,9 +78,9 @@ class Staged:
         Raises:
             ResourceLimitError: no writer could be started, or there are too many names and headers.
         """
-        if self._release.detach() is None:
-            raise ValueError("what was staged has been written or released")
         block, pool = self.block, self._stager.pool
+        self._release.detach()
+        self._block = None
         path = os.path.abspath(folder)
         pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block))
         job = Job(next(_numbers), os.fsencode(path), list(files), finish, argument, durable, checksum)
@@ -86,6 +93,7 @@ class Staged:
 
     def release(self) -> None:
         """Gives the memory back, if it isn't written."""
+        self._block = None
         self._release()
 
 
@@ -106,17 +114,17 @@ class Stager:
     def stage(self, tensors: Sequence[torch.Tensor], *, timeout: float = TIMEOUT) -> Staged:
         """Copies the tensors. See `stage`."""
         places, nbytes = place_tensors(tensors)
-        block = self.pool.take(nbytes, timeout)
-        staged = Staged(self, block, places)
+        writer = self._writer
+        block = self.pool.take(nbytes, timeout, writer.pid if writer is not None else 0)
         try:
             on_cuda = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
             if on_cuda is not None:
                 block.pin(on_cuda)
             copy_into(block.bytes, tensors, places)
         except BaseException:
-            staged.release()
+            self.pool.drop(block)
             raise
-        return staged
+        return Staged(self, block, places)
 
     def send(self, job: Job, memory: int, pending: PendingWrite) -> None:
         """Sends a job to the writer, or to a new one if that has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import xxhash
@@ -72,15 +72,8 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[Run]:
     return found
 
 
-def sum_of(pieces: Sequence[memoryview]) -> bytes:
-    """The sum of a chunk that lies in several places."""
-    hasher = new_sum()
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.digest()
-
-
 def new_sum() -> Any:
+    """The sum of a chunk, piece by piece: `update`, then `digest`."""
     return xxhash.xxh3_64()
 
 
@@ -90,4 +83,5 @@ def count_chunks(size: int) -> int:
 
 
 def expected_sum(sums: bytes, chunk: int) -> bytes:
+    """Of a chunk, by its number."""
     return sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]

@@ -25,7 +25,6 @@ from functools import partial
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import (
     AlreadyExistsError,
-    CorruptionError,
     KeyNotFoundError,
     NotAStoreError,
     UnsupportedFilesystemError,
@@ -33,10 +32,10 @@ from memstore.errors import (
 from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.storage import chunks
 from memstore.snapshot.storage.failures import file_errors
-from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, Done, FilePart
+from memstore.snapshot.storage.interface import Done, FilePart
 from memstore.snapshot.storage.names import check_name
+from memstore.snapshot.storage.transfer import check_cover, check_sums, damaged, read_run, write_run
 
-_STEP = 1 << 20  # bytes that are summed and then written: they are still in the cache then
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 
 
@@ -87,10 +86,10 @@ class FileStorage:
         done: Done | None = None,
     ) -> bytes:
         runs = chunks.runs_of(parts)
-        _check_cover(runs, size)
+        check_cover(runs, size)
         with self._new_file(name) as file:
             syscalls.truncate(file.fd, size)
-            sums = in_parallel(partial(_write, file, checksum=checksum), runs, _counting(done))
+            sums = in_parallel(partial(write_run, file, checksum=checksum), runs, _counting(done))
             if durable:
                 syscalls.sync(file.fd)
         return b"".join(sums)
@@ -107,7 +106,8 @@ class FileStorage:
             try:
                 yield file
             except BaseException:
-                syscalls.unlink(path, self._folder.fd)
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(path, self._folder.fd)
                 raise
             finally:
                 file.close()
@@ -120,11 +120,11 @@ class FileStorage:
             if sums is None:
                 runs = chunks.runs_of(parts, join=_JOINED)
             else:
-                _check_sums(path, size, sums)
+                check_sums(path, size, sums)
                 runs = chunks.whole_chunks(parts, size)
             if runs and runs[-1].end > size:
-                raise _damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
-            in_parallel(partial(_read, file, path, sums=sums), runs, _counting(done))
+                raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
+            in_parallel(partial(read_run, file, path, sums=sums), runs, _counting(done))
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Generator[tuple[OwnedFile, int]]:
@@ -133,15 +133,15 @@ class FileStorage:
             with file_errors(path):
                 file = OwnedFile(path, os.O_RDONLY, dir_fd=self._folder.fd)
         except FileNotFoundError:
-            raise _damaged(path, "the file is missing") from None
+            raise damaged(path, "the file is missing") from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise _damaged(path, "it is a link or a socket, and no regular file") from None
+                raise damaged(path, "it is a link or a socket, and no regular file") from None
             raise
         try:
             found = syscalls.status(file.fd)
             if not stat.S_ISREG(found.st_mode):
-                raise _damaged(path, "it is no regular file")
+                raise damaged(path, "it is no regular file")
             with file_errors(path):
                 yield file, found.st_size
         finally:
@@ -153,10 +153,10 @@ class FileStorage:
             raise KeyNotFoundError(f"{path} is missing")
         with self._opened(path) as (file, size):
             if size > limit:
-                raise _damaged(path, f"it has {size:,} bytes, and {limit:,} are the most that such a file may have")
+                raise damaged(path, f"it has {size:,} bytes, and {limit:,} are the most that such a file may have")
             data = bytearray(size)
             if syscalls.read_parts_at(file.fd, [memoryview(data)], 0) < size:
-                raise _damaged(path, f"it became shorter than {size:,} bytes while it was read")
+                raise damaged(path, f"it became shorter than {size:,} bytes while it was read")
             return bytes(data)
 
     def publish(self, name: str, data: bytes, *, durable: bool) -> None:
@@ -174,7 +174,8 @@ class FileStorage:
             try:
                 self._link(beside, name, path)
             finally:
-                syscalls.unlink(beside, folder)
+                with contextlib.suppress(OSError):  # it is published, or there is another error to tell
+                    syscalls.unlink(beside, folder)
             if durable:
                 syscalls.sync(folder)
 
@@ -223,58 +224,7 @@ def _counting(done: Done | None) -> Callable[[chunks.Run], None]:
     return (lambda _: None) if done is None else lambda run: done(run.nbytes)
 
 
-def _check_cover(runs: Sequence[chunks.Run], size: int) -> None:
-    end = 0
-    for run in runs:
-        if run.offset != end:
-            raise ValueError(f"no part has the bytes from {end:,} to {run.offset:,} of the file")
-        end = run.end
-    if end != size:
-        raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
-
-
-def _write(file: OwnedFile, run: chunks.Run, *, checksum: bool) -> bytes:
-    """Writes a chunk. Returns its sum."""
-    offset, batch, nbytes = run.offset, list[memoryview](), 0
-    hasher = chunks.new_sum() if checksum else None
-    for piece in run.pieces:
-        for start in range(0, len(piece), _STEP):
-            part = piece[start : start + _STEP]
-            if hasher is not None:
-                hasher.update(part)
-            batch.append(part)
-            nbytes += len(part)
-            if nbytes >= _STEP:
-                syscalls.write_parts_at(file.fd, batch, offset)
-                offset, batch, nbytes = offset + nbytes, [], 0
-    if batch:
-        syscalls.write_parts_at(file.fd, batch, offset)
-    return hasher.digest() if hasher is not None else b""
-
-
-def _read(file: OwnedFile, path: str, run: chunks.Run, *, sums: bytes | None) -> None:
-    """Reads a run; with sums, it is a whole chunk and is compared with its own."""
-    count = syscalls.read_parts_at(file.fd, run.pieces, run.offset)
-    if count < run.nbytes:
-        raise _damaged(path, f"it ends at {run.offset + count:,}, and was longer a moment ago")
-    if sums is None:
-        return
-    chunk = run.offset // CHUNK
-    if chunks.sum_of(run.pieces) != chunks.expected_sum(sums, chunk):
-        raise _damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
-
-
-def _check_sums(path: str, size: int, sums: bytes) -> None:
-    expected = chunks.count_chunks(size) * SUM_SIZE
-    if len(sums) != expected:
-        raise _damaged(path, f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}")
-
-
 def _is_same(one: str, other: str, folder: int) -> bool:
     return os.path.samestat(
         os.stat(one, dir_fd=folder, follow_symlinks=False), os.stat(other, dir_fd=folder, follow_symlinks=False)
     )
-
-
-def _damaged(path: str, detail: str) -> CorruptionError:
-    return CorruptionError(path=path, detail=detail)

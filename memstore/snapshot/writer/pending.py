@@ -33,8 +33,9 @@ class PendingWrite:
         if self._end.is_set():
             return
         self._result = result
+        settled, self._settled = self._settled, _nothing  # which would keep the memory as long as this object
         try:
-            self._settled()  # first: who has waited finds the memory free
+            settled()  # first: who has waited finds the memory free
         finally:
             self._end.set()
 
@@ -68,3 +69,7 @@ class PendingWrite:
             raise MemstoreError(
                 f"{self._what}: process {self._pid} asked for it, and this is {os.getpid()}, a fork of it"
             )
+
+
+def _nothing() -> None:
+    pass
