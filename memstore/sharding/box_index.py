@@ -32,8 +32,8 @@ class BoxIndex:
     """
 
     def __init__(self, boxes: Sequence[Box]) -> None:
-        self._boxes = boxes
-        self._top = _level(boxes, [index for index, box in enumerate(boxes) if not box.is_empty], 0)
+        self._boxes = tuple(boxes)
+        self._top = _level(self._boxes, [index for index, box in enumerate(boxes) if not box.is_empty], 0)
 
     def meeting(self, wanted: Box) -> list[tuple[int, Box]]:
         """The indices of the boxes that share elements with `wanted`, and these elements, by rising offsets."""

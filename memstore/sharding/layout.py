@@ -9,12 +9,16 @@ Each mesh dimension that shards takes its part of what those before it have left
                                 or nothing
     _StridedShard(d, factor)    `factor` chunks first, and of each of them the chunk that the rank's coordinate names;
                                 the local tensor has these one behind the other
+
+So distribute_tensor cuts. FSDP2, for which _StridedShard was made, cuts by the later mesh dimension first: `unstrided`.
+With sizes that divide evenly both are the same.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 from memstore.sharding.box import Box, Interval, box_of
@@ -60,6 +64,21 @@ class Layout(NamedTuple):
         for mesh_dim, dim, factor in self.splits:
             shares[dim] = _share(shares[dim], factor, self.mesh_shape[mesh_dim], coordinate[mesh_dim])
         return shares
+
+    def unstrided(self) -> Layout | None:
+        """The layout that FSDP2 describes by these splits, in splits without a factor.
+
+        A split that has one applies after as many later mesh dimensions as make up the factor. None if none do.
+        """
+        by_dim: dict[int, list[Split]] = {}
+        for mesh_dim, dim, factor in sorted(self.splits, reverse=True):
+            in_order = by_dim.setdefault(dim, [])
+            ranks = (self.mesh_shape[split.mesh_dim] for split in in_order)
+            products = list(itertools.accumulate(ranks, mul, initial=1))
+            if factor not in products:
+                return None
+            in_order.insert(products.index(factor), Split(mesh_dim, dim))
+        return Layout(self.shape, self.mesh_shape, tuple(itertools.chain.from_iterable(by_dim.values())))
 
     def pieces(self, coordinate: Sequence[int] | None) -> list[Piece]:
         """What the rank holds: no piece is empty, and no two share an element."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.sharding.box import Box
 from memstore.sharding.copies import part
 from memstore.sharding.coverage import overlap
+from memstore.sharding.layout import Layout, Piece
 from memstore.sharding.placements import layout_of, loaded, shown
 
 
@@ -49,8 +52,9 @@ class ShardedLeaf(NamedTuple):
     Attributes:
         shape: of the whole tensor.
         shards: none of them is empty, and no two overlap. There may be none at all.
-        is_primary: among the ranks that hold the very same boxes, this is the one that writes them. Of a TensorShard
-            each rank is: who else has it is not known.
+        is_primary: this rank writes them: of the ranks of a DTensor's mesh that hold the very same boxes, one does.
+            What ranks outside of the mesh hold is not known (each replica of a tensor-parallel model may have a mesh of
+            its own), nor is who else has a TensorShard: there several ranks may be primary for the same boxes.
         is_replicated: other ranks may hold the same boxes.
     """
 
@@ -91,19 +95,49 @@ def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
 
 
 def _of_dtensor(value: Any) -> ShardedLeaf:
-    mesh, placements, shape = value.device_mesh, value.placements, tuple(value.shape)
-    layout = layout_of(tuple(mesh.shape), placements, shape, _order(value))
-    coordinate = mesh.get_coordinate()
+    mesh, shape, coordinate = value.device_mesh, tuple(value.shape), value.device_mesh.get_coordinate()
+    layout = layout_of(tuple(mesh.shape), value.placements, shape, _order(value))
     local = _plain(value.to_local())
-    expected = layout.local_shape(coordinate)
-    if coordinate is not None and tuple(local.shape) != expected:
+    pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
+    shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in pieces)
+    is_replicated = layout.is_replicated or _is_part_of_the_world(mesh)
+    return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), is_replicated)
+
+
+def _pieces(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...], placements: Any) -> tuple[Piece, ...]:
+    """What a rank holds whose local tensor has the shape `found`."""
+    readings = _readings(layout, coordinate, found)
+    if len(readings) == 1:
+        return readings[0]
+    where = f"a tensor of shape {layout.shape}, placed as {shown(placements)} on a mesh of shape {layout.mesh_shape}"
+    if readings:
         raise UnsupportedValueError(
-            f"the DTensor's local tensor is of shape {tuple(local.shape)}; a tensor of shape {shape}, placed as "
-            f"{shown(placements)} on a mesh of shape {layout.mesh_shape}, has {expected} at {tuple(coordinate)}; "
-            "where ranks hold shares of unequal size, give DTensor.from_local the shape and the stride of the whole"
+            f"the DTensor doesn't tell what its local tensor holds: {where}, is not the same at {coordinate} if "
+            "FSDP2 made it as if distribute_tensor did; use a size that the ranks divide, or put TensorShards"
         )
-    shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in layout.pieces(coordinate))
-    return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), layout.is_replicated)
+    raise UnsupportedValueError(
+        f"the DTensor's local tensor is of shape {found}; {where}, has {layout.local_shape(coordinate)} at {coordinate}"
+        "; where ranks hold shares of unequal size, give DTensor.from_local the shape and the stride of the whole"
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and it is put again and again
+def _readings(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...]) -> tuple[tuple[Piece, ...], ...]:
+    """What the rank may hold, by all that the layout may mean.
+
+    DTensors that FSDP2 made have another layout than those of distribute_tensor with the same placements, where sizes
+    don't divide evenly. Mostly the shape tells which of the two it is, or it is the same for this rank.
+    """
+    unstrided = layout.unstrided() if any(split.factor > 1 for split in layout.splits) else None
+    layouts = [layout] if unstrided is None else [layout, unstrided]
+    fitting = [tuple(one.pieces(coordinate)) for one in layouts if one.local_shape(coordinate) == found]
+    return tuple(dict.fromkeys(fitting))
+
+
+def _is_part_of_the_world(mesh: Any) -> bool:
+    """Whether there are ranks outside of the mesh, which may have the same tensor on meshes of their own."""
+    distributed: Any = sys.modules["torch.distributed"]
+    return distributed.is_initialized() and mesh.size() < distributed.get_world_size()
 
 
 def _order(value: Any) -> list[int] | None:
@@ -143,7 +177,7 @@ def _of_sharded_tensor(value: Any) -> ShardedLeaf:
         raise UnsupportedValueError(
             f"two shards of a ShardedTensor of shape {shape} overlap: {held[pair[0]].box} and {held[pair[1]].box}"
         )
-    return ShardedLeaf(shape, value.dtype, held, is_primary=True, is_replicated=False)
+    return ShardedLeaf(shape, value.dtype, held, is_primary=True, is_replicated=True)
 
 
 _READERS: tuple[tuple[str, str, Callable[[Any], ShardedLeaf]], ...] = (

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -44,17 +45,30 @@ def test_all_ranks_cover_the_tensor_and_the_primary_ones_write_it_once(spread: S
     assert layout.is_replicated == (copies > 1)
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3))
-def test_fsdp_over_tensor_parallel_cuts_for_the_tensor_parallel_ranks_first(
-    dp: int, tp: int, rows: int, columns: int
-) -> None:
-    whole = numbered((dp * tp * rows, columns))
-    spread = Spread(tuple(whole.shape), (dp, tp), (_StridedShard(0, split_factor=tp), Shard(0)))
+sizes = st.integers(1, 5)
+
+
+@given(sizes, sizes, st.integers(0, 40))
+def test_fsdp_over_tensor_parallel_cuts_for_the_tensor_parallel_ranks_first(dp: int, tp: int, rows: int) -> None:
+    whole = numbered((rows,))
+    spread = Spread((rows,), (dp, tp), (_StridedShard(0, split_factor=tp), Shard(0)))
+    layout = spread.layout.unstrided()
+    assert layout is not None
     for i, j in spread.coordinates:
-        pieces = spread.layout.pieces((i, j))
-        assert len(pieces) == (1 if rows else 0)
-        expected = whole[(j * dp + i) * rows :][:rows]
-        assert torch.equal(assembled(pieces, expected.shape, whole), expected)
+        by_tensor_parallel = Shard(0)._split_tensor(whole, tp, with_padding=False)[0][j]
+        expected = Shard(0)._split_tensor(by_tensor_parallel, dp, with_padding=False)[0][i]
+        assert torch.equal(assembled(layout.pieces((i, j)), expected.shape, whole), expected)
+        if rows % (dp * tp) == 0:
+            assert spread.layout.pieces((i, j)) == layout.pieces((i, j))
+
+
+def test_the_order_of_strided_splits_is_that_of_torch() -> None:
+    mesh_shape, orders = (2, 3, 2), list(itertools.permutations(range(3)))
+    for order in orders:
+        factors = [math.prod(mesh_shape[other] for other in order[: order.index(i)] if other > i) for i in range(3)]
+        layout = Layout((24,), mesh_shape, tuple(Split(i, 0, factor) for i, factor in enumerate(factors)))
+        assert layout.unstrided() == Layout((24,), mesh_shape, tuple(Split(i, 0) for i in order))
+    assert Layout((24,), mesh_shape, (Split(0, 0, 5), Split(1, 0))).unstrided() is None
 
 
 def test_a_strided_share_is_several_boxes_one_behind_the_other_in_the_local_tensor() -> None:

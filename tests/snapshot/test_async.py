@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -215,3 +217,9 @@ def test_a_killed_writer_raises_in_wait_and_the_next_take_has_a_new_one(path: st
     with Child(_kill_the_writer, path) as child:
         assert child.receive() == "done"
     assert numbers_in(f"{path}2")[0] == 3.0
+
+
+def test_what_the_writer_loads_needs_no_torch() -> None:
+    code = "import memstore.snapshot.parts, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
