@@ -28,9 +28,11 @@ from memstore.errors import (
 from memstore.snapshot.drafts import FileDraft
 from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
 from memstore.snapshot.names import MANIFEST, failure_name, part_name
+from memstore.snapshot.parts import Take
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import error_of_rank
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
+from memstore.snapshot.storage import Storage
 from memstore.snapshot.taking import Prepared, abandon
 
 PATIENCE = 1800.0  # seconds for the other ranks, where `wait` was given no timeout
@@ -87,10 +89,7 @@ class PendingTake:
 
     def _give_up(self, error: Exception, files: list[str]) -> NoReturn:
         """Tells the other ranks, removes what this one has written, and raises."""
-        note = msgspec.json.encode([type(error).__name__, str(error)])
-        with contextlib.suppress(MemstoreError, OSError):
-            if self._take.world_size > 1:
-                self._storage.publish(failure_name(self._take.id, self._rank), note, durable=False)
+        tell_others(self._storage, self._take, self._rank, error)
         if not self._has_part(self._rank):  # else another rank's writer may be publishing it
             abandon(self._storage, self._take, files, self._rank)
         raise error
@@ -147,6 +146,14 @@ class PendingTake:
         return None
 
 
+def tell_others(storage: Storage, take: Take, rank: int, error: BaseException) -> None:
+    """Leaves a note of what has failed here, for the other ranks' `wait`."""
+    note = msgspec.json.encode([type(error).__name__, str(error)])
+    with contextlib.suppress(MemstoreError, OSError):
+        if take.world_size > 1:
+            storage.publish(failure_name(take.id, rank), note, durable=False)
+
+
 def start(prepared: Prepared, meter: Meter) -> PendingTake:
     """Steps 2 and 3, for a take that is prepared."""
     take, part = prepared.part.take, prepared.part
@@ -168,9 +175,11 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
             durable=take.durable,
             checksum=take.checksum,
         )
-    except BaseException:
+    except BaseException as error:
         for held in staged:
             held.release()
+        if not prepared.ranks.all_know:
+            tell_others(prepared.storage, take, prepared.ranks.rank, error)
         abandon(prepared.storage, take, [], prepared.ranks.rank)
         raise
     return PendingTake(prepared, write, meter)

@@ -16,10 +16,19 @@ from memstore.errors import MemstoreError
 
 
 class Ranks:
-    """Args: group: a ProcessGroup; None: the default one, if torch.distributed is initialised, else no other rank."""
+    """The members of a process group.
+
+    Args:
+        group: a ProcessGroup; None: the default one, if torch.distributed is initialised, else no other rank.
+
+    Attributes:
+        rank, size: of this process, and of the group.
+        all_know: a step has failed, and every rank knows it: none goes on to the next one.
+    """
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
+        self.all_know = False
         self.rank, self.size = 0, 1
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank, self.size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
@@ -41,6 +50,7 @@ class Ranks:
         except Exception as error:
             raised, failure = error, (type(error).__name__, str(error) or repr(error))
         outcomes = self._gather((*failure, mine))
+        self.all_know = any(kind for kind, _, _ in outcomes)
         if raised is not None:
             raise raised
         for rank, (kind, text, _) in enumerate(outcomes):

@@ -7,7 +7,8 @@
     5. rank 0 collects the parts and publishes the snapshot: parts.py says in which steps
 
 A rank that dies in 1 to 4 leaves files that no manifest names: there is no snapshot. The next take to the same path
-chooses other names, and removes them once its own manifest is there. An error removes what the take has written.
+chooses other names, and removes them once its own manifest is there. An error removes what the take has written, if
+every rank knows of it, or this one has not told the others yet that its files are there.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
     ranks, storage, files = prepared.ranks, prepared.storage, prepared.files
     take = prepared.part.take
     written: list[str] = []
+    handed_over: list[bool] = []
     try:
         meter = Meter(progress if callable(progress) or ranks.rank == 0 else None, prepared.nbytes, "writing")
 
@@ -86,6 +88,7 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
                 sums[file.name] = _write(storage, file, take, meter)
                 written.append(file.name)
             meter.finish()
+            handed_over.append(True)
             return msgspec.msgpack.encode(with_sums(prepared.part, sums))
 
         parts = ranks.together(write)
@@ -97,7 +100,9 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
 
         return read_manifest(take.path, ranks.together(finish)[0])
     except BaseException:
-        abandon(storage, take, written, ranks.rank)
+        # A rank that has lost the others after step 4 doesn't know whether rank 0 is publishing its files just now.
+        if ranks.rank == 0 or not handed_over or ranks.all_know:
+            abandon(storage, take, written, ranks.rank)
         raise
 
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot.ranks import Ranks
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
@@ -186,6 +188,45 @@ def test_a_rank_that_is_killed_at_every_step_of_a_take(path: str, victim: int) -
     counts = all_right(on_ranks(2, _ranks_steps, f"{path}-counts"))
     for step in range(1, counts[victim] + 1):
         check_rank_dies(f"{path}{step}", victim, step)
+
+
+def _dies_beside_the_publication(rank: int, path: str) -> str:
+    """Rank 2 dies, which rank 1 learns, while rank 0 is about to link the manifest."""
+    if rank == 2:
+        count = 0
+        together = Ranks.together
+
+        def die_at_the_fourth(self: Ranks, step: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == 4:
+                faults.die()
+            return together(self, step)
+
+        Ranks.together = die_at_the_fourth  # type: ignore[method-assign]
+
+    def wait_for_rank_1() -> None:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(f"{path}-lost") and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    state = StateDict(x=torch.full((100,), float(rank)))
+    links = frozenset({"link"})
+    try:
+        with faults.at_step(2 if rank == 0 else 99, wait_for_rank_1, names=links):
+            Snapshot.take(path, {"state": state})
+    except memstore.MemstoreError as error:
+        open(f"{path}-lost", "w").close()
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_loses_the_others_leaves_its_files_to_a_publication_that_is_under_way(path: str) -> None:
+    first, second, _ = on_ranks(3, _dies_beside_the_publication, path, dead=(2,))
+    assert "died" in first and "died" in second, (first, second)
+    Snapshot(path).verify()
+    for rank in range(3):
+        assert Snapshot(path).read_object(f"{rank}/state/x").unique().tolist() == [float(rank)]
 
 
 def _rank_dies_in_restore(rank: int, path: str) -> None:
