@@ -1,18 +1,20 @@
 """State dicts, saved and restored: a snapshot is a folder of safetensors files with a manifest, which is linked last.
 
-snapshot       Snapshot: what a user calls         pending       one that is being written
-stateful       what can be saved                   progress      a callback, or a bar
+snapshot      Snapshot: what a user calls          stateful     what can be saved
+ranks         the process group                    progress     a callback, or a bar
+manifest      the manifest, and its checks         names        of tensors and files
+parallel      several reads or writes at once
 
-taking         the steps of a take, on all ranks   restoring     those of a restore
-state          a state dict, taken apart           targets       the tensors that can be filled in place
-partition      who writes what                     layouts       new tensors, where there are none
-drafts         which files a rank writes           reading       boxes into memory
-parts          what each rank wrote, and how       stored        a snapshot that is there
-               that becomes a snapshot             entries       what it has, by path
-manifest       the manifest, and its checks        objects_out   one tensor by itself
-names          of tensors and files                served        its files, mapped
-ranks          the process group                   verifying     whether it is whole
-                                                   comparing     two of them
+taking        the steps of a take, on all ranks    restoring    those of a restore
+preparing     those before anything is written     targets      the tensors that can be filled in place
+state         a state dict, taken apart            layouts      new tensors, where there are none
+partition     who writes what                      reading      boxes into memory
+drafts        which files a rank writes            stored       a snapshot that is there
+part          what a rank wrote                    entries      what it has, by path
+parts         how the parts become a snapshot      objects_out  one tensor by itself
+merging       all parts as one manifest            served       its files, mapped
+pending       a take that is being written         verifying    whether it is whole
+                                                   comparing    two of them
 
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
 writer/    a process of its own, which writes what was staged

@@ -1,4 +1,4 @@
-"""What each rank says of what it wrote, and how these parts become a snapshot. Imports no torch.
+"""How the parts of all ranks become a snapshot. Imports no torch.
 
 A snapshot is published in these steps, by whoever has all parts; a kill between them leaves what stands behind them:
 
@@ -13,76 +13,20 @@ Of two takes to one path, one links the manifest; the other gets AlreadyExistsEr
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError
 from memstore.snapshot.manifest import (
     LIMIT,
-    Manifest,
-    StoredBox,
-    StoredFile,
-    StoredTensor,
-    StoredValue,
     encode_manifest,
     read_manifest,
 )
+from memstore.snapshot.merging import index_of, merge
 from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, is_id, part_name, take_of
+from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.storage import Storage
-
-
-class Take(msgspec.Struct, frozen=True):
-    """What all ranks of one take know of it.
-
-    Attributes:
-        id: of this attempt to take a snapshot; 16 hexadecimal digits.
-        path: the folder.
-        plain: whether its files have the plain names: no other take may have written to the folder.
-    """
-
-    id: str
-    path: str
-    world_size: int
-    created: float
-    writer: str
-    plain: bool
-    durable: bool
-    checksum: bool
-
-
-class PartTensor(msgspec.Struct, frozen=True):
-    """A tensor of a rank's values. `boxes` are those that the rank wrote; of what others wrote, there are none.
-
-    Attributes:
-        shared: other ranks may have the same tensor: it is the one of the same path.
-        index_name: what it is called in the index for transformers; "" if it isn't in there.
-    """
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    shared: bool
-    index_name: str
-    boxes: tuple[StoredBox, ...]  # whose files are this part's
-
-
-class Part(msgspec.Struct, frozen=True):
-    """What one rank wrote."""
-
-    take: Take
-    rank: int
-    files: tuple[StoredFile, ...]  # their sums come from who writes them
-    tensors: tuple[PartTensor, ...]
-    values: tuple[StoredValue, ...]  # their tensors are this part's
-
-
-def with_sums(part: Part, sums: Mapping[str, bytes]) -> Part:
-    """The part once its files are written."""
-    files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
-    return msgspec.structs.replace(part, files=files)
 
 
 def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
@@ -184,71 +128,3 @@ def _remove(storage: Storage, name: str) -> None:
     """Best effort: what can't be removed stays, and harms nobody."""
     with contextlib.suppress(OSError):
         storage.remove(name)
-
-
-# --- the parts as one manifest ----------------------------------------------------------------------------------------
-
-
-def merge(parts: Sequence[Part]) -> Manifest:
-    """Shared tensors of one path become one, with the boxes that all ranks wrote; values that are equal become one."""
-    take = parts[0].take
-    files: list[StoredFile] = []
-    tensors: list[StoredTensor] = []
-    values: list[StoredValue] = []
-    shared: dict[str, int] = {}
-    known: dict[Any, int] = {}
-    ranks: list[dict[str, int]] = []
-    for part in parts:
-        places: list[int] = []
-        for tensor in part.tensors:
-            boxes = tuple(_moved(box, len(files)) for box in tensor.boxes)
-            index = shared.setdefault(tensor.path, len(tensors)) if tensor.shared else len(tensors)
-            if index == len(tensors):
-                tensors.append(StoredTensor(tensor.path, tensor.dtype, tensor.shape, boxes))
-            else:
-                tensors[index] = msgspec.structs.replace(tensors[index], boxes=tensors[index].boxes + boxes)
-            places.append(index)
-        files += part.files
-        found: dict[str, int] = {}
-        for value in part.values:
-            value = msgspec.structs.replace(value, tensors=tuple(places[i] for i in value.tensors))
-            same = (value.key, value.structure, value.objects, value.tensors)
-            found[value.key] = known.setdefault(same, len(values))
-            if found[value.key] == len(values):
-                values.append(value)
-        ranks.append(found)
-    return Manifest(
-        take.id,
-        take.created,
-        take.writer,
-        take.world_size,
-        tuple(files),
-        tuple(tensors),
-        tuple(values),
-        tuple(ranks),
-    )
-
-
-def _moved(box: StoredBox, files: int) -> StoredBox:
-    return StoredBox(box.file + files, box.offset, box.nbytes, box.offsets, box.shape)
-
-
-def index_of(parts: Iterable[Part], manifest: Manifest) -> bytes | None:
-    """What transformers reads a model's files by; None if it needs none, or a tensor is in several parts."""
-    places: dict[str, str] = {}
-    total = 0
-    stored = {tensor.path: tensor for tensor in manifest.tensors}
-    for part in parts:
-        for tensor in part.tensors:
-            if not tensor.index_name or tensor.index_name in places:
-                continue
-            boxes = stored[tensor.path].boxes if tensor.shared else tensor.boxes
-            if len(boxes) != 1 or boxes[0].shape != tensor.shape:
-                return None
-            files = manifest.files if tensor.shared else part.files
-            places[tensor.index_name] = files[boxes[0].file].name
-            total += boxes[0].nbytes
-    if not places or set(places.values()) == {"model.safetensors"}:
-        return None
-    document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-    return json.dumps(document, indent=2).encode()

@@ -28,12 +28,12 @@ from memstore.errors import (
 from memstore.snapshot.drafts import FileDraft
 from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
 from memstore.snapshot.names import MANIFEST, failure_name, part_name
-from memstore.snapshot.parts import Take
+from memstore.snapshot.part import Take
+from memstore.snapshot.preparing import Prepared, abandon
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import error_of_rank
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
 from memstore.snapshot.storage import Storage
-from memstore.snapshot.taking import Prepared, abandon
 
 PATIENCE = 1800.0  # seconds for the other ranks, where `wait` was given no timeout
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder

@@ -11,13 +11,14 @@ from memstore.snapshot.entries import Entry, SnapshotMetadata, entries_of, find_
 from memstore.snapshot.manifest import Manifest
 from memstore.snapshot.objects_out import read_tensor
 from memstore.snapshot.pending import PendingTake, start
+from memstore.snapshot.preparing import Options, local_path, prepare
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.restoring import restore, state_dict_of
 from memstore.snapshot.served import view
 from memstore.snapshot.stateful import AppState, check_app_state
 from memstore.snapshot.stored import Stored
-from memstore.snapshot.taking import Options, local_path, prepare, take
+from memstore.snapshot.taking import take
 from memstore.snapshot.verifying import verify
 
 _STORAGE_OPTIONS = frozenset({"allow_pickle"})

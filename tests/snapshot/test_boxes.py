@@ -19,8 +19,9 @@ from memstore import Snapshot, StateDict, TensorShard
 from memstore.sharding import Box
 from memstore.snapshot import partition as partitions
 from memstore.snapshot.drafts import Naming, draft, offers_of, own_bytes
+from memstore.snapshot.part import Take, with_sums
 from memstore.snapshot.partition import Offer, partition
-from memstore.snapshot.parts import Take, publish, with_sums
+from memstore.snapshot.parts import publish
 from memstore.snapshot.state import StateWalker, bytes_of
 from memstore.snapshot.storage import FilePart, FileStorage
 
