@@ -56,7 +56,7 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
-    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, StoreStats, VerifyReport
+    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.store.opening import open
@@ -79,6 +79,7 @@ _HOMES = {
     "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
     "PendingInfo": "memstore.info",
+    "ShardInfo": "memstore.info",
     "PendingPut": "memstore.store.sharded",
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
@@ -109,6 +110,7 @@ __all__ = [
     "Ref",
     "RepairReport",
     "ResourceLimitError",
+    "ShardInfo",
     "ShardMismatchError",
     "Store",
     "StoreClosedError",
