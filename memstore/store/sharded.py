@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
-from memstore import contents, structure
+from memstore import contents
 from memstore.engine import (
     Content,
     Failure,
@@ -25,11 +25,13 @@ from memstore.engine import (
     outcome_of,
     pending_parts,
     prepare,
+    resource_errors,
     retry_after_sweep,
     version_of_outcome,
 )
 from memstore.errors import (
     MemstoreError,
+    NotAStoreError,
     PartialCommitError,
     ShardMismatchError,
     StoreTimeoutError,
@@ -39,10 +41,18 @@ from memstore.errors import (
 from memstore.info import PendingInfo
 from memstore.store.ranks import Place
 from memstore.structure import HeldValue
-from memstore.wording import shown
+
+log = logging.getLogger("memstore")
 
 # The other ranks know of these already, or nobody can tell them.
-_TOLD = (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, UnknownOutcomeError)
+_TOLD = (
+    StoreTimeoutError,
+    ShardMismatchError,
+    PartialCommitError,
+    VersionConflictError,
+    UnknownOutcomeError,
+    NotAStoreError,
+)
 _WAITING = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
 _GIVE_UP = 5.0  # seconds for the mutex, to end an attempt whose time is up
 
@@ -74,7 +84,11 @@ class PendingPut:
             VersionConflictError: the key was not at the version that was expected.
         """
         seconds = self._timeout if timeout is None else timeout
-        if not self._look(deadline_after(seconds)):
+        return self.wait_until(deadline_after(seconds), seconds)
+
+    def wait_until(self, deadline: float, seconds: float) -> int:
+        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
+        if not self._look(deadline):
             raise _timed_out(self._root, self._member, seconds)
         assert self._outcome is not None
         return version_of_outcome(self._outcome)
@@ -85,13 +99,15 @@ class PendingPut:
 
     def abort(self) -> None:
         """Gives the attempt up, for all ranks, unless it was published already."""
-        member = self._member
-        abort(self._root, member.key, member.attempt, "PendingPut.abort was called", self._timeout)
+        if self._outcome is None:
+            _abort(self._root, self._member, "PendingPut.abort was called", self._timeout)
 
     def _look(self, waits_until: float) -> bool:
         if self._outcome is None:
             deadline = max(waits_until, deadline_after(self._timeout))
-            self._outcome = outcome_of(self._root, self._member, partial(_merge, self._root), waits_until, deadline)
+            with resource_errors(self._root.path, self.key, self._root):
+                merge = partial(_merge, self._root)
+                self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
         return self._outcome is not None
 
     def __repr__(self) -> str:
@@ -101,7 +117,7 @@ class PendingPut:
 def put_sharded(
     root: Root,
     key: str,
-    value: Any,
+    take: Callable[[], HeldValue],
     place: Place,
     *,
     dtype: torch.dtype | None,
@@ -109,21 +125,24 @@ def put_sharded(
     wait: bool,
     lease: float,
     timeout: float,
-    allow_pickle: bool,
 ) -> int | PendingPut:
-    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known."""
+    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known.
+
+    Args:
+        take: makes what this rank holds. If that fails, the other ranks are told.
+    """
+    deadline = deadline_after(timeout)
     held: HeldValue | None = None
     failure: Exception | None = None
     try:
-        held = structure.take_shards_apart(value, allow_pickle=allow_pickle)
+        held = take()
     except Exception as error:
         failure = error  # the others are told below, once the attempt has a name
     plain = () if held is None else tuple(leaf.name for leaf in held.leaves if leaf.is_plain)
-    agreement = place.agree(plain, timeout)
+    agreement = place.agree(plain, deadline)
     lease = timeout + _WAITING if wait else lease
     member = Member(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
     others = agreement.plain if place.rank else ()
-    deadline = deadline_after(timeout)
     try:
         if held is None:
             raise failure or AssertionError
@@ -134,8 +153,8 @@ def put_sharded(
         member = found if isinstance(found, Member) else member
         pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
         if wait:
-            return _wait_or_give_up(pending, root, member, timeout)
-        pending.done()  # the last one publishes
+            return _wait_or_give_up(pending, root, member, deadline, timeout)
+        _publish_if_complete(pending)
         return pending
     except BaseException as error:
         if isinstance(error, MemstoreError):
@@ -143,6 +162,13 @@ def put_sharded(
         if not isinstance(error, _TOLD) or (isinstance(error, StoreTimeoutError) and not member.number):
             _fail(root, member, error)
         raise
+
+
+def _publish_if_complete(pending: PendingPut) -> None:
+    try:
+        pending.done()
+    except StoreTimeoutError as error:  # the part is there all the same, and who waits for the others publishes it
+        log.info("%s", str(error))
 
 
 def _prepare(part: contents.PartDraft, root: Root, member: Member, deadline: float) -> Outcome | Member:
@@ -159,10 +185,10 @@ def _merge(root: Root, parts: Sequence[Part], said: Sequence[bytes]) -> Content:
     return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
 
 
-def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, timeout: float) -> int:
+def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: float, seconds: float) -> int:
     """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
     try:
-        return pending.wait(timeout)
+        return pending.wait_until(deadline, seconds)
     except StoreTimeoutError as error:
         return version_of_outcome(_end(root, member, error))
 
@@ -170,29 +196,34 @@ def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, timeout: f
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
     missing = missing_ranks(parts, member.world_size)
-    who = f"{shown(len(missing), 'ranks')} of {member.world_size} had put nothing: {', '.join(map(str, missing))}"
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size}"
     key = member.key.decode()
-    text = f"{key!r}: attempt {member.attempt!r}: within {seconds:g} s, {who}"
+    text = f"{key!r}: attempt {member.attempt!r}: {who} had put nothing within {seconds:g} s"
     return StoreTimeoutError(text, key=key)
 
 
 def _fail(root: Root, member: Member, error: BaseException) -> None:
     """Tells the other ranks that this one can't put its part."""
     why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
-    _end(root, member, ended(member, (), why))
+    try:
+        _end(root, member, ended(member, (), why))
+    except UnknownOutcomeError as unknown:
+        if isinstance(error, Exception):
+            raise
+        log.warning("%s", str(unknown))  # an interrupt stays one
 
 
 def _end(root: Root, member: Member, failure: Failure) -> Outcome:
     key = member.key.decode()
     try:
-        outcome = give_up(root, member, failure, deadline_after(_GIVE_UP))
+        return give_up(root, member, failure, deadline_after(_GIVE_UP))
+    except UnknownOutcomeError:
+        raise
     except (MemstoreError, OSError) as error:
         raise UnknownOutcomeError(
             f"{key!r}: attempt {member.attempt!r} could not be given up, so others may still complete it: {error}",
             key=key,
         ) from failure
-    assert outcome is not None, "it was ended, or has an outcome"
-    return outcome
 
 
 def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> bool:
@@ -201,8 +232,15 @@ def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> boo
     if not parts:
         return False
     member = Member(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
-    outcome = give_up(root, member, ended(member, parts, why), deadline_after(timeout))
-    return outcome is not None and why in outcome.message
+    return _abort(root, member, why, timeout)
+
+
+def _abort(root: Root, member: Member, why: str, timeout: float) -> bool:
+    failure = ended(member, [part for part, _ in pending_parts(root, member.key) if part.number == member.number], why)
+    try:
+        return give_up(root, member, failure, deadline_after(timeout)).message == str(failure)
+    except UnknownOutcomeError:  # it was over long ago
+        return False
 
 
 def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:
