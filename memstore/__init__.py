@@ -57,7 +57,7 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
-    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, StoreStats, VerifyReport
+    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
@@ -81,6 +81,7 @@ _HOMES = {
     "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
     "PendingInfo": "memstore.info",
+    "ShardInfo": "memstore.info",
     "PendingPut": "memstore.store.sharded",
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
@@ -120,6 +121,7 @@ __all__ = [
     "Ref",
     "RepairReport",
     "ResourceLimitError",
+    "ShardInfo",
     "ShardMismatchError",
     "Snapshot",
     "StateDict",

@@ -16,10 +16,10 @@ import memstore.cli.entries  # pyright: ignore[reportUnusedImport] - it register
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import render
-from memstore.cli.group import cli
+from memstore.cli.group import MISSING, cli
 from memstore.errors import KeyNotFoundError, MemstoreError
 
-REFUSED, MISSING = 3, 4
+REFUSED = 3
 
 
 def run() -> NoReturn:

@@ -8,6 +8,8 @@ import memstore
 from memstore.errors import MemstoreError
 from memstore.listing import entries, open_keyspace
 
+MISSING = 4  # exit code
+
 
 def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     try:
