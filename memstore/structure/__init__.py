@@ -19,7 +19,7 @@ The rooms, from the top floor down; a room imports only from those below it:
 
 from __future__ import annotations
 
-from memstore.structure.checks import MalformedError
+from memstore.structure.checks import MalformedError, require
 from memstore.structure.containers import is_wrapper
 from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
 from memstore.structure.get import (
@@ -38,7 +38,7 @@ from memstore.structure.get import (
 )
 from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
 from memstore.structure.objects import class_name, read_pickle, shown_attributes, written_objects
-from memstore.structure.plans import Plan, check_extent, plan_of
+from memstore.structure.plans import Plan, check_extent, plan_of, read_leaf
 from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, has_shards, take_shards_apart
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import (
@@ -118,10 +118,12 @@ __all__ = [
     "over",
     "plan_of",
     "read_flags",
+    "read_leaf",
     "read_pickle",
     "rebuild",
     "rebuild_lazily",
     "render_path",
+    "require",
     "repeats",
     "shown_attributes",
     "stored_bytes",

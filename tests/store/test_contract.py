@@ -96,7 +96,8 @@ FIELDS = {
     "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files"],
     "LeafInfo": ["name", "dtype", "shape", "nbytes"],
     "StoreStats": [
-        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity", "catalog_bytes",
+        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity",
+        "catalog_bytes",
         "huge_page_bytes", "puts", "gets", "pinned_by",
     ],
     "VerifyReport": ["checked", "unchecked", "damaged", "ok"],
