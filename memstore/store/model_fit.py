@@ -16,6 +16,7 @@ import torch
 
 from memstore import contents
 from memstore.engine import Pin
+from memstore.late_imports import between_forks
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
 from memstore.view import StoredTensor, view
 
@@ -189,7 +190,8 @@ def _maker_for(parameter: torch.nn.Parameter) -> _Make:
         plain = torch.empty(stored.shape, dtype=stored.dtype, device=device)
         if mesh is None or not stored.ndim:
             return plain
-        from torch.distributed.tensor import DTensor, Replicate  # the parameter is one
+        with between_forks():
+            from torch.distributed.tensor import DTensor, Replicate
 
         return DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
