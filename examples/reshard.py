@@ -172,7 +172,9 @@ def show(trainers: list[Report], generators: list[Report]) -> int:
     saves, loads = ([1e3 * second for second in report.seconds[1:]] for report in (put, got))
     alike = all(report.versions == got.versions for report in generators)
     wrong = sum(report.wrong for report in generators)
-    print(f"{put.nbytes / MIB:.1f} MiB of weights, from rows on {TRAINERS} trainers to columns on {GENERATORS} generators")
+    print(
+        f"{put.nbytes / MIB:.1f} MiB of weights, from rows on {TRAINERS} trainers to columns on {GENERATORS} generators"
+    )
     print(f"  versions put             {len(put.versions)}")
     print(f"  versions loaded          {len(got.versions)}, the last one is {got.versions[-1]}")
     print(f"  a save took              {statistics.median(saves):.1f} ms, on all ranks together")

@@ -54,7 +54,7 @@ class ByRanks(Keyspace):
             process_group: of torch.distributed; None: the default one. No collective is called.
             dtype: floating leaves are cast to it, as in `put`.
             expect_version: as in `put`; it is looked at when all parts are there.
-            wait: False returns at once, so that this process may exit, or do something else.
+            wait: False returns once rank 0 has begun, so that this process may exit, or do something else.
             lease: seconds that this part waits for the others, with wait=False.
             timeout: seconds to wait for the other ranks; None: the store's. When it is over, the put is given up for
                 all ranks: what raised is never published later.
@@ -144,20 +144,21 @@ class ByRanks(Keyspace):
             True
         """
         with between_forks():
-            from memstore.store.meeting import Meeting
+            from memstore.store.meeting import meet
             from memstore.store.models import MODEL, take_model_apart, value_of
-            from memstore.store.ranks import DistributedPlace, is_a_rank
+            from memstore.store.ranks import DistributedPlace
             from memstore.store.sharded import put_sharded
 
         root = self._writable()
         encode_key(key)
-        if not is_a_rank():
+        meeting = meet(process_group, "put", key, root.settings.store)
+        if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
         version = put_sharded(
             root,
             key,
             partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-            DistributedPlace(Meeting(process_group, "put", key, root.settings.store)),
+            DistributedPlace(meeting),
             dtype=dtype,
             expect=None,
             wait=True,
@@ -205,9 +206,8 @@ class ByRanks(Keyspace):
         """
         with between_forks():
             from memstore.engine import unpack
-            from memstore.store.meeting import Meeting
+            from memstore.store.meeting import meet
             from memstore.store.models import load_alone, load_together
-            from memstore.store.ranks import is_a_rank
 
         root = self._opened()
         encode_key(key)
@@ -219,7 +219,7 @@ class ByRanks(Keyspace):
                 self.wait(key, newer_than=newer_than, timeout=seconds)
             return self._pin(root, key)
 
-        meeting = Meeting(process_group, "load", key, root.settings.store) if is_a_rank() else None
+        meeting = meet(process_group, "load", key, root.settings.store)
         if meeting is None or meeting.world_size == 1:
             pin = take()
             load_alone(pin, model, optimizer, strict=strict)

@@ -26,6 +26,18 @@ STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 _NAMES = "param_names"  # torch keeps them beside the numbers of named parameters
 
 
+_WRAPPERS = (
+    ("torch.nn.parallel", "DistributedDataParallel", "module"),
+    ("torch.nn.parallel", "DataParallel", "module"),
+    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+        "_checkpoint_wrapped_module",
+    ),
+)
+
+
 class ModelEntry(NamedTuple):
     """An entry of a module's state_dict. `key` is its name there; `is_own`: it is a parameter or buffer itself."""
 
@@ -51,7 +63,7 @@ def model_state(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def clean_name(model: torch.nn.Module, name: str) -> str:
-    """The name of a parameter as it is without DistributedDataParallel, DataParallel, torch.compile."""
+    """The name of a parameter as it is without wrappers."""
     *steps, last = name.split(".")
     kept: list[str] = []
     module: Any = model
@@ -64,15 +76,20 @@ def clean_name(model: torch.nn.Module, name: str) -> str:
 
 def _wrapped(module: Any) -> str | None:
     """Under which name a wrapper has what it wraps."""
-    if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-        return "module"
-    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    return "_orig_mod" if compiled is not None and isinstance(module, compiled) else None
+    for home, kind, name in _WRAPPERS:
+        if _is_a(home, kind, module):
+            return name
+    return None
+
+
+def _is_a(home: str, kind: str, module: Any) -> bool:
+    """Whether it is of a class whose module may not have been imported: then it is not."""
+    known = getattr(sys.modules.get(home), kind, None)
+    return known is not None and isinstance(module, known)
 
 
 def _refuse_fsdp1(model: torch.nn.Module) -> None:
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    if kind is not None and any(isinstance(module, kind) for module in model.modules()):
+    if any(_is_a("torch.distributed.fsdp", "FullyShardedDataParallel", module) for module in model.modules()):
         raise UnsupportedValueError(
             "the model has modules of FullyShardedDataParallel, whose state only collectives can give, which know no "
             "timeout; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"

@@ -77,6 +77,8 @@ def save(root: str, kind: str, seed: int = 0, dtype: torch.dtype | None = None) 
     optimizer = optimizer_of(model)
     for number in range(2):
         step(model, optimizer, number)
+    if "tp" not in kind:
+        model(torch.arange(24.0).reshape(4, 6))  # after which FSDP2 keeps the parameters whole for the backward pass
     with memstore.open(root) as store:
         version = store.save_model("run", model, optimizer, dtype=dtype)
     return version, state_of(model, optimizer)
@@ -102,6 +104,18 @@ def load_half(root: str) -> tuple[int, torch.Tensor]:
     model = make("fsdp", seed=5).to(torch.bfloat16)
     with memstore.open(root) as store:
         return store.load_model("run", model), whole(model.state_dict()["0.weight"])
+
+
+def save_in_groups(root: str) -> list[float]:
+    """The even and the odd ranks each save a model, and load that of the others."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    own, model = rank % 2, nn.Linear(2, 2)
+    nn.init.constant_(model.weight, float(own))
+    with memstore.open(root) as store:
+        store.save_model(f"run{own}", model, process_group=groups[own])
+        store.load_model(f"run{1 - own}", model, newer_than=0, process_group=groups[own])
+    return model.weight.unique().tolist()
 
 
 class Stage(nn.Module):

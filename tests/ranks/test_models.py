@@ -105,6 +105,10 @@ def test_if_it_doesnt_fit_on_one_rank_none_loads(root: str, ranks4: Ranks, unfit
         assert f"model['other.weight']: not stored (rank {unfit})" in str(error)
 
 
+def test_groups_save_and_load_apart(root: str, ranks4: Ranks) -> None:
+    assert ranks4.run(models.save_in_groups, root) == [[1.0], [0.0], [1.0], [0.0]]
+
+
 def test_what_one_rank_cant_save_all_are_told(root: str, ranks2: Ranks) -> None:
     errors = ranks2.errors(models.save_with_foreign_parameter, root, 1)
     assert isinstance(errors[1], UnsupportedValueError) and isinstance(errors[0], PartialCommitError)

@@ -163,6 +163,24 @@ def test_names_are_those_of_the_bare_module(store: memstore.Store) -> None:
     store.load_model("run", wrapped, optimizer)
 
 
+def test_checkpointed_modules_have_their_own_names(store: memstore.Store) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    bare = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), nn.Linear(3, 1))
+    wrapped = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(2, 3))), nn.Linear(3, 1))
+    store.save_model("run", wrapped, torch.optim.Adam(wrapped.parameters()))
+    assert list(store.get("run")["model"]) == list(bare.state_dict())
+    store.load_model("run", bare, torch.optim.Adam(bare.parameters()))
+    assert_same(list(wrapped.state_dict().values()), list(bare.state_dict().values()))
+
+
+def test_a_process_group_without_torch_distributed_is_refused(store: memstore.Store) -> None:
+    model = nn.Linear(1, 1)
+    for call in (store.save_model, store.load_model):
+        with pytest.raises(TypeError, match="torch.distributed is not initialized"):
+            call("run", model, process_group=object())
+
+
 def test_all_that_doesnt_fit_is_told_at_once_and_nothing_is_written(store: memstore.Store) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1))
     store.save_model("run", model, torch.optim.SGD(model.parameters(), lr=0.1))
