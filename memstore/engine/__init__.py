@@ -65,7 +65,7 @@ from memstore.engine.format import (
     split_header,
 )
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.pin import Pin, PinOptions
+from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
     MISFIT,
@@ -177,6 +177,7 @@ __all__ = [
     "open_root",
     "opened",
     "outcome_of",
+    "pack",
     "pending_parts",
     "prepare",
     "put",
@@ -189,6 +190,7 @@ __all__ = [
     "split_header",
     "sweep_all",
     "syscalls",
+    "unpack",
     "verify_store",
     "version_of_outcome",
     "watch",
