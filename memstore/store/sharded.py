@@ -196,9 +196,10 @@ def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
     missing = missing_ranks(parts, member.world_size)
-    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size}"
     key = member.key.decode()
-    text = f"{key!r}: attempt {member.attempt!r}: {who} had put nothing within {seconds:g} s"
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size} had put nothing"
+    what = who if missing else "all ranks' parts are there, and it was not published"
+    text = f"{key!r}: attempt {member.attempt!r}: {what} within {seconds:g} s"
     return StoreTimeoutError(text, key=key)
 
 
