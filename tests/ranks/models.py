@@ -1,8 +1,10 @@
 """Models that ranks train, save and load: plain, DDP, FSDP2, tensor parallel. Runs on ranks."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,8 @@ def bare(seed: int = 0) -> nn.Module:
 
 
 def make(kind: str, seed: int = 0) -> nn.Module:
-    model, size = bare(seed), dist.get_world_size()
+    model: Any = bare(seed)
+    size = dist.get_world_size()
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if "tp" in kind:
@@ -64,7 +67,8 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
     """All tensors, whole, by name."""
     found = {name.removeprefix("module."): whole(value) for name, value in model.state_dict().items()}
     names = {parameter: name.removeprefix("module.") for name, parameter in model.named_parameters()}
-    for parameter, state in optimizer.state.items() if optimizer else ():
+    states: dict[Any, Any] = dict(optimizer.state) if optimizer else {}
+    for parameter, state in states.items():
         found |= {f"{names[parameter]}: {key}": whole(value) for key, value in state.items()}
     return found
 
@@ -125,7 +129,7 @@ class Stage(nn.Module):
         super().__init__()
         self.layers = nn.ModuleDict({str(i): nn.Linear(2, 2) for i in range(first, last)})
         for i, layer in self.layers.items():
-            nn.init.constant_(layer.weight, float(i))
+            nn.init.constant_(cast(nn.Linear, layer).weight, float(i))
         self.norm = nn.LayerNorm(2)
 
 
@@ -148,7 +152,7 @@ def load_stage(root: str, layers: int) -> list[float]:
     with memstore.open(root) as store:
         store.load_model("run", model, optimizer, timeout=60)
     assert set(optimizer.state) == set(model.parameters())
-    return [round(float(layer.weight.mean())) for layer in model.layers.values()]
+    return [round(float(cast(nn.Linear, layer).weight.mean())) for layer in model.layers.values()]
 
 
 def load_unfit(root: str, unfit: int) -> None:
@@ -190,6 +194,7 @@ class Stamped(nn.Module):
         for i, shape in enumerate(_SHAPES):
             spread = distribute_tensor(torch.zeros(shape), mesh, [placement], src_data_rank=None)
             setattr(self, f"w{i}", nn.Parameter(spread))
+        self.number: torch.Tensor
         self.register_buffer("number", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
