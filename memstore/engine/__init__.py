@@ -23,6 +23,8 @@ from memstore.engine.catalog import Catalog, Outcome, Part
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
     ExternalFiles,
+    OwnedFile,
+    SharedMemory,
     WritableMemory,
     file_offsets,
     lies_in_mapping,
@@ -125,6 +127,7 @@ __all__ = [
     "Member",
     "OBJECTS_IN_RECORD",
     "Outcome",
+    "OwnedFile",
     "PART_MARK",
     "Part",
     "Path",
@@ -134,6 +137,7 @@ __all__ = [
     "Root",
     "SAFETENSORS_DTYPES",
     "SegmentExtent",
+    "SharedMemory",
     "Span",
     "TORCH_DTYPES",
     "WritableMemory",

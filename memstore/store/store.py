@@ -322,7 +322,8 @@ class Store(ByRanks, AsMapping):
         Args:
             key: the key.
             path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
-                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`.
+                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`; or the folder of a `Snapshot`, whose
+                value is a dict of rank 0's state dicts.
             format: what it must be; None: what it looks like.
             copy: put the value that is there instead; the entry then has nothing to do with the files. It also takes
                 what can't be served in place.
@@ -339,11 +340,16 @@ class Store(ByRanks, AsMapping):
         """
         with between_forks():
             from memstore.formats import describe_files, load_files
+            from memstore.snapshot import is_snapshot
 
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
+        if format is None and is_snapshot(path):
+            with between_forks():
+                from memstore.snapshot import describe_snapshot as describe_files
+                from memstore.snapshot import load_snapshot as load_files
         if copy:
             with resource_errors(self.root, key, root):
                 value = load_files(key, path, format, allow_pickle=self._allow_pickle)

@@ -104,7 +104,8 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 FIELDS = {
     "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files"],
-    "LeafInfo": ["name", "dtype", "shape", "nbytes"],
+    "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
+    "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [
         "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity",
         "catalog_bytes",
