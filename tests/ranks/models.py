@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memstore
+from memstore import engine
 from tests.ranks.layouts import mesh_of
 
 KINDS = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp and tp")
@@ -206,6 +207,30 @@ class Stamped(nn.Module):
     def stamps(self) -> set[float]:
         values = torch.cat([parameter.to_local().flatten() for parameter in self.parameters()])  # type: ignore[attr-defined]
         return {*values.unique().tolist(), float(self.number)}
+
+
+def load_while_others_put(root: str) -> tuple[int, list[float]]:
+    """Between rank 0's look and those of the others, the key is overwritten, and files are used again."""
+    model = Stamped(Shard(0))
+    real = engine.unpack
+    with memstore.open(root) as store:
+
+        def overwrite_and_unpack(*arguments: Any, **options: Any) -> Any:
+            for number in range(5):
+                store.put("policy", {"model": {name: value + 10 + number for name, value in whole_stamped().items()}})
+                store.gc()
+            return real(*arguments, **options)
+
+        engine.unpack = overwrite_and_unpack
+        try:
+            return store.load_model("policy", model), sorted(model.stamps())
+        finally:
+            engine.unpack = real
+
+
+def whole_stamped() -> dict[str, torch.Tensor]:
+    weights = {f"w{i}": torch.ones(shape) for i, shape in enumerate(_SHAPES)}
+    return {**weights, "number": torch.ones((), dtype=torch.int64)}
 
 
 def publish(root: str, versions: int) -> int:
