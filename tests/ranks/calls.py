@@ -1,5 +1,7 @@
 """Sharded puts and gets as ranks make them: what tests/ranks runs on them."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import logging
@@ -46,7 +48,7 @@ def put(root: str, key: str = "key", **options: Any) -> Any:
 # --- values that not all ranks hold alike -----------------------------------------------------------------------------
 
 
-def put_stages(root: str) -> int:
+def put_stages(root: str) -> Any:
     """Each rank holds other layers, and all a few."""
     rank = dist.get_rank()
     value = {
@@ -58,13 +60,13 @@ def put_stages(root: str) -> int:
         return store.put_sharded("key", value)
 
 
-def put_buffers(root: str, differs_on: int) -> tuple[int, list[str]]:
+def put_buffers(root: str, differs_on: int) -> tuple[Any, list[str]]:
     value = {"mean": torch.full((3,), float(dist.get_rank() == differs_on)), "steps": 7 + (dist.get_rank() == 1)}
     with memstore.open(root) as store, warnings_of_memstore() as texts:
         return store.put_sharded("key", value), texts
 
 
-def put_replicas(root: str, differs_on: int | None) -> int:
+def put_replicas(root: str, differs_on: int | None) -> Any:
     """Rows on two ranks, and each of them on two more."""
     mesh = mesh_of((2, 2))
     local = torch.arange(6.0).reshape(2, 3)
@@ -153,7 +155,7 @@ def put_by_threads(root: str, count: int) -> dict[str, list[int]]:
             for i in range(count):
                 versions[key].append(int(store.put_sharded(key, {"w": shard(value=float(i))})))  # type: ignore[arg-type]
 
-        threads = [threading.Thread(target=run, args=(key,)) for key in sorted(versions, reverse=dist.get_rank() % 2)]
+        threads = [threading.Thread(target=run, args=(key,)) for key in sorted(versions, reverse=dist.get_rank() == 1)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -52,6 +52,7 @@ class Ranks:
 
     def answer(self, rank: int) -> Answer:
         worker, number = self.workers[rank], 0
+        found: list[Any] = []
         while number != self._numbers[rank]:  # a test that failed may have left others
             if not worker.channel.poll(PATIENCE):
                 raise TimeoutError(f"rank {rank} said nothing in {PATIENCE:g} s")
@@ -91,11 +92,12 @@ class Ranks:
 
 def _serve(channel: Connection, rank: int, world_size: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    make_store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+        store = make_store("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
         channel.send(store.port)
     else:
-        store = dist.TCPStore("127.0.0.1", channel.recv(), world_size, is_master=False)
+        store = make_store("127.0.0.1", channel.recv(), world_size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_GLOO)
     while True:
         number, function, arguments = channel.recv()

@@ -1,5 +1,7 @@
 """What the ranks of tests/ranks put and get: DTensors of every layout that torch makes. Runs on ranks."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -78,7 +80,7 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 # --- functions that ranks run -----------------------------------------------------------------------------------------
 
 
-def put_matrix(root: str, names: Sequence[str]) -> int:
+def put_matrix(root: str, names: Sequence[str]) -> Any:
     value = {case.name: sharded(case) for case in CASES if case.name in names}
     with memstore.open(root) as store:
         return store.put_sharded("key", value)
@@ -89,7 +91,8 @@ def get_into_matrix(root: str, layouts: dict[str, Case]) -> None:
     with memstore.open(root) as store:
         for how in ("out", "like"):
             targets = {name: torch.zeros_like(sharded(case)) for name, case in layouts.items()}
-            found = store.get("key", **{how: targets})
+            options: Any = {how: targets}
+            found = store.get("key", **options)
             assert (found is targets) == (how == "out")
             for name, case in layouts.items():
                 expected = sharded(case)

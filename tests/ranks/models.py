@@ -1,8 +1,10 @@
 """Models that ranks train, save and load: plain, DDP, FSDP2, tensor parallel. Runs on ranks."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memstore
+from memstore import engine
 from tests.ranks.layouts import mesh_of
 
 KINDS = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp and tp")
@@ -23,7 +26,8 @@ def bare(seed: int = 0) -> nn.Module:
 
 
 def make(kind: str, seed: int = 0) -> nn.Module:
-    model, size = bare(seed), dist.get_world_size()
+    model: Any = bare(seed)
+    size = dist.get_world_size()
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if "tp" in kind:
@@ -64,7 +68,8 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
     """All tensors, whole, by name."""
     found = {name.removeprefix("module."): whole(value) for name, value in model.state_dict().items()}
     names = {parameter: name.removeprefix("module.") for name, parameter in model.named_parameters()}
-    for parameter, state in optimizer.state.items() if optimizer else ():
+    states: dict[Any, Any] = dict(optimizer.state) if optimizer else {}
+    for parameter, state in states.items():
         found |= {f"{names[parameter]}: {key}": whole(value) for key, value in state.items()}
     return found
 
@@ -125,7 +130,7 @@ class Stage(nn.Module):
         super().__init__()
         self.layers = nn.ModuleDict({str(i): nn.Linear(2, 2) for i in range(first, last)})
         for i, layer in self.layers.items():
-            nn.init.constant_(layer.weight, float(i))
+            nn.init.constant_(cast(nn.Linear, layer).weight, float(i))
         self.norm = nn.LayerNorm(2)
 
 
@@ -148,7 +153,7 @@ def load_stage(root: str, layers: int) -> list[float]:
     with memstore.open(root) as store:
         store.load_model("run", model, optimizer, timeout=60)
     assert set(optimizer.state) == set(model.parameters())
-    return [round(float(layer.weight.mean())) for layer in model.layers.values()]
+    return [round(float(cast(nn.Linear, layer).weight.mean())) for layer in model.layers.values()]
 
 
 def load_unfit(root: str, unfit: int) -> None:
@@ -190,6 +195,7 @@ class Stamped(nn.Module):
         for i, shape in enumerate(_SHAPES):
             spread = distribute_tensor(torch.zeros(shape), mesh, [placement], src_data_rank=None)
             setattr(self, f"w{i}", nn.Parameter(spread))
+        self.number: torch.Tensor
         self.register_buffer("number", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
@@ -201,6 +207,30 @@ class Stamped(nn.Module):
     def stamps(self) -> set[float]:
         values = torch.cat([parameter.to_local().flatten() for parameter in self.parameters()])  # type: ignore[attr-defined]
         return {*values.unique().tolist(), float(self.number)}
+
+
+def load_while_others_put(root: str) -> tuple[int, list[float]]:
+    """Between rank 0's look and those of the others, the key is overwritten, and files are used again."""
+    model = Stamped(Shard(0))
+    real = engine.unpack
+    with memstore.open(root) as store:
+
+        def overwrite_and_unpack(*arguments: Any, **options: Any) -> Any:
+            for number in range(5):
+                store.put("policy", {"model": {name: value + 10 + number for name, value in whole_stamped().items()}})
+                store.gc()
+            return real(*arguments, **options)
+
+        engine.unpack = overwrite_and_unpack
+        try:
+            return store.load_model("policy", model), sorted(model.stamps())
+        finally:
+            engine.unpack = real
+
+
+def whole_stamped() -> dict[str, torch.Tensor]:
+    weights = {f"w{i}": torch.ones(shape) for i, shape in enumerate(_SHAPES)}
+    return {**weights, "number": torch.ones((), dtype=torch.int64)}
 
 
 def publish(root: str, versions: int) -> int:

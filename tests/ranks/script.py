@@ -1,5 +1,7 @@
 """A script as users start it with torchrun: FSDP2, a put, and a load by name; nothing but `memstore.open(root)`."""
 
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import sys
@@ -20,7 +22,7 @@ def main(root: str) -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
-    store = memstore.open(root)
+    store, version = memstore.open(root), 0
     for _ in range(3):
         model(torch.ones(2, 5)).sum().backward()
         optimizer.step()

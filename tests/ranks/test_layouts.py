@@ -24,7 +24,7 @@ def test_every_layout_comes_back_whole(root: str, ranks4: Ranks) -> None:
 
 def other_layouts(case: layouts.Case, world_size: int) -> list[layouts.Case]:
     """The layouts of a tensor for ranks that read it, on meshes of one and of two dimensions."""
-    ways: list[layouts.Placement] = [layouts.Replicate(), *map(layouts.Shard, range(len(case.shape)))]
+    ways: list[layouts.Placement] = [layouts.Replicate(), *(layouts.Shard(dim) for dim in range(len(case.shape)))]
     found = [case._replace(mesh=(world_size,), placements=(way,)) for way in ways]
     found += [
         case._replace(mesh=(2, world_size // 2), placements=both)

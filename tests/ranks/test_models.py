@@ -140,6 +140,12 @@ def test_a_rank_that_doesnt_come_to_a_load_is_named(root: str, ranks4: Ranks) ->
     ranks4.run(models.load_with_timeout, root, 600)
 
 
+def test_all_ranks_load_the_version_that_rank_0_took(root: str, ranks4: Ranks) -> None:
+    with memstore.open(root) as store:
+        version = store.put("policy", {"model": models.whole_stamped()})
+    assert ranks4.run(models.load_while_others_put, root) == [(version, [1.0])] * 4
+
+
 @pytest.mark.parametrize("versions", [20, pytest.param(200, marks=pytest.mark.full)])
 def test_a_generator_follows_a_trainer_on_another_mesh(root: str, ranks4: Ranks, ranks2: Ranks, versions: int) -> None:
     ranks4.begin(models.publish, root, versions)

@@ -1,5 +1,7 @@
 """save_model and load_model of one process: names, in place, and all that doesn't fit told at once."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import copy
@@ -27,7 +29,7 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
         self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
         self.register_buffer("cache", torch.zeros(9), persistent=False)
-        self.said = {"note": "", "numbers": torch.zeros(2)}
+        self.said: Any = {"note": "", "numbers": torch.zeros(2)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.embed(x)))
@@ -44,7 +46,7 @@ def groups(model: Net) -> list[dict[str, Any]]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> torch.Tensor:
-    losses = []
+    losses: list[torch.Tensor] = []
     for step in range(steps):
         optimizer.zero_grad()
         x = torch.arange(6) + step % 2
@@ -146,7 +148,8 @@ def test_dtype_casts_the_model_and_not_the_optimizer(store: memstore.Store) -> N
 
 
 def test_names_are_those_of_the_bare_module(store: memstore.Store) -> None:
-    wrapped = nn.DataParallel(nn.Sequential(torch.compile(nn.Linear(2, 3)), nn.Sequential(nn.Linear(3, 1))))
+    compiled: Any = torch.compile(nn.Linear(2, 3))
+    wrapped = nn.DataParallel(nn.Sequential(compiled, nn.Sequential(nn.Linear(3, 1))))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     for parameter in wrapped.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -205,7 +208,8 @@ def test_all_that_doesnt_fit_is_told_at_once_and_nothing_is_written(store: memst
 
 
 def test_without_strict_what_is_common_is_loaded(store: memstore.Store) -> None:
-    model, other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Sequential(nn.Linear(2, 3), nn.Identity())
+    model: Any = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    other: Any = nn.Sequential(nn.Linear(2, 3), nn.Identity())
     store.save_model("run", model)
     with pytest.raises(StructureMismatchError, match=r"strict=False leaves it out:\n  model\['1.weight'\]"):
         store.load_model("run", other)
