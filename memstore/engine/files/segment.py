@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from memstore.engine import syscalls
 from memstore.engine.files.mapping import Mapping, map_file
 from memstore.engine.format import HEAD_SIZE, SegmentExtent, belongs
-from memstore.engine.syscalls import Cleanup
+from memstore.engine.syscalls import HUGE_PAGE, PAGE, Cleanup
 from memstore.errors import CorruptionError
 
 
@@ -100,6 +100,9 @@ def map_segments(
             raise _no_file(path, error) from None
         finally:
             del closing
+    end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
+    if size - end >= HUGE_PAGE:
+        syscalls.prefer_huge_pages(mapping.address + end, size - end)
     return mapping
 
 

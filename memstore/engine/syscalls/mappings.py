@@ -21,7 +21,8 @@ _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
 NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
 _WISHES = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
-_MADV_WILLNEED, _MADV_DONTFORK, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 3, 10, 22, 23, 25
+_MADV_WILLNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 3, 10, 14
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
 
 _mmap = bind(releasing_gil, "mmap", Pointer, Pointer, Size, Int, Int, Int, Long)
 unmap = bind(releasing_gil, "munmap", Int, Pointer, Size)
@@ -146,6 +147,11 @@ def keep_from_children(address: int, size: int) -> None:
 def collapse(address: int, size: int) -> bool:
     """Turns whole, touched 2 MiB extents into huge pages (Linux 6.1). False where the kernel refuses for good."""
     return not _madvise(address, size, _MADV_COLLAPSE) or ctypes.get_errno() == errno.EAGAIN
+
+
+def prefer_huge_pages(address: int, size: int) -> None:
+    """Room that is written for the first time gets huge pages, where it can: 64 MiB in 20 ms instead of 80. Advice."""
+    _madvise(address, size, _MADV_HUGEPAGE)
 
 
 def populate(address: int, size: int) -> bool:

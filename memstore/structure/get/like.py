@@ -74,9 +74,10 @@ class _Made:
         stored = {want: have for have, want in found.match.pairs}
         made: dict[int, Any] = {}
         for want, tensor in enumerate(found.tensors):
-            template = found.sharded[want].value if want in found.sharded else tensor
+            is_sharded = want in found.sharded
+            template = found.sharded[want].value if is_sharded else tensor
             if id(template) not in made:
-                made[id(template)], wanted = _allocate(template)
+                made[id(template)], wanted = _allocate_shards(template) if is_sharded else _allocate(tensor)
                 if want in stored:
                     self.pieces += sources.pieces_of(stored[want], want, wanted, checks)
                 else:
@@ -85,16 +86,18 @@ class _Made:
             self.values.append(made[id(template)])
 
 
-def _allocate(template: Any) -> tuple[Any, Sequence[Shard]]:
-    """Memory like a template's, with its traits; and the parts of the whole that it holds."""
-    leaf = sharded_leaf(template)
-    if leaf is not None:
-        value = double(template)
-        filled = sharded_leaf(value)
-        return value, () if filled is None else filled.shards
+def _allocate(template: torch.Tensor) -> tuple[torch.Tensor, Sequence[Shard]]:
+    """Memory like a template's, with its traits; and the parts of the whole that it holds: all of it."""
     stride = template.stride()
     if traits.reach(template.shape, stride) != template.numel():
         stride = traits.contiguous_stride(template.shape)
     tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
     shard = Shard(whole(tensor.shape), tensor.detach())
     return traits.with_traits(tensor, traits.traits_of(template)), (shard,)
+
+
+def _allocate_shards(template: Any) -> tuple[Any, Sequence[Shard]]:
+    """As `_allocate`, of a DTensor or TensorShard."""
+    value = double(template)
+    filled = sharded_leaf(value)
+    return value, () if filled is None else filled.shards

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from memstore.sharding import Box, Boxes, Shard, whole
+from memstore.sharding import Box, Boxes, Shard, part, whole
 from memstore.structure.get.matching import MatchedTarget
 from memstore.structure.get.parts import Checks, assemble_one, boxes_of_leaf, copies_of, parts_of
 from memstore.structure.plans import Memory, Plan
@@ -57,6 +57,11 @@ class Sources:
             checks.compare(have)
         if checks is not None and stored:
             checks.compare_boxes(have, [one for one in stored if _meets(one.box, wanted)])
+        everything = whole(self._plan.leaves[have].shape)
+        if len(parts) == 1 and parts[0].box == everything:
+            return [Piece(want, one.local, part(parts[0].local, one.box)) for one in wanted]
+        if len(wanted) == 1 and wanted[0].box == everything:
+            return [Piece(want, part(wanted[0].local, one.box), one.local) for one in parts]
         return [Piece(want, target, source) for target, source in copies_of(wanted, parts)]
 
     def nbytes(self, found: MatchedTarget, pieces: Sequence[Piece]) -> int:
