@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Sequence
@@ -124,5 +125,9 @@ def _warn(key: str, differing: dict[str, list[int]]) -> None:
         return
     shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in list(differing.items())[:_SHOWN]]
     more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-    text = ", ".join(shown) + more
+    _warn_once(key, ", ".join(shown) + more)
+
+
+@functools.lru_cache(256)  # the buffers of a BatchNorm differ at every put
+def _warn_once(key: str, text: str) -> None:
     log.warning("%r: ranks hold different values of %s; those of the lowest rank are stored", key, text)

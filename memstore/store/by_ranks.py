@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memstore.info import PendingInfo
@@ -81,18 +82,21 @@ class ByRanks(Keyspace):
         with between_forks():
             from memstore.store.ranks import find_place
             from memstore.store.sharded import put_sharded
+            from memstore.structure import take_shards_apart
 
         root = self._writable()
         encode_key(key)
-        place = find_place(attempt, rank, world_size, process_group, key)
+        place = find_place(attempt, rank, world_size, process_group, key, root.settings.store)
         put = put_sharded(
-            *(root, key, value, place),
+            root,
+            key,
+            partial(take_shards_apart, value, allow_pickle=self._allow_pickle),
+            place,
             dtype=dtype,
             expect=expect_version,
             wait=wait,
             lease=lease,
             timeout=self._timeout if timeout is None else timeout,
-            allow_pickle=self._allow_pickle,
         )
         self._puts += 1
         return put

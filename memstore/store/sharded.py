@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
-from memstore import contents, structure
+from memstore import contents
 from memstore.engine import (
     Content,
     Failure,
@@ -39,7 +38,6 @@ from memstore.errors import (
 from memstore.info import PendingInfo
 from memstore.store.ranks import Place
 from memstore.structure import HeldValue
-from memstore.wording import shown
 
 # The other ranks know of these already, or nobody can tell them.
 _TOLD = (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, UnknownOutcomeError)
@@ -74,7 +72,11 @@ class PendingPut:
             VersionConflictError: the key was not at the version that was expected.
         """
         seconds = self._timeout if timeout is None else timeout
-        if not self._look(deadline_after(seconds)):
+        return self.wait_until(deadline_after(seconds), seconds)
+
+    def wait_until(self, deadline: float, seconds: float) -> int:
+        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
+        if not self._look(deadline):
             raise _timed_out(self._root, self._member, seconds)
         assert self._outcome is not None
         return version_of_outcome(self._outcome)
@@ -101,7 +103,7 @@ class PendingPut:
 def put_sharded(
     root: Root,
     key: str,
-    value: Any,
+    take: Callable[[], HeldValue],
     place: Place,
     *,
     dtype: torch.dtype | None,
@@ -109,21 +111,24 @@ def put_sharded(
     wait: bool,
     lease: float,
     timeout: float,
-    allow_pickle: bool,
 ) -> int | PendingPut:
-    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known."""
+    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known.
+
+    Args:
+        take: makes what this rank holds. If that fails, the other ranks are told.
+    """
+    deadline = deadline_after(timeout)
     held: HeldValue | None = None
     failure: Exception | None = None
     try:
-        held = structure.take_shards_apart(value, allow_pickle=allow_pickle)
+        held = take()
     except Exception as error:
         failure = error  # the others are told below, once the attempt has a name
     plain = () if held is None else tuple(leaf.name for leaf in held.leaves if leaf.is_plain)
-    agreement = place.agree(plain, timeout)
+    agreement = place.agree(plain, deadline)
     lease = timeout + _WAITING if wait else lease
     member = Member(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
     others = agreement.plain if place.rank else ()
-    deadline = deadline_after(timeout)
     try:
         if held is None:
             raise failure or AssertionError
@@ -134,7 +139,7 @@ def put_sharded(
         member = found if isinstance(found, Member) else member
         pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
         if wait:
-            return _wait_or_give_up(pending, root, member, timeout)
+            return _wait_or_give_up(pending, root, member, deadline, timeout)
         pending.done()  # the last one publishes
         return pending
     except BaseException as error:
@@ -159,10 +164,10 @@ def _merge(root: Root, parts: Sequence[Part], said: Sequence[bytes]) -> Content:
     return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
 
 
-def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, timeout: float) -> int:
+def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: float, seconds: float) -> int:
     """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
     try:
-        return pending.wait(timeout)
+        return pending.wait_until(deadline, seconds)
     except StoreTimeoutError as error:
         return version_of_outcome(_end(root, member, error))
 
@@ -170,9 +175,9 @@ def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, timeout: f
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
     missing = missing_ranks(parts, member.world_size)
-    who = f"{shown(len(missing), 'ranks')} of {member.world_size} had put nothing: {', '.join(map(str, missing))}"
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size}"
     key = member.key.decode()
-    text = f"{key!r}: attempt {member.attempt!r}: within {seconds:g} s, {who}"
+    text = f"{key!r}: attempt {member.attempt!r}: {who} had put nothing within {seconds:g} s"
     return StoreTimeoutError(text, key=key)
 
 

@@ -1,0 +1,108 @@
+"""Ranks of torch.distributed on gloo: real processes, forked from one that has torch, which run functions together."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from memstore.testing.fork_server import ForkServer
+
+PATIENCE = 120.0  # seconds for a call, on a busy machine
+_GLOO = timedelta(seconds=60)
+
+
+class Answer(NamedTuple):
+    """What a function returned or raised on a rank, and the seconds that it took."""
+
+    value: Any
+    error: Exception | None
+    trace: str
+    seconds: float
+
+
+class Ranks:
+    """A world of ranks. Use it in a `with`, which kills them.
+
+    Functions are passed by name: they stand in modules, and take what pickles.
+    """
+
+    def __init__(self, server: ForkServer, world_size: int) -> None:
+        self.world_size = world_size
+        self._numbers = [0] * world_size  # of the last call of each rank
+        self.workers = [server.start(_serve, rank, world_size) for rank in range(world_size)]
+        self._tell(self.workers[0].recv(PATIENCE))
+
+    def _tell(self, port: int) -> None:
+        for worker in self.workers[1:]:
+            worker.send(port)
+
+    def begin(self, function: Callable[..., Any], *arguments: Any, ranks: Sequence[int] | None = None) -> None:
+        """Calls `function(*arguments)` on these ranks, or all; `answer` brings what it returns."""
+        for rank in range(self.world_size) if ranks is None else ranks:
+            self._numbers[rank] += 1
+            self.workers[rank].send((self._numbers[rank], function, arguments))
+
+    def answer(self, rank: int) -> Answer:
+        worker, number = self.workers[rank], 0
+        while number != self._numbers[rank]:  # a test that failed may have left others
+            if not worker.channel.poll(PATIENCE):
+                raise TimeoutError(f"rank {rank} said nothing in {PATIENCE:g} s")
+            number, *found = pickle.loads(worker.channel.recv_bytes())
+        return Answer(*found)
+
+    def answers(self, function: Callable[..., Any], *arguments: Any) -> list[Answer]:
+        self.begin(function, *arguments)
+        return [self.answer(rank) for rank in range(self.world_size)]
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What the function returns on each rank. Raises what one raised, once all have answered."""
+        answers = self.answers(function, *arguments)
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error from RuntimeError(answer.trace)
+        return [answer.value for answer in answers]
+
+    def errors(self, function: Callable[..., Any], *arguments: Any) -> list[Exception]:
+        """What it raises on each rank; on all of them it must."""
+        answers = self.answers(function, *arguments)
+        found = [answer.error for answer in answers if answer.error is not None]
+        assert len(found) == self.world_size, answers
+        return found
+
+    def kill(self, rank: int) -> None:
+        self.workers[rank].kill()
+        self.workers[rank].wait()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+def _serve(channel: Connection, rank: int, world_size: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+        channel.send(store.port)
+    else:
+        store = dist.TCPStore("127.0.0.1", channel.recv(), world_size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_GLOO)
+    while True:
+        number, function, arguments = channel.recv()
+        started = time.monotonic()
+        value, error, trace = None, None, ""
+        try:
+            value = function(*arguments)
+        except Exception as raised:
+            error, trace = raised, f"on rank {rank}:\n{traceback.format_exc()}"
+        channel.send_bytes(pickle.dumps((number, value, error, trace, time.monotonic() - started)))
