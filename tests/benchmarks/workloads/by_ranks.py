@@ -17,6 +17,7 @@ from tests.benchmarks.peers.sharded import ShardedPeer, Weights
 from tests.ranks.launcher import Ranks
 
 TENSORS = 64
+NAMES = tuple(f"layers.{number}.weight" for number in range(TENSORS))
 LOOKS = 16  # places of each tensor that are compared within a lap
 VALUES = 1 << 20  # random whole numbers below; with a step added they are exact in float32
 # What a rank would import by itself, in the middle of its first lap.
@@ -81,25 +82,30 @@ class _Rank:
         self.weights: Weights = {}
         self.targets: Weights = {}
         if self.publishes:
-            self.weights = {n: DTensor.from_local(t, publishing, [Shard(0)]) for n, t in self._parts(publishing, 0)}
+            self.weights = self._tensors(publishing, 0)
+            for name, part in self._parts(publishing, 0):
+                self.weights[name].to_local().copy_(part)
         if self.follows:
-            self.targets = {
-                n: DTensor.from_local(torch.zeros_like(t), following, [Shard(1)]) for n, t in self._parts(following, 1)
-            }
-            self.looks = {n: _look(t) for n, t in self._parts(following, 1)}
+            self.targets = self._tensors(following, 1)
+            self.looks = {name: _look(part) for name, part in self._parts(following, 1)}
         self.following = following
         for peer in peers:
             peer.join(
                 publishing.get_group() if self.publishes else None, following.get_group() if self.follows else None
             )
 
+    def _tensors(self, mesh: DeviceMesh, dim: int) -> Weights:
+        """All at once: what is made beside them would leave holes in the heap."""
+        shape = [self.plan.side, self.plan.side]
+        shape[dim] //= mesh.size()
+        return {name: DTensor.from_local(torch.zeros(shape), mesh, [Shard(dim)]) for name in NAMES}
+
     def _parts(self, mesh: DeviceMesh, dim: int) -> Iterator[tuple[str, torch.Tensor]]:
         """This rank's part of each tensor at step 0, random, and the same whenever it is asked for."""
-        for number in range(TENSORS):
-            chance = torch.Generator().manual_seed(number)
-            shape = (self.plan.side, self.plan.side)
-            whole = torch.randint(VALUES, shape, generator=chance, dtype=torch.float32)
-            yield f"layers.{number}.weight", whole.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+        whole = torch.empty(self.plan.side, self.plan.side)
+        for number, name in enumerate(NAMES):
+            torch.randint(VALUES, whole.shape, generator=torch.Generator().manual_seed(number), out=whole)
+            yield name, whole.chunk(mesh.size(), dim)[mesh.get_local_rank()]
 
     def go_on(self) -> None:
         """The next step, as training would make it."""
