@@ -13,6 +13,7 @@ The layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
+    snapshot/             state dicts, saved in files and restored, by one process or many ranks
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -56,9 +57,10 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
-    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, StoreStats, VerifyReport
+    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
+    from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
     from memstore.store.opening import open
     from memstore.store.ref import Ref
     from memstore.store.rescue import repair
@@ -79,6 +81,7 @@ _HOMES = {
     "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
     "PendingInfo": "memstore.info",
+    "ShardInfo": "memstore.info",
     "PendingPut": "memstore.store.sharded",
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
@@ -87,10 +90,17 @@ _HOMES = {
     "read_rows": "memstore.rows",
     "prefetch_rows": "memstore.rows",
     "TensorShard": "memstore.sharding",
+    "Snapshot": "memstore.snapshot",
+    "PendingSnapshot": "memstore.snapshot",
+    "Stateful": "memstore.snapshot",
+    "StateDict": "memstore.snapshot",
+    "RNGState": "memstore.snapshot",
+    "AppState": "memstore.snapshot",
 }
 
 __all__ = [
     "AlreadyExistsError",
+    "AppState",
     "ContentionError",
     "CorruptionError",
     "EntryInfo",
@@ -104,12 +114,18 @@ __all__ = [
     "PartialCommitError",
     "PendingInfo",
     "PendingPut",
+    "PendingSnapshot",
     "PermissionDeniedError",
+    "RNGState",
     "ReadOnlyError",
     "Ref",
     "RepairReport",
     "ResourceLimitError",
+    "ShardInfo",
     "ShardMismatchError",
+    "Snapshot",
+    "StateDict",
+    "Stateful",
     "Store",
     "StoreClosedError",
     "StoreFullError",

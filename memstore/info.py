@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from memstore.errors import CorruptionError
-from memstore.wording import shown, size, table_html
+from memstore.wording import runs, shown, size, table_html
 
 if TYPE_CHECKING:
     import torch
@@ -17,18 +17,48 @@ Kind = Literal["inline", "segment", "adopted", "sharded", "mutable"]
 
 
 @dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A part of a tensor that one rank has put.
+
+    Attributes:
+        offsets, shape: which elements of the tensor it has.
+        rank: who put it. Of several ranks that held the same part, one has.
+        file: the path of its bytes.
+    """
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    rank: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeafInfo:
-    """A tensor of an entry. `name` is its path: ("a", "b") nested; (3, "exp_avg") for int keys."""
+    """A tensor of an entry.
+
+    Attributes:
+        name: its path: ("a", "b") nested; (3, "exp_avg") for int keys.
+        nbytes: of the whole tensor.
+        shards: its parts, in the order of their offsets, if ranks have put them by `put_sharded`: a plain tensor is one
+            part. None, of other entries and of tensors without elements.
+    """
 
     name: tuple[str | int, ...]
     dtype: torch.dtype
     shape: tuple[int, ...]
     nbytes: int
+    shards: tuple[ShardInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """A version of a key. `created` is in Unix seconds, `files` are the paths of its bytes."""
+    """A version of a key.
+
+    Attributes:
+        nbytes: of its tensors. In a segment also of the pads between them; of a sharded entry each part once.
+        created: in Unix seconds.
+        files: the paths of its bytes.
+    """
 
     key: str
     version: int
@@ -46,11 +76,14 @@ class EntryInfo:
         return f"<memstore.EntryInfo {self}>"
 
     def _repr_html_(self) -> str:
-        rows = (
-            (".".join(map(str, leaf.name)), str(leaf.dtype)[len("torch.") :], str(list(leaf.shape)), size(leaf.nbytes))
-            for leaf in self.leaves
-        )
-        return table_html(("leaf", "dtype", "shape", "size"), rows, f"{self}; {shown(len(self.leaves), 'leaves')}")
+        columns = ("leaf", "dtype", "shape", "size", "ranks")[: 5 if self.kind == "sharded" else 4]
+        rows = (_cells(leaf)[: len(columns)] for leaf in self.leaves)
+        return table_html(columns, rows, f"{self}; {shown(len(self.leaves), 'leaves')}")
+
+
+def _cells(leaf: LeafInfo) -> tuple[str, ...]:
+    name, dtype = ".".join(map(str, leaf.name)), str(leaf.dtype).removeprefix("torch.")
+    return name, dtype, str(list(leaf.shape)), size(leaf.nbytes), runs([one.rank for one in leaf.shards])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 ROWS = 30  # of a table in a notebook
+_RUNS = 8
 _LONGEST = 100  # characters of a name in an error
 
 
@@ -28,6 +29,18 @@ def age(created: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """ "0-3, 7"; the first runs of many."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found[:_RUNS])
+    return text + (", ..." if len(found) > _RUNS else "")
 
 
 def short(value: object) -> str:

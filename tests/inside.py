@@ -41,6 +41,11 @@ def delete_raw_row(transaction: Transaction, table: str, key: bytes) -> None:
     transaction._handle.delete(key, db=transaction._tables[table])
 
 
+def owes_recovery(root: Root) -> bool:
+    """Whether the mutex's next owner recovers."""
+    return root.mutex._dirty[0] != 0
+
+
 def spares_of(root: Root) -> list[tuple[int, int]]:
     """Address and size of the mappings that are kept for the next puts."""
     return [(spare.address, spare.size) for spare in root.spares._kept.values()]

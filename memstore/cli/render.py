@@ -7,19 +7,33 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
+from memstore.engine import Path
 from memstore.listing import Leaf
-from memstore.wording import age, size
+from memstore.wording import age, runs, size
 
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 
-__all__ = ["age", "console", "errors", "leaf_tree", "print_json", "printable", "progress", "size", "table", "tell"]
+__all__ = [
+    "age",
+    "console",
+    "errors",
+    "leaf_tree",
+    "print_json",
+    "printable",
+    "progress",
+    "runs",
+    "size",
+    "table",
+    "tell",
+]
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -67,8 +81,8 @@ def printable(text: str) -> str:
     return shown.replace("[", r"\[")
 
 
-def leaf_tree(title: str, leaves: Sequence[Leaf]) -> Tree:
-    """The leaves under their names' parts."""
+def leaf_tree(title: str, leaves: Sequence[Leaf], notes: Mapping[Path, str] = MappingProxyType({})) -> Tree:
+    """The leaves under their names' parts, some with a note."""
     top = Tree(printable(title), guide_style="dim")
     branches: dict[tuple[str | int, ...], Tree] = {(): top}
     for leaf in leaves:
@@ -80,7 +94,8 @@ def leaf_tree(title: str, leaves: Sequence[Leaf]) -> Tree:
             branch = branches[path]
         name = printable(str(leaf.name[-1])) if leaf.name else "value"
         what = "object" if leaf.dtype is None else f"{leaf.dtype} {list(leaf.shape)}"
-        branch.add(f"{name}  [dim]{printable(what)}[/dim]", style="not bold")
+        note = f"  {printable(notes[leaf.name])}" if leaf.name in notes else ""
+        branch.add(f"{name}  [dim]{printable(what)}[/dim]{note}", style="not bold")
     return top
 
 

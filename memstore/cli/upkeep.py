@@ -31,6 +31,7 @@ def stats(root: str, as_json: bool) -> None:
         ("kept for reuse", render.size(found.reusable_bytes)),
         ("replaced, but held", render.size(found.pinned_bytes) + (f" by pid {pids}" if pids else "")),
         ("being written", render.size(found.filling_bytes)),
+        ("waiting for other ranks", render.size(found.pending_bytes)),
         ("catalog", render.size(found.catalog_bytes)),
         ("capacity", "no limit" if found.capacity is None else render.size(found.capacity)),
     ]

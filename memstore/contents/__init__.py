@@ -18,7 +18,7 @@ from memstore.contents.counting import bytes_read, count_read
 from memstore.contents.mending import content_of_headers, header_of, header_of_part
 from memstore.contents.merge import merge
 from memstore.contents.parts import PartDraft, RankPart, draft_part, read_content, read_part
-from memstore.contents.reading import PLAIN, Options, damaged, locate, memory_of, read, read_bare, verify
+from memstore.contents.reading import PLAIN, Options, blame, damaged, locate, memory_of, read, read_bare, verify
 from memstore.contents.writing import draft, flatten
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "PartDraft",
     "RankPart",
     "StoredBox",
+    "blame",
     "box_table",
     "boxes_of",
     "bytes_read",

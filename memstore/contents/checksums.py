@@ -51,15 +51,22 @@ class Checksums:
                 raise damaged_box(leaf, box)
 
 
+class DamagedBytesError(CorruptionError):
+    """Bytes that don't fit their checksum. `place` is that of the first of them, in the data section."""
+
+    def __init__(self, detail: str, place: int) -> None:
+        super().__init__(detail)
+        self.place = place
+
+
 def damaged_leaf(leaf: Leaf) -> CorruptionError:
-    detail = f"the bytes of leaf {leaf.name} don't fit their checksum"
-    return CorruptionError(detail)
+    return DamagedBytesError(f"the bytes of leaf {leaf.name} don't fit their checksum", leaf.offset)
 
 
 def damaged_box(leaf: Leaf, box: StoredBox) -> CorruptionError:
     offsets, shape = box.box
     where = f"at {list(offsets)}, of shape {list(shape)}, put by rank {box.rank}"
-    return CorruptionError(f"the bytes of leaf {leaf.name}, its box {where}, don't fit their checksum")
+    return DamagedBytesError(f"the bytes of leaf {leaf.name}, its box {where}, don't fit their checksum", box.place)
 
 
 def compare(

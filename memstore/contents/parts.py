@@ -29,9 +29,13 @@ from memstore.engine import (
     WritableMemory,
     check_header,
 )
-from memstore.errors import CorruptionError
-from memstore.structure import HeldLeaf, HeldValue, LeafNames, MalformedError
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.sharding import Box, StoredBox, whole
+from memstore.structure import HeldLeaf, HeldValue, LeafNames, MalformedError, require
 
+_MOST_RANKS = 1 << 20
+_MOST_DIMENSIONS = 64  # of a leaf in boxes, as in torch's own operators
+_MOST_BYTES = 1 << 62
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -99,16 +103,41 @@ class RankPart(NamedTuple):
 
 
 def read_part(said: bytes, segment: SegmentExtent | None, sums: tuple[bytes | None, ...] = ()) -> RankPart:
-    """A part by what the header of its segment says. Raises CorruptionError."""
+    """A part by what the header of its segment says. Raises CorruptionError unless a put could have said it."""
     try:
         value = _decode(said.removeprefix(PART_MARK))
         names = structure.tree_names(value.tree)
-    except (msgspec.MsgspecError, MalformedError) as error:
+        _check(value, names, 0 if segment is None else segment.size - segment.start)
+        boxes = sum(len(leaf.boxes) for leaf in value.leaves)
+        require(not sums or len(sums) == boxes, "other checksums than boxes")
+        require(all(one is None or len(one) == CHECKSUM_SIZE for one in sums), "a checksum of another size")
+    except (msgspec.MsgspecError, MalformedError, UnsupportedValueError, RecursionError) as error:
         raise CorruptionError(f"what a part says of its value can't be read: {error}") from None
-    boxes = sum(len(leaf.boxes) for leaf in value.leaves)
-    if len(names.tensors) != len(value.leaves) or (sums and len(sums) != boxes):
-        raise CorruptionError("what a part says of its value doesn't fit its tree")
     return RankPart(value, names, segment, sums)
+
+
+def _check(said: PartValue, names: LeafNames, nbytes: int) -> None:
+    """Raises MalformedError unless all of it fits a segment with so many bytes of data."""
+    require(0 <= said.rank < said.world_size <= _MOST_RANKS, "a rank that can't be")
+    require(len(names.tensors) == len(said.leaves), "other leaves than the tree has")
+    objects = structure.written_objects(said.objects)
+    require(len(names.objects) == len(objects), "other objects than the tree has")
+    for number, (name, one) in enumerate(zip(names.tensors, said.leaves, strict=True)):
+        require(-1 <= one.same < number, "a leaf that is said to be the same as no earlier leaf")
+        stride = None if one.stride is None else list(one.stride)
+        leaf, _ = structure.read_leaf(name, [one.dtype, list(one.shape), 0, stride, one.flags])
+        if not one.is_plain:
+            require(stride is None and len(one.shape) <= _MOST_DIMENSIONS, "a leaf that can't be in boxes")
+        else:
+            require(len(one.boxes) == (0 not in one.shape), "a plain leaf in boxes")
+        for box in one.boxes:
+            stored = StoredBox(Box(box.offsets, box.shape), box.place or 0, said.rank, None)
+            require(not one.is_plain or stored.box == whole(one.shape), "a plain leaf in boxes")
+            structure.check_box(leaf, stored, _MOST_BYTES)
+            if box.place is not None:
+                size = leaf.nbytes if one.is_plain else structure.box_bytes(leaf, stored)
+                require(box.place + size <= nbytes, "a box that lies outside of its segment")
+                require(not one.is_plain or one.nbytes == size, "a plain leaf of another size")
 
 
 def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:

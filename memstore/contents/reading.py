@@ -11,7 +11,7 @@ import torch
 
 from memstore import structure
 from memstore.contents.boxes import boxes_of
-from memstore.contents.checksums import Checksums, checked_objects, compare
+from memstore.contents.checksums import Checksums, DamagedBytesError, checked_objects, compare
 from memstore.contents.counting import count_read
 from memstore.engine import MappedEntry, Record, Root, files_of, watch
 from memstore.errors import CorruptionError, MemstoreError
@@ -86,7 +86,7 @@ def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: b
             return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:  # structure knows neither key nor file
-            raise damaged(root, key, held.record, error.detail) from error
+            raise blame(root, key, held.record, error) from error
         error.key = key
         raise
 
@@ -159,9 +159,18 @@ def locate(root: Root, key: str, held: MappedEntry) -> Located:
     return Located(plan, objects, memory, NO_BOXES if record.boxes is None else boxes_of(record))
 
 
-def damaged(root: Root, key: str, record: Record, detail: str) -> CorruptionError:
-    path = next(iter(files_of(root, record)), f"{root.path} (inline)")
+def damaged(root: Root, key: str, record: Record, detail: str, place: int = 0) -> CorruptionError:
+    """`place`: where the damage is, in the data section."""
+    path = f"{root.path} (inline)"
+    for extent, file in zip(record.extents, files_of(root, record), strict=True):
+        if extent.base <= place or not extent.base:
+            path = file
     return CorruptionError(key=key, path=path, detail=detail)
+
+
+def blame(root: Root, key: str, record: Record, error: CorruptionError) -> CorruptionError:
+    """The same, with the key, and the file where it is."""
+    return damaged(root, key, record, error.detail, error.place if isinstance(error, DamagedBytesError) else 0)
 
 
 def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None]) -> bool:
@@ -180,7 +189,7 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
             raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
         compare(record, plan, memory, boxes_of(record), done)
     except CorruptionError as error:
-        raise damaged(root, key, record, error.detail) from error
+        raise blame(root, key, record, error) from error
     if record.checksums is None:
         done(record.nbytes)
     return mapping is None or record.checksums is not None or not record.nbytes

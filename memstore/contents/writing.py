@@ -17,6 +17,7 @@ from memstore.engine import (
     Content,
     Draft,
     Header,
+    Path,
     Root,
     WritableMemory,
     check_header,
@@ -27,16 +28,19 @@ from memstore.structure import modes
 
 
 def flatten(
-    key: str, value: Any, root: Root, *, allow_pickle: bool, dtype: torch.dtype | None = None
+    key: str, value: Any, root: Root, *, allow_pickle: bool, dtype: torch.dtype | None = None, below: Path = ()
 ) -> structure.Flat:
-    """Raises UnsupportedValueError, naming the leaf, or TypeError of `dtype`, before anything is written."""
+    """Takes a value apart. `dtype` is for leaves whose names start with `below`.
+
+    Raises UnsupportedValueError, naming the leaf, or TypeError of `dtype`, before anything is written.
+    """
     limit = root.settings.inline_limit
     try:
-        return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=limit, dtype=dtype)
+        return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=limit, dtype=dtype, below=below)
     except Exception as error:
         if modes.are_active():  # what they do says nothing of the value
             with modes.put_aside(entirely=True):
-                return flatten(key, value, root, allow_pickle=allow_pickle, dtype=dtype)
+                return flatten(key, value, root, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if isinstance(error, UnsupportedValueError):
             error.key = key
         raise

@@ -23,6 +23,8 @@ from memstore.engine.catalog import Catalog, Outcome, Part
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
     ExternalFiles,
+    OwnedFile,
+    SharedMemory,
     WritableMemory,
     file_offsets,
     lies_in_mapping,
@@ -63,7 +65,7 @@ from memstore.engine.format import (
     split_header,
 )
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.pin import Pin, PinOptions
+from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
     MISFIT,
@@ -125,6 +127,7 @@ __all__ = [
     "Member",
     "OBJECTS_IN_RECORD",
     "Outcome",
+    "OwnedFile",
     "PART_MARK",
     "Part",
     "Path",
@@ -134,6 +137,7 @@ __all__ = [
     "Root",
     "SAFETENSORS_DTYPES",
     "SegmentExtent",
+    "SharedMemory",
     "Span",
     "TORCH_DTYPES",
     "WritableMemory",
@@ -173,6 +177,7 @@ __all__ = [
     "open_root",
     "opened",
     "outcome_of",
+    "pack",
     "pending_parts",
     "prepare",
     "put",
@@ -185,6 +190,7 @@ __all__ = [
     "split_header",
     "sweep_all",
     "syscalls",
+    "unpack",
     "verify_store",
     "version_of_outcome",
     "watch",

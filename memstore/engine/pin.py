@@ -105,6 +105,20 @@ def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pi
         close_root(root)
 
 
+def pack(pin: Pin) -> bytes:
+    """The version, for processes that have the store open: they `unpack` it while this pin lives. Takes no lease."""
+    return encode_record(pin.key.encode(), pin.record)
+
+
+def unpack(root: Root, key: str, stored: bytes, options: PinOptions) -> Pin:
+    """Raises VersionGoneError, or CorruptionError if this is no version of the key."""
+    pin = Pin(root, key, decode_record(key.encode(), stored), None, options)
+    pin.held = pin.map()
+    if pin.held is None:
+        raise pin.gone()
+    return pin
+
+
 def _open(path: str, store: str, key: str, version: int, options: PinOptions) -> Root:
     """The store that a pin comes from, to be answered by one `close_root`."""
     try:

@@ -6,6 +6,8 @@ without the classes that build it; kinds that are no plain containers are left t
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,7 @@ from memstore.listing.keyspace import Keyspace, opened
 from memstore.wording import age, size
 
 _TENSOR, _OBJECT = 0, 1
+_BITS = re.compile(r"[0-9]+")  # in the name of a dtype
 
 # kind -> where in its tree the keys stand (None: numbered), and where the trees of its entries
 _CONTAINERS: dict[str, tuple[int | None, int]] = {
@@ -81,8 +84,21 @@ def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
 
 
 def _listed(key: bytes, record: Record) -> Listed:
-    leaves = len(msgspec.msgpack.decode(record.description)[1])
-    return Listed(key.decode(), record.version, record.kind, record.nbytes, record.created, leaves)
+    leaves = msgspec.msgpack.decode(record.description)[1]
+    nbytes = _nbytes(leaves) if record.kind == "sharded" else record.nbytes
+    return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves))
+
+
+def _nbytes(leaves: list[Any]) -> int:
+    """Of the leaves, by their places: the data section of a sharded entry has headers in it, and room."""
+    sizes: dict[int, int] = {}
+    for leaf in leaves:
+        if not isinstance(leaf, int):  # the same tensor as an earlier one
+            dtype, shape, offset = leaf[:3]
+            bits = _BITS.search(dtype)
+            itemsize = max(int(bits[0]), 8) // 8 if bits else 1
+            sizes[offset] = max(sizes.get(offset, 0), math.prod(shape) * itemsize)
+    return sum(sizes.values())
 
 
 def outline(description: bytes) -> tuple[str, list[Leaf]]:

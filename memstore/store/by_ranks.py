@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from memstore.engine import deadline_after
 from memstore.info import PendingInfo
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
@@ -13,6 +14,7 @@ from memstore.listing import Keyspace
 if TYPE_CHECKING:
     import torch
 
+    from memstore.engine import Path, Pin, PinOptions, Root
     from memstore.store.sharded import PendingPut
 
 
@@ -52,7 +54,7 @@ class ByRanks(Keyspace):
             process_group: of torch.distributed; None: the default one. No collective is called.
             dtype: floating leaves are cast to it, as in `put`.
             expect_version: as in `put`; it is looked at when all parts are there.
-            wait: False returns at once, so that this process may exit, or do something else.
+            wait: False returns once rank 0 has begun, so that this process may exit, or do something else.
             lease: seconds that this part waits for the others, with wait=False.
             timeout: seconds to wait for the other ranks; None: the store's. When it is over, the put is given up for
                 all ranks: what raised is never published later.
@@ -100,6 +102,142 @@ class ByRanks(Keyspace):
         )
         self._puts += 1
         return put
+
+    def save_model(
+        self,
+        key: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        process_group: Any = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Stores a module's state, and its optimizer's, as `{"model": ..., "optimizer": ...}`.
+
+        With torch.distributed every rank calls it, and this is a `put_sharded`: of modules that `fully_shard` or
+        `parallelize_module` has spread, or of stages, each rank stores what it holds; of replicas, rank 0 does. The
+        names are those of the bare module: without `module.` of DistributedDataParallel, `_orig_mod.` of torch.compile.
+
+        Args:
+            key: as in `put`.
+            model: any module but FullyShardedDataParallel (use `fully_shard`).
+            optimizer: of the model's parameters; its states are stored by their names.
+            dtype: the module's floating tensors are cast to it, as in `put`; the optimizer's states never are.
+            process_group, timeout: as in `put_sharded`.
+
+        Returns:
+            The version, which all ranks get.
+
+        Raises:
+            UnsupportedValueError: FullyShardedDataParallel, or a parameter of the optimizer that is not the model's.
+            As `put_sharded`, with torch.distributed; else as `put`.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> trained, fresh = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.save_model("policy", trained)
+            ...     store.load_model("policy", fresh) == version
+            True
+            >>> torch.equal(trained.weight, fresh.weight)
+            True
+        """
+        with between_forks():
+            from memstore.store.meeting import meet
+            from memstore.store.models import MODEL, take_model_apart, value_of
+            from memstore.store.ranks import DistributedPlace
+            from memstore.store.sharded import put_sharded
+
+        root = self._writable()
+        encode_key(key)
+        meeting = meet(process_group, "put", key, root.settings.store)
+        if meeting is None:
+            return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
+        version = put_sharded(
+            root,
+            key,
+            partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
+            DistributedPlace(meeting),
+            dtype=dtype,
+            expect=None,
+            wait=True,
+            lease=0.0,
+            timeout=self._timeout if timeout is None else timeout,
+        )
+        assert isinstance(version, int), "it has waited"
+        self._puts += 1
+        return version
+
+    def load_model(
+        self,
+        key: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        strict: bool = True,
+        newer_than: int | None = None,
+        process_group: Any = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Fills a module, and its optimizer, in place with what `save_model` has stored, from whatever mesh.
+
+        With torch.distributed every rank calls it. All of them load the version that rank 0 finds, whatever others put
+        meanwhile, or none loads anything. Each rank reads its own boxes, straight into the module's tensors.
+
+        Args:
+            key: as in `get`.
+            model: a module with the same names, shapes and dtypes, wrapped and sharded in any way.
+            optimizer: None: what is stored of one is left alone. One that has no states yet gets them.
+            strict: names that are missing, or that no rank has a place for, are an error. False: they are left alone;
+                other shapes and dtypes are an error still.
+            newer_than: wait first for a version that is newer than this one.
+            process_group: of torch.distributed; None: the default one. No collective is called.
+            timeout: seconds, for all of it but the copy; None: the store's.
+
+        Returns:
+            The version.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            StructureMismatchError: it doesn't fit; all differences are listed, and no rank has loaded anything.
+            StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
+            CorruptionError: the stored bytes are damaged.
+        """
+        with between_forks():
+            from memstore.engine import unpack
+            from memstore.store.meeting import meet
+            from memstore.store.models import load_alone, load_together
+
+        root = self._opened()
+        encode_key(key)
+        seconds = self._timeout if timeout is None else timeout
+        deadline = deadline_after(seconds)
+
+        def take() -> Pin:
+            if newer_than is not None:
+                self.wait(key, newer_than=newer_than, timeout=seconds)
+            return self._pin(root, key)
+
+        meeting = meet(process_group, "load", key, root.settings.store)
+        if meeting is None or meeting.world_size == 1:
+            pin = take()
+            load_alone(pin, model, optimizer, strict=strict)
+            version = pin.record.version
+        else:
+            receive = partial(unpack, root, key, options=self._pin_options())
+            version = load_together(meeting, take, receive, model, optimizer, strict=strict, deadline=deadline)
+        self._gets += 1
+        return version
+
+    def _put_cast(self, key: str, value: Any, dtype: torch.dtype | None, below: Path, timeout: float | None) -> int:
+        raise NotImplementedError
+
+    def _pin(self, root: Root, key: str) -> Pin:
+        raise NotImplementedError
+
+    def _pin_options(self) -> PinOptions:
+        raise NotImplementedError
 
     def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
         """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from memstore import structure
-from memstore.engine import Root, files_of, index, missing
-from memstore.info import EntryInfo, LeafInfo
+from bisect import bisect_right
+
+from memstore import contents, structure
+from memstore.engine import Record, Root, files_of, index, missing
+from memstore.info import EntryInfo, LeafInfo, ShardInfo
 from memstore.keys import encode_key
 
 
 def describe(root: Root, key: str) -> EntryInfo:
+    """Raises KeyNotFoundError, and CorruptionError."""
     name = encode_key(key)
     record = index.find(root, name)
     if record is None:
         raise missing(name)
     plan = structure.plan_of(record.description)
-    leaves = tuple(LeafInfo(*leaf) for leaf in structure.leaf_table(plan))
-    has_more = record.adopted is not None or record.parts is not None  # headers of files are in its data section too
+    shards = _shards(root, record, plan)
+    leaves = tuple(
+        LeafInfo(*leaf, shards.get(plan.same.get(i, i), ())) for i, leaf in enumerate(structure.leaf_table(plan))
+    )
+    has_more = record.kind in ("adopted", "sharded")  # its data section has the headers of the files too
     return EntryInfo(
         key=key,
         version=record.version,
@@ -26,3 +32,21 @@ def describe(root: Root, key: str) -> EntryInfo:
         leaves=leaves,
         files=files_of(root, record),
     )
+
+
+def _shards(root: Root, record: Record, plan: structure.Plan) -> dict[int, tuple[ShardInfo, ...]]:
+    """By leaf, the parts that ranks have put."""
+    files, bases = files_of(root, record), [extent.base for extent in record.extents]
+
+    def file_at(place: int) -> str:
+        return files[bisect_right(bases, place) - 1]
+
+    found = {
+        leaf: tuple(ShardInfo(*one.box, one.rank, file_at(one.place)) for one in sorted(boxes))
+        for leaf, boxes in contents.boxes_of(record).items()
+    }
+    for leaf, rank in contents.box_table(record).ranks.items():
+        if 0 <= leaf < len(plan.leaves):
+            at = plan.leaves[leaf]
+            found[leaf] = (ShardInfo((0,) * len(at.shape), at.shape, rank, file_at(at.offset)),)
+    return found

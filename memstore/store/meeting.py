@@ -26,6 +26,15 @@ _MessageT = TypeVar("_MessageT")
 _counts: WeakKeyDictionary[Any, dict[str, Iterator[int]]] = WeakKeyDictionary()  # of the calls of each process group
 
 
+def meet(process_group: Any, kind: str, key: str, store: str) -> Meeting | None:
+    """The meeting of a call; None if this process is no rank of torch.distributed. Arguments as of `Meeting`."""
+    if dist.is_available() and dist.is_initialized():
+        return Meeting(process_group, kind, key, store)
+    if process_group is not None:
+        raise TypeError(f"{key!r}: process_group is given, and torch.distributed is not initialized")
+    return None
+
+
 class Meeting:
     """One call that the ranks of a process group make together.
 

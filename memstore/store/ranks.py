@@ -9,10 +9,9 @@ import uuid
 from typing import Any
 
 import msgspec
-import torch.distributed as dist
 
 from memstore.engine import Path
-from memstore.store.meeting import Meeting
+from memstore.store.meeting import Meeting, meet
 
 _BEGIN = "begin"
 
@@ -66,14 +65,10 @@ def find_place(
         return Place(attempt, rank, world_size)
     if attempt is not None or rank is not None or world_size is not None:
         raise TypeError(f"{key!r}: a sharded put takes attempt=, rank= and world_size= together, or none of them")
-    if not is_a_rank():
+    meeting = meet(process_group, "put", key, store)
+    if meeting is None:
         raise TypeError(
             f"{key!r}: the value is sharded, and this process is no rank of torch.distributed: call put_sharded with "
             "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
         )
-    return DistributedPlace(Meeting(process_group, "put", key, store))
-
-
-def is_a_rank() -> bool:
-    """Whether this process is a rank of torch.distributed."""
-    return dist.is_available() and dist.is_initialized()
+    return DistributedPlace(meeting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,11 +25,13 @@ from memstore.engine import (
     outcome_of,
     pending_parts,
     prepare,
+    resource_errors,
     retry_after_sweep,
     version_of_outcome,
 )
 from memstore.errors import (
     MemstoreError,
+    NotAStoreError,
     PartialCommitError,
     ShardMismatchError,
     StoreTimeoutError,
@@ -39,8 +42,17 @@ from memstore.info import PendingInfo
 from memstore.store.ranks import Place
 from memstore.structure import HeldValue
 
+log = logging.getLogger("memstore")
+
 # The other ranks know of these already, or nobody can tell them.
-_TOLD = (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, UnknownOutcomeError)
+_TOLD = (
+    StoreTimeoutError,
+    ShardMismatchError,
+    PartialCommitError,
+    VersionConflictError,
+    UnknownOutcomeError,
+    NotAStoreError,
+)
 _WAITING = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
 _GIVE_UP = 5.0  # seconds for the mutex, to end an attempt whose time is up
 
@@ -87,13 +99,15 @@ class PendingPut:
 
     def abort(self) -> None:
         """Gives the attempt up, for all ranks, unless it was published already."""
-        member = self._member
-        abort(self._root, member.key, member.attempt, "PendingPut.abort was called", self._timeout)
+        if self._outcome is None:
+            _abort(self._root, self._member, "PendingPut.abort was called", self._timeout)
 
     def _look(self, waits_until: float) -> bool:
         if self._outcome is None:
             deadline = max(waits_until, deadline_after(self._timeout))
-            self._outcome = outcome_of(self._root, self._member, partial(_merge, self._root), waits_until, deadline)
+            with resource_errors(self._root.path, self.key, self._root):
+                merge = partial(_merge, self._root)
+                self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
         return self._outcome is not None
 
     def __repr__(self) -> str:
@@ -140,7 +154,7 @@ def put_sharded(
         pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
         if wait:
             return _wait_or_give_up(pending, root, member, deadline, timeout)
-        pending.done()  # the last one publishes
+        _publish_if_complete(pending)
         return pending
     except BaseException as error:
         if isinstance(error, MemstoreError):
@@ -148,6 +162,13 @@ def put_sharded(
         if not isinstance(error, _TOLD) or (isinstance(error, StoreTimeoutError) and not member.number):
             _fail(root, member, error)
         raise
+
+
+def _publish_if_complete(pending: PendingPut) -> None:
+    try:
+        pending.done()
+    except StoreTimeoutError as error:  # the part is there all the same, and who waits for the others publishes it
+        log.info("%s", str(error))
 
 
 def _prepare(part: contents.PartDraft, root: Root, member: Member, deadline: float) -> Outcome | Member:
@@ -175,29 +196,35 @@ def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
     missing = missing_ranks(parts, member.world_size)
-    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size}"
     key = member.key.decode()
-    text = f"{key!r}: attempt {member.attempt!r}: {who} had put nothing within {seconds:g} s"
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size} had put nothing"
+    what = who if missing else "all ranks' parts are there, and it was not published"
+    text = f"{key!r}: attempt {member.attempt!r}: {what} within {seconds:g} s"
     return StoreTimeoutError(text, key=key)
 
 
 def _fail(root: Root, member: Member, error: BaseException) -> None:
     """Tells the other ranks that this one can't put its part."""
     why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
-    _end(root, member, ended(member, (), why))
+    try:
+        _end(root, member, ended(member, (), why))
+    except UnknownOutcomeError as unknown:
+        if isinstance(error, Exception):
+            raise
+        log.warning("%s", str(unknown))  # an interrupt stays one
 
 
 def _end(root: Root, member: Member, failure: Failure) -> Outcome:
     key = member.key.decode()
     try:
-        outcome = give_up(root, member, failure, deadline_after(_GIVE_UP))
+        return give_up(root, member, failure, deadline_after(_GIVE_UP))
+    except UnknownOutcomeError:
+        raise
     except (MemstoreError, OSError) as error:
         raise UnknownOutcomeError(
             f"{key!r}: attempt {member.attempt!r} could not be given up, so others may still complete it: {error}",
             key=key,
         ) from failure
-    assert outcome is not None, "it was ended, or has an outcome"
-    return outcome
 
 
 def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> bool:
@@ -206,8 +233,15 @@ def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> boo
     if not parts:
         return False
     member = Member(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
-    outcome = give_up(root, member, ended(member, parts, why), deadline_after(timeout))
-    return outcome is not None and why in outcome.message
+    return _abort(root, member, why, timeout)
+
+
+def _abort(root: Root, member: Member, why: str, timeout: float) -> bool:
+    failure = ended(member, [part for part, _ in pending_parts(root, member.key) if part.number == member.number], why)
+    try:
+        return give_up(root, member, failure, deadline_after(timeout)).message == str(failure)
+    except UnknownOutcomeError:  # it was over long ago
+        return False
 
 
 def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:

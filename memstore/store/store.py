@@ -14,6 +14,7 @@ from memstore.engine import (
     Creation,
     Draft,
     MappedEntry,
+    Path,
     Pin,
     PinOptions,
     Root,
@@ -105,9 +106,18 @@ class Store(ByRanks, AsMapping):
             return self._put_sharded(key, value, dtype, expect_version, timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
+        return self._put(root, name, flat, expect_version, deadline)
+
+    def _put(self, root: Root, name: bytes, flat: structure.Flat, expect_version: int | None, deadline: float) -> int:
         (version,) = put(root, [contents.draft(root, name, flat, expect_version)], deadline)
         self._puts += 1
         return version
+
+    def _put_cast(self, key: str, value: Any, dtype: torch.dtype | None, below: Path, timeout: float | None) -> int:
+        root, name = self._writable(), encode_key(key)
+        deadline = self._deadline(timeout)
+        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype, below=below)
+        return self._put(root, name, flat, None, deadline)
 
     def _put_sharded(
         self, key: str, value: Any, dtype: torch.dtype | None, expect_version: int | None, timeout: float | None
@@ -240,8 +250,7 @@ class Store(ByRanks, AsMapping):
         if not float(lease) >= 0:
             encode_key(key)
             raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
-        held = self._held(root, key)
-        return Ref(Pin(root, key, held.record, held, self._pin_options(float(lease))))
+        return Ref(self._pin(root, key, float(lease)))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
@@ -267,6 +276,10 @@ class Store(ByRanks, AsMapping):
         held = self._held(root, key)
         self._gets += 1
         return view(root, key, held, self._pin_options(), device)
+
+    def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
+        held = self._held(root, key)
+        return Pin(root, key, held.record, held, self._pin_options(lease))
 
     def _pin_options(self, lease: float = DEFAULT_LEASE) -> PinOptions:
         return PinOptions(self._mode, self._timeout, self._verify, self._allow_pickle, lease)
@@ -309,7 +322,8 @@ class Store(ByRanks, AsMapping):
         Args:
             key: the key.
             path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
-                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`.
+                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`; or the folder of a `Snapshot`, whose
+                value is a dict of rank 0's state dicts.
             format: what it must be; None: what it looks like.
             copy: put the value that is there instead; the entry then has nothing to do with the files. It also takes
                 what can't be served in place.
@@ -326,11 +340,16 @@ class Store(ByRanks, AsMapping):
         """
         with between_forks():
             from memstore.formats import describe_files, load_files
+            from memstore.snapshot import is_snapshot
 
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
         if expect_version is not None:
             self._check_early(root, {key: expect_version})
+        if format is None and is_snapshot(path):
+            with between_forks():
+                from memstore.snapshot import describe_snapshot as describe_files
+                from memstore.snapshot import load_snapshot as load_files
         if copy:
             with resource_errors(self.root, key, root):
                 value = load_files(key, path, format, allow_pickle=self._allow_pickle)

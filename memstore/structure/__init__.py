@@ -19,14 +19,20 @@ The rooms, from the top floor down; a room imports only from those below it:
 
 from __future__ import annotations
 
-from memstore.structure.checks import MalformedError
+from memstore.structure.checks import MalformedError, require
 from memstore.structure.containers import is_wrapper
-from memstore.structure.external import ExternalValue, describe_external_tree, describe_external_value
+from memstore.structure.external import (
+    ExternalValue,
+    describe_external_tree,
+    describe_external_value,
+    join_external,
+)
 from memstore.structure.get import (
     assemble,
     bare_array,
     box_bytes,
     boxes_of_leaf,
+    build,
     check_box,
     check_boxes,
     get_into,
@@ -36,11 +42,43 @@ from memstore.structure.get import (
     rebuild,
     rebuild_lazily,
 )
-from memstore.structure.info import iter_tensors, leaf_table, stored_bytes, structure_text
-from memstore.structure.objects import class_name, read_pickle, shown_attributes, written_objects
-from memstore.structure.plans import Plan, check_extent, plan_of
-from memstore.structure.put import Flat, HeldLeaf, HeldValue, contents, fill, flatten, has_shards, take_shards_apart
-from memstore.structure.refusals import RefusedError, render_path
+from memstore.structure.info import (
+    iter_tensors,
+    leaf_table,
+    stored_bytes,
+    structure_text,
+)
+from memstore.structure.objects import (
+    class_name,
+    decode_objects,
+    read_pickle,
+    shown_attributes,
+    written_objects,
+)
+from memstore.structure.plans import (
+    Plan,
+    check_extent,
+    plan_of,
+    read_leaf,
+)
+from memstore.structure.put import (
+    Copies,
+    Flat,
+    GatheredCopy,
+    HeldLeaf,
+    HeldValue,
+    PlainCopy,
+    contents,
+    copy_tensors,
+    fill,
+    flatten,
+    has_shards,
+    take_shards_apart,
+)
+from memstore.structure.refusals import (
+    RefusedError,
+    render_path,
+)
 from memstore.structure.tensors import (
     DTYPE_NAMES,
     DTYPES,
@@ -66,20 +104,27 @@ from memstore.structure.tree import (
     name_of,
     tree_names,
 )
-from memstore.structure.walk import Walk, flattens
+from memstore.structure.walk import (
+    Walk,
+    flattens,
+    take_apart,
+)
 
 _register_transport()
 
 __all__ = [
+    "Copies",
     "DTYPES",
     "DTYPE_NAMES",
     "ExternalValue",
     "Flat",
+    "GatheredCopy",
     "HeldLeaf",
     "HeldValue",
     "LeafNames",
     "MAX_DEPTH",
     "MalformedError",
+    "PlainCopy",
     "Plan",
     "RefusedError",
     "TENSOR",
@@ -91,13 +136,16 @@ __all__ = [
     "bare_array",
     "box_bytes",
     "boxes_of_leaf",
+    "build",
     "check_box",
     "check_boxes",
     "check_extent",
     "class_name",
     "contents",
     "contiguous_stride",
+    "copy_tensors",
     "count",
+    "decode_objects",
     "describe_external_tree",
     "describe_external_value",
     "fill",
@@ -108,6 +156,7 @@ __all__ = [
     "has_shards",
     "is_wrapper",
     "iter_tensors",
+    "join_external",
     "leaf_table",
     "leaf_tensor",
     "lies_in_order",
@@ -118,14 +167,17 @@ __all__ = [
     "over",
     "plan_of",
     "read_flags",
+    "read_leaf",
     "read_pickle",
     "rebuild",
     "rebuild_lazily",
     "render_path",
     "repeats",
+    "require",
     "shown_attributes",
     "stored_bytes",
     "structure_text",
+    "take_apart",
     "take_shards_apart",
     "to_flags",
     "traits",

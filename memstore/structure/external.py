@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import Plan, describe, plan_of
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import DTYPE_NAMES, PLAIN, Traits, traits
-from memstore.structure.tree import Tree
+from memstore.structure.tree import Tree, from_msgpack
 from memstore.structure.walk import Walk, take_apart
 
 
@@ -34,6 +36,25 @@ def describe_external_tree(
     found = (PLAIN,) * len(leaves) if leaf_traits is None else leaf_traits
     plan = plan_of(describe(tree, leaves, found, same or {}, False))
     return ExternalValue(plan, encode_objects(list(written)))
+
+
+def join_external(keys: Sequence[str], values: Sequence[ExternalValue], places: Sequence[int]) -> ExternalValue:
+    """A dict of values that were described before, with their leaves at other places. Raises as `plan_of`."""
+    trees: list[Tree] = []
+    leaves: list[Leaf] = []
+    leaf_traits: list[Traits] = []
+    same: dict[int, int] = {}
+    written: list[Any] = []
+    for value in values:
+        plan = value.plan
+        trees.append(from_msgpack(plan.description)[0])
+        same |= {i + len(leaves): first + len(leaves) for i, first in plan.same.items()}
+        leaf_traits += plan.traits
+        leaves += plan.leaves
+        if value.objects:
+            written += msgspec.msgpack.decode(value.objects, type=list[msgspec.Raw])
+    moved = [msgspec.structs.replace(leaf, offset=place) for leaf, place in zip(leaves, places, strict=True)]
+    return describe_external_tree(("dict", list(keys), trees), moved, written, leaf_traits, same)
 
 
 def describe_external_value(

@@ -69,7 +69,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
         )
     except MemstoreError as error:
         if isinstance(error, CorruptionError) and error.key is None:
-            raise contents.damaged(root, key, record, error.detail) from error
+            raise contents.blame(root, key, record, error) from error
         error.key = key
         raise
 

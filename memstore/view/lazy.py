@@ -7,7 +7,8 @@ memory past the operators finds the values, or an error. To slice `shown` reads 
 return has memory of its own.
 
 A lazy tensor whose values go to another device when they are read has no memory there: it is a wrapper without any. So
-is that of a leaf in boxes, and what it shows is a tensor without memory too.
+is that of a leaf in boxes, and what it shows is a tensor without memory too. It says that it is on its device, but is
+of the kind of meta tensors: a plain tensor that were given it as its `.data` would read at the address 0.
 """
 
 # pyright: reportPrivateUsage=false
@@ -27,6 +28,7 @@ Lazy = TypeVar("Lazy", bound="LazyTensor")
 
 make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
 _make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+_META = torch.device("meta")
 guard: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 
 
@@ -49,7 +51,10 @@ def wrap(cls: type[Lazy], shown: torch.Tensor, stored: StoredLeaf) -> Lazy:
     else:
         with torch.inference_mode(False):
             shape, strides, offset = shown.shape, shown.stride(), shown.storage_offset()
-            leaf = _make_wrapper(cls, shape, strides, offset, None, shown.dtype, torch.strided, stored.wrapped)
+            is_apart = shown.is_meta
+            device = _META if is_apart else stored.wrapped
+            layout, more = torch.strided, {"dispatch_device": is_apart}
+            leaf = _make_wrapper(cls, shape, strides, offset, None, shown.dtype, layout, device, **more)
         guard(leaf)
     leaf.shown, leaf.stored = shown, stored
     return leaf

@@ -176,7 +176,8 @@ class LeafBoxes(StoredLeaf):
         if xxhash.xxh3_64_digest(data.data) != checksum:
             offsets, shape = stored.box
             where = f"at {list(offsets)}, of shape {list(shape)}, put by rank {stored.rank}"
-            raise self.source.damaged(f"the bytes of a leaf's box {where}, don't fit their checksum")
+            detail = f"the bytes of a leaf's box {where}, don't fit their checksum"
+            raise self.source.damaged(detail, stored.place)
         self._checksums[number] = None
 
     def _lacking(self) -> Exception:

@@ -94,7 +94,8 @@ class LeafBytes(StoredLeaf):
         data = self.source.memory[self.offset : self.offset + self.nbytes]
         count_read(data.nbytes)
         if xxhash.xxh3_64_digest(data.data) != self.checksum:
-            raise self.source.damaged(f"the bytes of the leaf at {self.offset:,} don't fit their checksum")
+            detail = f"the bytes of the leaf at {self.offset:,} don't fit their checksum"
+            raise self.source.damaged(detail, self.offset)
         self.checksum = None
 
     def copy_to(self, target: torch.Tensor, box: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from memstore.view.picks import pick
 from memstore.view.stored_leaf import nbytes_of
 
 _STRIDED = torch.strided
+_DEVICE: Any = torch.ops.prim.device.default
 _getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})
 
@@ -26,6 +27,8 @@ def run(
     cls: type[LazyTensor], operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """An operator with lazy leaves among its arguments."""
+    if operator is _DEVICE:
+        return args[0].stored.wrapped
     rule = rule_of(operator)
     if rule.written:
         _refuse_writes(operator, rule, args, kwargs or {})

@@ -64,8 +64,9 @@ class Source:
     def version(self) -> int:
         return self.pin.record.version
 
-    def damaged(self, detail: str) -> CorruptionError:
-        return contents.damaged(self.pin.root, self.key, self.pin.record, detail)
+    def damaged(self, detail: str, place: int = 0) -> CorruptionError:
+        """`place`: where the damage is, in the data section."""
+        return contents.damaged(self.pin.root, self.key, self.pin.record, detail, place)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return receive, (self.pin,)

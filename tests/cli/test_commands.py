@@ -46,7 +46,7 @@ def filled(root: str) -> Iterator[str]:
 def call(*arguments: str, code: int = 0) -> str:
     found, output, errors = in_child(run, arguments)
     assert found == code, (found, output, errors)
-    return errors if code > 1 else output
+    return errors if code > 1 and not output else output
 
 
 def run(arguments: tuple[str, ...]) -> tuple[object, str, str]:
@@ -275,3 +275,47 @@ def test_without_its_libraries_it_says_what_to_install() -> None:
 def test_a_pipe_that_ends_early_is_no_error(filled: str) -> None:
     done = subprocess.run(f"{' '.join(COMMAND)} ls {filled} | true", shell=True, capture_output=True, check=False)
     assert done.stderr == b""
+
+
+@pytest.fixture
+def sharded(root: str) -> Iterator[str]:
+    def put(key: str, ranks: range) -> None:
+        for rank in ranks:
+            value = {"w": memstore.TensorShard(torch.full((3, 4), rank), (6, 4), (3 * rank, 0)), "b": torch.ones(3)}
+            store.put_sharded(key, value, attempt="step 7", rank=rank, world_size=2, wait=False)
+
+    with memstore.open(root, checksum=True) as store:
+        put("model", range(2))
+        put("next", range(1))
+    yield root
+
+
+def test_info_shows_which_rank_has_put_what(sharded: str) -> None:
+    text = call("info", sharded, "model")
+    assert "w  int64 [6, 4]  (1)" in text and "b  float32 [3]  rank 0" in text and text.count(".safetensors") == 2
+    assert "(1)  [6, 4]  right: dim 0\n0                           3                           6\n┌─────" in text
+    assert "│             0             │             1             │" in text
+    assert "204 B" in text.splitlines()[0]
+    found = call_json("info", sharded, "model")
+    assert [(one["rank"], one["offsets"], one["shape"]) for one in found["leaves"][0]["shards"]] == [
+        (0, [0, 0], [3, 4]),
+        (1, [3, 0], [3, 4]),
+    ]
+    assert [one["file"] for one in found["leaves"][0]["shards"]] == found["files"]
+    (listed,) = call_json("ls", sharded)
+    assert (listed["kind"], listed["nbytes"]) == ("sharded", found["nbytes"]) == ("sharded", 204)
+
+
+def test_sharded_puts_that_wait_are_listed_and_given_up(sharded: str) -> None:
+    lines = call("ls", sharded, "--pending").splitlines()
+    assert lines[0].split() == ["key", "attempt", "parts", "missing", "size", "expires", "in"]
+    assert lines[1].split()[:7] == ["next", "step", "7", "1", "of", "2", "1"] and len(lines) == 2
+    (found,) = call_json("ls", sharded, "ne", "--pending")
+    assert (found["key"], found["attempt"], found["world_size"], found["ranks"]) == ("next", "step 7", 2, [0])
+    assert call_json("ls", sharded, "model", "--pending") == []
+    assert f"waiting for other ranks  {found['nbytes'] / 1024:.1f} KiB" in call("stats", sharded)
+    assert call_json("abort", sharded, "next", "step 8", code=4) == {"aborted": False}
+    assert call("abort", sharded, "next", "step 7") == "given up\n"
+    assert call_json("ls", sharded, "--pending") == []
+    assert call_json("abort", sharded, "next", "step 7", code=4) == {"aborted": False}
+    assert call_json("ls", sharded)[0]["key"] == "model"

@@ -9,42 +9,46 @@ from concurrent.futures import ThreadPoolExecutor
 import memstore
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segment import segment_path
-from memstore.engine.format.record import FILLING, LIVE, RETIRED
+from memstore.engine.format.record import FILLING, LIVE, PREPARED, RETIRED
 from memstore.engine.sync.clocks import deadline_after
 from tests.inside import root_of
+from tests.leaks import parts_that_wait
 
 
 def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
-    """Files without an entry, entries without a file, rows of what is not live. Hold no value.
+    """Files without an entry, entries without a file, rows of what is neither live nor a waiting part. Hold no value.
 
     Call `gc` first, or allow for `spares`: retired files, kept for reuse, or held when they were last looked at; and
     the one that this process keeps for its next put.
     """
     root = root_of(store)
     with root.guard:
-        keys, rows, filling, retired, held, counters = root.catalog.view(
+        keys, rows, filling, retired, held, parts, counters = root.catalog.view(
             lambda transaction: (
                 transaction.keys(b"", None, 1 << 20),
                 dict(transaction.segments()),
                 transaction.numbers("filling", 1 << 20),
                 [segment for *_, segment in transaction.retired(0, 1 << 60, 1 << 20)],
                 transaction.numbers("held", 1 << 20),
+                parts_that_wait(transaction),
                 transaction.counters(),
             )
         )
         records = [root.catalog.read(key) for key in keys]
-    totals = dict.fromkeys((LIVE, RETIRED, FILLING), 0)
+    totals: dict[int, int] = dict.fromkeys((LIVE, RETIRED, FILLING), 0)
     for row in rows.values():
-        totals[row.state] += row.nbytes
+        totals[FILLING if row.state == PREPARED else row.state] += row.nbytes
     idle = [*retired, *(segment for _, segment in held)]
     kept = {segment for segment in idle if rows[segment].state == RETIRED} if spares else set[int]()
     if spares and root.ahead is not None:
         kept.add(root.ahead.segment)
         filling = [row for row in filling if row != (root.ahead.segment, root.ahead.put_id)]
-    live = {record.segment for record in records if record is not None and record.segment}
+    live = {extent.segment for record in records if record is not None for extent in record.segments}
+    found = [f"a part, and no part: {segment}" for segment in parts if rows[segment].state != PREPARED]
+    kept |= parts
     expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live | kept}
     present = set(os.listdir(root.segments))
-    found = [f"a file of nobody: {name}" for name in sorted(present - expected)]
+    found += [f"a file of nobody: {name}" for name in sorted(present - expected)]
     found += [f"a missing file: {name}" for name in sorted(expected - present)]
     found += [f"a filling row: {row}" for row in filling]
     found += [f"a retired row: {row}" for row in {*retired} - kept]

@@ -24,13 +24,12 @@ def segments(root: str, key: str) -> tuple[str, ...]:
 def test_a_store_that_is_whole_stays_as_it_is(scratch: str, checksum: bool) -> None:
     before = make(scratch, checksum=checksum)
     kept = {path: content_of(path) for key in ("a", "b") for path in segments(scratch, key)}
-    for _ in range(2):
-        report = memstore.repair(scratch)
-        assert (report.recovered, report.lost) == (("a", "b", "plain"), ())
-        with memstore.open(scratch) as store:
-            assert {key: store.version(key) for key in store} == before
-        assert {path: content_of(path) for path in kept} == kept
-        check(scratch)
+    report = memstore.repair(scratch)
+    assert (report.recovered, report.lost) == (("a", "b", "plain"), ())
+    with memstore.open(scratch) as store:
+        assert {key: store.version(key) for key in store} == before
+    assert {path: content_of(path) for path in kept} == kept
+    check(scratch)
 
 
 def test_parts_that_wait_are_given_back(scratch: str) -> None:
@@ -77,9 +76,8 @@ def test_the_record_that_headers_make_is_the_one_that_was_put(scratch: str) -> N
             assert getattr(before, name) == getattr(after, name), name
 
 
-@pytest.mark.parametrize("with_catalog", [True, False])
-@pytest.mark.parametrize("gone", range(RANKS))
-def test_one_missing_segment_loses_the_entry_and_keeps_the_others(scratch: str, with_catalog: bool, gone: int) -> None:
+@pytest.mark.parametrize(("gone", "with_catalog"), [(0, True), (1, False), (2, False)])
+def test_one_missing_segment_loses_the_entry_and_keeps_the_others(scratch: str, gone: int, with_catalog: bool) -> None:
     make(scratch)
     files = segments(scratch, "a")
     os.unlink(files[gone])
@@ -90,8 +88,6 @@ def test_one_missing_segment_loses_the_entry_and_keeps_the_others(scratch: str, 
     aside = {name for name in files_of(scratch) if name.endswith(".damaged")}
     assert aside == {os.path.basename(path) + ".damaged" for path in files if path != files[gone]}
     check(scratch, lost={"a"})
-    memstore.repair(scratch)  # what was set aside stays so
-    assert aside <= files_of(scratch)
 
 
 @pytest.mark.parametrize("with_catalog", [True, False])
@@ -117,7 +113,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [way if way == "description" else pytest.param(way, marks=pytest.mark.full) for way in WAYS]
+)
 def test_a_damaged_header_is_made_anew_if_the_bytes_fit(scratch: str, way: str) -> None:
     before = make(scratch)
     path = segments(scratch, "a")[1]
@@ -129,8 +127,6 @@ def test_a_damaged_header_is_made_anew_if_the_bytes_fit(scratch: str, way: str) 
     with memstore.open(scratch) as store:
         assert {key: store.version(key) for key in store} == before
     check(scratch)
-    memstore.repair(scratch)
-    check(scratch)
     # what its rank said of the value is gone, and so the entry if the catalog goes too
     os.truncate(f"{scratch}/{CATALOG}", 0)
     report = memstore.repair(scratch)
@@ -139,7 +135,7 @@ def test_a_damaged_header_is_made_anew_if_the_bytes_fit(scratch: str, way: str) 
     check(scratch, lost={"a"})
 
 
-@pytest.mark.parametrize("way", ["description", "size"])
+@pytest.mark.parametrize("way", ["description", pytest.param("size", marks=pytest.mark.full)])
 def test_a_damaged_header_without_checksums(scratch: str, way: str) -> None:
     make(scratch, checksum=False)
     WAYS[way](segments(scratch, "a")[1])

@@ -15,9 +15,11 @@ _PRELOAD = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "memstore.store.sharded",
+    "memstore.store.models",
     "memstore.store.ranks",
     "tests.ranks.layouts",
     "tests.ranks.calls",
+    "tests.ranks.models",
 )
 
 

@@ -49,7 +49,8 @@ _meshes: dict[tuple[int, ...], Any] = {}
 def mesh_of(shape: Sequence[int]) -> Any:
     shape = tuple(shape)
     if shape not in _meshes:
-        _meshes[shape] = init_device_mesh("cpu", shape)
+        names = tuple(f"dim{i}" for i in range(len(shape)))
+        _meshes[shape] = init_device_mesh("cpu", shape, mesh_dim_names=names)
     return _meshes[shape]
 
 

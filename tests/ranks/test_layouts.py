@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
+
 import memstore
 from tests.ranks import layouts
 from tests.ranks.launcher import Ranks
@@ -16,3 +20,24 @@ def test_every_layout_comes_back_whole(root: str, ranks4: Ranks) -> None:
         found = store.get("key")
         for case in layouts.CASES:
             assert layouts.is_same(found[case.name], layouts.whole(case)), case
+
+
+def other_layouts(case: layouts.Case, world_size: int) -> list[layouts.Case]:
+    """The layouts of a tensor for ranks that read it, on meshes of one and of two dimensions."""
+    ways: list[layouts.Placement] = [layouts.Replicate(), *map(layouts.Shard, range(len(case.shape)))]
+    found = [case._replace(mesh=(world_size,), placements=(way,)) for way in ways]
+    found += [
+        case._replace(mesh=(2, world_size // 2), placements=both)
+        for both in itertools.product(ways, repeat=2)
+        if len(set(map(repr, both))) > 1 or not case.shape
+    ]
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("turn", [0, 2, *(pytest.param(turn, marks=pytest.mark.full) for turn in (1, 3, 4, 5, 6, 7))])
+def test_every_layout_is_read_into_others(root: str, ranks2: Ranks, ranks4: Ranks, world_size: int, turn: int) -> None:
+    ranks4.run(layouts.put_matrix, root, list(CASES))
+    choices = {name: other_layouts(case, world_size) for name, case in CASES.items()}
+    wanted = {name: found[(turn + i) % len(found)] for i, (name, found) in enumerate(choices.items())}
+    (ranks2 if world_size == 2 else ranks4).run(layouts.get_into_matrix, root, wanted)

@@ -41,6 +41,16 @@ SIGNATURES = {
     "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
     "Store.view": "self, key, *, device=None",
+    "Store.put_sharded": (
+        "self, key, value, *, attempt=None, rank=None, world_size=None, process_group=None, dtype=None, "
+        "expect_version=None, wait=True, lease=600.0, timeout=None"
+    ),
+    "Store.pending": "self, key=None",
+    "Store.abort": "self, key, attempt",
+    "Store.save_model": "self, key, model, optimizer=None, *, dtype=None, process_group=None, timeout=None",
+    "Store.load_model": (
+        "self, key, model, optimizer=None, *, strict=True, newer_than=None, process_group=None, timeout=None"
+    ),
     "Ref.view": "self, **options",
     "read_rows": "source, index, *, out=None, device=None",
     "prefetch_rows": "source, index",
@@ -94,7 +104,8 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 FIELDS = {
     "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files"],
-    "LeafInfo": ["name", "dtype", "shape", "nbytes"],
+    "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
+    "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [
         "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity",
         "catalog_bytes",

@@ -193,3 +193,26 @@ def test_huge_pages_are_counted_where_there_are_any(store: memstore.Store) -> No
     assert store.stats().huge_page_bytes == kept + size
     del value
     assert store.stats().huge_page_bytes == kept
+
+
+@pytest.mark.embedded
+def test_info_of_a_sharded_entry_tells_its_shards(store: memstore.Store) -> None:
+    def part(rank: int) -> dict[str, object]:
+        w = memstore.TensorShard(torch.full((3, 5), rank), (6, 5), (3 * rank, 0))
+        tied = torch.ones(7) if rank else None
+        return {"w": w, "b": torch.ones(4), "empty": torch.zeros(0), **({"x": tied, "y": tied} if rank else {})}
+
+    for rank in range(2):
+        store.put_sharded("key", part(rank), attempt="1", rank=rank, world_size=2, wait=False)
+    info = store.info("key")
+    assert info.kind == "sharded" and len(info.files) == 2
+    one, two = info.files
+    shards = {leaf.name[0]: leaf.shards for leaf in info.leaves}
+    assert shards["w"] == (memstore.ShardInfo((0, 0), (3, 5), 0, one), memstore.ShardInfo((3, 0), (3, 5), 1, two))
+    assert shards["b"] == (memstore.ShardInfo((0,), (4,), 0, one),)
+    assert shards["x"] == shards["y"] == (memstore.ShardInfo((0,), (7,), 1, two),)
+    assert shards["empty"] == ()
+    assert info.nbytes == 6 * 5 * 8 + 4 * 4 + 7 * 4
+    assert ">ranks<" in info._repr_html_() and ">0-1<" in info._repr_html_()
+    store.put("key", torch.ones(3000))
+    assert store.info("key").leaves[0].shards == () and "ranks" not in store.info("key")._repr_html_()

@@ -11,7 +11,7 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.files import segment_writer
+from memstore.engine.files import huge_pages
 from memstore.engine.sync.doorbell import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
@@ -198,12 +198,12 @@ def test_a_slow_kernel_is_asked_for_no_more_huge_pages(store: memstore.Store, mo
 
     def slowly(address: int, size: int) -> bool:
         asked.append(size)
-        time.sleep(segment_writer.COLLAPSE_SLOW * 1.1)
+        time.sleep(huge_pages.COLLAPSE_SLOW * 1.1)
         return True
 
     monkeypatch.setattr(syscalls, "collapse", slowly)
     store.put("key", of_size(64 * MIB))
-    assert asked == [segment_writer.COLLAPSE_STEP]
+    assert asked == [huge_pages.COLLAPSE_STEP]
     assert (store.get("key") == 7).all()
 
 

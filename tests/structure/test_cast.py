@@ -22,7 +22,9 @@ from tests.structure.roundtrip import round_trip, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, on prototype dtypes
 slow = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 
 FP4 = torch.float4_e2m1fn_x2  # two numbers a byte: torch converts nothing to it, and it to nothing

@@ -190,6 +190,8 @@ def test_nothing_finds_the_zeros(boxed: BoxedStore) -> None:
         lambda: torch.Tensor.numpy(leaf),
         lambda: leaf.untyped_storage().tolist(),
         lambda: torch.utils.dlpack.to_dlpack(leaf),
+        lambda: setattr(torch.nn.Parameter(torch.zeros(6, 4)), "data", leaf),
+        lambda: setattr(torch.zeros(6, 4), "data", leaf[1:]),
     ):
         with pytest.raises((RuntimeError, memstore.ReadOnlyError, TypeError, NotImplementedError)):
             look()
@@ -217,7 +219,13 @@ def test_devices_and_dtypes_of_values(boxed: BoxedStore) -> None:
         torch.equal(leaf.conj(), value.conj()) and torch.equal(leaf.real, value.real) and torch.equal(leaf.mH, value.mH)
     )
     assert boxed.store.view("key", device="meta")[0].sum().device.type == "meta"
-    assert leaf.device.type == "cpu" and "meta" not in repr(leaf) and "shape=(6, 4)" in repr(leaf)
+    assert (
+        leaf.device.type == "cpu"
+        and leaf.is_cpu
+        and not leaf.is_meta
+        and "meta" not in repr(leaf)
+        and "shape=(6, 4)" in repr(leaf)
+    )
 
 
 def test_parameters_and_containers(boxed: BoxedStore) -> None:

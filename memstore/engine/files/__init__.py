@@ -9,6 +9,7 @@ from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, wa
 from memstore.engine.files.placing import file_offsets
 from memstore.engine.files.segment import map_segment, map_segments, remove_file, segment_path
 from memstore.engine.files.segment_writer import SealedSegment, SegmentWriter, WritableMemory
+from memstore.engine.files.shared_memory import SharedMemory
 from memstore.engine.files.slots import erase_put_id, vacate, write_slots, write_state
 from memstore.engine.files.spares import Spares
 
@@ -21,6 +22,7 @@ __all__ = [
     "PreparedFile",
     "SealedSegment",
     "SegmentWriter",
+    "SharedMemory",
     "Spares",
     "WritableMemory",
     "close_all",

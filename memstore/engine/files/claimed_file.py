@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,6 +12,7 @@ from memstore.engine.files.lockfile import LockFile, OwnedFile
 from memstore.engine.files.slots import vacate, write_slots
 from memstore.engine.format import Slots
 from memstore.engine.syscalls import Reservation
+from memstore.errors import CorruptionError
 
 Guard = AbstractContextManager[Any]  # the lock that a fork takes first: see `root.guard`
 
@@ -83,8 +85,17 @@ class PreparedFile:
         self.path, self._dir_fd = path, dir_fd
 
     def go_live(self, slots: Slots, *, durable: bool) -> None:
-        """Writes what a live segment's header says. Under the store's mutex, right before the catalog's commit."""
-        file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd)
+        """Writes what a live segment's header says. Under the store's mutex, right before the catalog's commit.
+
+        Raises CorruptionError if the file is not there any more.
+        """
+        try:
+            file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+                raise
+            detail = "it was put as a part of a sharded value, and somebody has removed it"
+            raise CorruptionError(path=self.path, detail=detail) from None
         try:
             write_slots(file.fd, slots)
             if durable:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any, Protocol
 
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.files.claimed_file import ClaimedFile, Guard, PreparedFile, map_for_writing
+from memstore.engine.files.claimed_file import (
+    ClaimedFile,
+    Guard,
+    PreparedFile,
+    map_for_writing,
+)
+from memstore.engine.files.huge_pages import (
+    allocate_rest,
+    collapse_extents,
+    touch_extents,
+)
 from memstore.engine.files.spares import Spare
 from memstore.engine.format import Header
-
-COLLAPSE_STEP = 8 << 20
-COLLAPSE_SLOW = 0.1  # seconds a step: untouched memory of a virtual machine takes 0.04, compaction once took 0.7
 
 
 class WritableMemory(Protocol):
@@ -70,8 +76,7 @@ class SegmentWriter:
         if not self.is_whole:
             syscalls.truncate(fd, self.size)
             if huge_pages:
-                for offset in range(0, self.size, syscalls.HUGE_PAGE):
-                    syscalls.write_at(fd, b"\0", offset)
+                touch_extents(fd, self.size)
             else:
                 syscalls.allocate(fd, self.size)
         if self._mapping is None:
@@ -79,27 +84,9 @@ class SegmentWriter:
             self._address = address + start
             map_for_writing(self._address, fd, self.size, guard)
             if huge_pages:
-                self._collapse(fd)
+                collapse_extents(self._address, self.size)
+                allocate_rest(fd, self._address, self.size)
         self.is_whole = True
-
-    def _collapse(self, fd: int) -> None:
-        """Makes huge pages of whole extents of 2 MiB, which are touched, and allocates the rest in small pages.
-
-        Small pages are taken too where the kernel refuses, or is slow for want of whole pages. (To collapse the last,
-        incomplete extent as well and cut it by truncation splits it, and the next file finds no whole page: 4.5 ms
-        instead of 0.3.)
-        """
-        whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
-        for offset in range(0, whole, COLLAPSE_STEP):
-            start = time.monotonic()
-            if not syscalls.collapse(self._address + offset, min(COLLAPSE_STEP, whole - offset)):
-                break
-            if time.monotonic() - start > COLLAPSE_SLOW:
-                break
-        if self.size > whole:
-            syscalls.populate(self._address + whole, self.size - whole)
-        if syscalls.status(fd).st_blocks * 512 < self.size:
-            syscalls.allocate(fd, self.size)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

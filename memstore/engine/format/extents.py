@@ -69,7 +69,14 @@ def decode_segments(stored: bytes) -> tuple[SegmentExtent, ...]:
         extents = _decode_segments(stored)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
+    segments = {extent.segment for extent in extents}
+    if len(segments) < len(extents) or not all(map(_is_possible, extents)):
+        raise CorruptionError("the numbers of its segments are none that segments have")
     return _checked(extents)
+
+
+def _is_possible(extent: SegmentExtent) -> bool:
+    return min(extent.segment, extent.put_id) > 0 and 0 <= extent.start <= extent.size
 
 
 def _checked(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:

@@ -19,6 +19,7 @@ from memstore.errors import (
     PartialCommitError,
     ShardMismatchError,
     StoreTimeoutError,
+    UnknownOutcomeError,
     VersionConflictError,
 )
 
@@ -76,10 +77,13 @@ def look_into(root: Root, member: Member) -> tuple[Outcome | None, list[Part], l
 
 
 def pending_parts(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
-    """The parts of the attempts of a key, or of all, each with the seconds until it is over."""
+    """The parts of the attempts of a key, or of all, each with the seconds until it is over.
+
+    What is over counts until it is ended; but nobody is left who could wait for what is of another boot.
+    """
     moment = now()
     parts = root.catalog.view(lambda transaction: attempts.parts_of(transaction, key))
-    return [(part, (part.expires - moment.clock) / 1e9) for part in parts if not part.is_over(moment)]
+    return [(part, (part.expires - moment.clock) / 1e9) for part in parts if part.boot == moment.boot]
 
 
 def no_version(root: Root, key: bytes) -> KeyNotFoundError | PartialCommitError:
@@ -110,17 +114,30 @@ def ring(root: Root, key: bytes, counters: Counters) -> int:
 # --- the end of an attempt --------------------------------------------------------------------------------------------
 
 
-def give_up(
-    root: Root, member: Member, failure: Failure, deadline: float, *, only: Sequence[Part] | None = None
-) -> Outcome | None:
+def give_up(root: Root, member: Member, failure: Failure, deadline: float) -> Outcome:
     """Ends an attempt with an error, unless it has an outcome. Returns the outcome that it has then.
 
-    `only`: unless its parts are others by now, which gives None.
+    Args:
+        member: without a number, the rank has put nothing yet: the attempt may have begun all the same, or never will.
+
+    Raises:
+        UnknownOutcomeError: there is neither an outcome of this attempt nor a part, so its outcome was dropped.
     """
+    outcome = give_up_if(root, member, None, failure, deadline)
+    if outcome is None:
+        raise unknown(member)
+    return outcome
+
+
+def give_up_if(
+    root: Root, member: Member, only: Sequence[Part] | None, failure: Failure, deadline: float
+) -> Outcome | None:
+    """As `give_up`, but that it changes nothing and returns None if the parts are not `only` those, or none."""
 
     def apply(transaction: Transaction) -> tuple[Outcome | None, Counters | None]:
         outcome, parts = find(transaction, member)
-        if outcome is not None or (only is not None and not are_same(parts, only)):
+        is_gone = member.number and not parts
+        if outcome is not None or is_gone or (only is not None and not are_same(parts, only)):
             return outcome, None
         counters = transaction.counters()
         outcome = end(transaction, counters, parts, failure, now(), member)
@@ -138,6 +155,15 @@ def give_up(
     if bell is not None:
         root.doorbell.wake(bell)
     return outcome
+
+
+def unknown(member: Member) -> UnknownOutcomeError:
+    key = member.key.decode()
+    return UnknownOutcomeError(
+        f"{key!r}: nothing is known of attempt {member.attempt!r} any more, since this rank looked later than its "
+        "lease: the key says whether it was published",
+        key=key,
+    )
 
 
 def are_same(parts: Sequence[Part], others: Sequence[Part]) -> bool:

@@ -9,7 +9,7 @@
    the mutex's next owner puts them back, since rows of `pending` still name the segments (`recovery.py`).
 3. *Give up* (`attempt_ends.py`): a timeout, an error of a rank, or `abort` ends an attempt, unless it has an outcome:
    its segments are retired, and the error becomes its outcome. So what raised never publishes later.
-4. *Expire*: what is over is ended in the same way, by whoever prepares or sweeps next.
+4. *Expire*: what is over is ended in the same way, by whoever prepares or sweeps next. Who waits puts that off.
 
 Whatever completes, publishes or ends an attempt counts as a publication and rings the key's doorbell, so that a death
 right after the commit is made up for as after a put.
@@ -33,22 +33,24 @@ from memstore.engine.protocols.attempt_ends import (
     end,
     ended,
     find,
-    give_up,
+    give_up_if,
     look_into,
     make_outcome,
     nanoseconds,
     now,
     retire_part,
     ring,
+    unknown,
 )
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import Publication, commit
 from memstore.engine.protocols.put import Draft, clean_up, close_published, write
 from memstore.engine.root import SHARDED, Root, folder
-from memstore.errors import PartialCommitError, ShardMismatchError, UnknownOutcomeError, VersionConflictError
+from memstore.engine.sync import Refusal
+from memstore.errors import CorruptionError, PartialCommitError, ShardMismatchError, VersionConflictError
 
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
-LOOK_EVERY = 1.0  # seconds without a ring, after which a waiting rank looks under the mutex
+LOOK_EVERY = 1.0  # seconds after which a waiting rank looks under the mutex, and does what a dead one has left undone
 
 # --- prepare ----------------------------------------------------------------------------------------------------------
 
@@ -75,17 +77,19 @@ def prepare(
         change = write(root, draft, writers, deadline)
         said = content()
         segment = change.segments[0] if change.segments else None
-        number, bell = root.mutex.run(lambda: _prepare_locked(root, member, draft, segment, said), deadline)
+        found, bells = root.mutex.run(lambda: _prepare_locked(root, member, draft, segment, said), deadline)
+        for bell in bells:
+            root.doorbell.wake(bell)
+        if isinstance(found, Outcome):
+            raise _OverAlready(found)
     except BaseException as error:
         clean_up(root, writers, error)
         if isinstance(error, _OverAlready):
             return error.outcome
         raise
     close_published(root, writers)
-    if bell is not None:
-        root.doorbell.wake(bell)
     root.check_in_place()
-    return member._replace(number=number)
+    return member._replace(number=found)
 
 
 def _add_feature(root: Root) -> None:
@@ -93,7 +97,7 @@ def _add_feature(root: Root) -> None:
     root.settings = folder.add_feature(root.path, root.settings, SHARDED)
 
 
-class _OverAlready(Exception):
+class _OverAlready(Refusal):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__()
         self.outcome = outcome
@@ -101,43 +105,49 @@ class _OverAlready(Exception):
 
 def _prepare_locked(
     root: Root, member: Member, draft: Draft, segment: SealedSegment | None, content: bytes
-) -> tuple[int, int | None]:
-    """The attempt's number; and the bell to wake, if the attempt is complete."""
+) -> tuple[Outcome | int, list[int]]:
+    """The attempt's number, or the outcome that it has already; and the bells to wake, of attempts that are complete
+    or over.
+    """
     root.glance()
     moment = now()
 
-    def apply(transaction: Transaction) -> tuple[int, list[bytes], Counters]:
+    def apply(transaction: Transaction) -> tuple[Outcome | int, list[bytes], Counters]:
         counters = transaction.counters()
-        ended_keys = drop_expired(transaction, counters, moment)
+        rung = drop_expired(transaction, counters, moment)
         attempts.drop_outcomes(transaction, moment, _DROPPED)
         outcome, there = find(transaction, member)
-        if outcome is not None:
-            raise _OverAlready(outcome)
-        for other in there:
-            if other.world_size != member.world_size:
-                raise _other_world(member, other)
-        part = _part(member, draft, segment, counters, there, moment)
-        for other in there:
-            if other.rank == member.rank:
-                retire_part(transaction, counters, other)
-        if segment is not None:
-            transaction.put_segment(segment.segment, SegmentRow(member.key, part.put_id, PREPARED, part.size))
-            transaction.delete_number("filling", segment.segment)
-        attempts.put_part(transaction, part, content)
-        is_complete = len({part.rank, *[other.rank for other in there]}) == member.world_size
-        changed = [*ended_keys, *([member.key] if is_complete else [])]
-        counters.publications += bool(changed)
-        transaction.put_counters(counters)
-        if segment is not None and isinstance(segment.file, ClaimedFile):
+        number = 0
+        if outcome is None:
+            part = _part(member, draft, segment, counters, there, moment)
+            _enter(transaction, counters, part, content, there)
+            number = part.number
+            if len({part.rank, *[other.rank for other in there]}) == part.world_size:
+                rung.append(member.key)
+        if outcome is None or rung:
+            counters.publications += bool(rung)
+            transaction.put_counters(counters)
+        if outcome is None and segment is not None and isinstance(segment.file, ClaimedFile):
             segment.file.unlock()  # before the commit: who reads the segment, once it is live, must not find it locked
-        return part.number, changed, counters
+        return outcome or number, rung, counters
 
     with root.guard:
-        number, changed, counters = root.catalog.update(apply)
-    bells = [ring(root, key, counters) for key in changed]
-    for bell in bells[:-1]:
-        root.doorbell.wake(bell)
-    return number, bells[-1] if bells else None
+        found, rung, counters = root.catalog.update(apply)
+    return found, [ring(root, key, counters) for key in rung]
+
+
+def _enter(transaction: Transaction, counters: Counters, part: Part, content: bytes, there: Sequence[Part]) -> None:
+    """Writes the rows of a part beside those of the others of its attempt; what the rank has put before is retired."""
+    for other in there:
+        if other.world_size != part.world_size:
+            raise _other_world(part, other)
+    for other in there:
+        if other.rank == part.rank:
+            retire_part(transaction, counters, other)
+    if part.segment:
+        transaction.put_segment(part.segment, SegmentRow(part.key, part.put_id, PREPARED, part.size))
+        transaction.delete_number("filling", part.segment)
+    attempts.put_part(transaction, part, content)
 
 
 def _part(
@@ -148,7 +158,7 @@ def _part(
     there: Sequence[Part],
     moment: Now,
 ) -> Part:
-    """The attempt's number is new with its first part."""
+    """The attempt's number is new with its first part. Its expiry is the latest that any of them asked for."""
     if segment is None:
         counters.number += 1
     put_id = counters.number if segment is None else segment.put_id
@@ -167,16 +177,16 @@ def _part(
         start=segment.start if segment else 0,
         expect=draft.expect,
         lease=lease,
-        expires=moment.clock + lease,
+        expires=max([moment.clock + lease, *[other.expires for other in there]]),
         boot=moment.boot,
     )
 
 
-def _other_world(member: Member, other: Part) -> ShardMismatchError:
-    key = member.key.decode()
+def _other_world(part: Part, other: Part) -> ShardMismatchError:
+    key = part.key.decode()
     return ShardMismatchError(
-        f"{key!r}: attempt {member.attempt!r} has {other.world_size} ranks by rank {other.rank}, and "
-        f"{member.world_size} by rank {member.rank}: name another attempt after a restart with other ranks",
+        f"{key!r}: attempt {part.attempt!r} has {other.world_size} ranks by rank {other.rank}, and "
+        f"{part.world_size} by rank {part.rank}: name another attempt after a restart with other ranks",
         key=key,
     )
 
@@ -192,31 +202,43 @@ PartialCommitError ends the attempt.
 def outcome_of(root: Root, member: Member, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
     """Waits until an attempt has an outcome, and publishes it if all parts are there. None if time is up before.
 
+    Who finds all parts at its first look publishes them: that is whoever has put the last one. Who finds them later
+    leaves them to that one for a while, since all who wait would merge the same parts at once.
+
     Args:
         waits_until: for parts that are missing.
-        deadline: of each wait for the mutex.
+        deadline: of the mutex, to publish.
 
-    Raises UnknownOutcomeError if this was stopped for longer than outcomes are kept.
+    Raises:
+        UnknownOutcomeError: this was stopped for longer than outcomes are kept.
+        StoreTimeoutError: the mutex was not to be had.
+        NotAStoreError: the store was removed or moved.
     """
     doorbell = root.doorbell
     bell = doorbell.bell(member.key)
+    look_at, publish_at = time.monotonic() + LOOK_EVERY, time.monotonic()
     seen = doorbell.load(bell)
     outcome, parts = root.catalog.view(find, member)
     while True:
-        if outcome is None and len(parts) == member.world_size:
+        is_complete = len(parts) == member.world_size
+        if outcome is None and is_complete and time.monotonic() >= min(publish_at, waits_until):
             outcome = _publish(root, member, merge, deadline)
+        if outcome is None and not parts:
+            raise unknown(member)
         left = waits_until - time.monotonic()
         if outcome is not None or left <= 0:
             return outcome
         doorbell.wait(bell, seen, min(LOOK_EVERY, left))
-        is_quiet = doorbell.load(bell) == seen
         seen = doorbell.load(bell)
-        if is_quiet:  # whoever should have rung may be dead: who takes the mutex makes up for it
-            outcome, parts = root.mutex.run(functools.partial(_look_and_renew, root, member), deadline)
+        moment = time.monotonic()
+        if look_at <= moment < waits_until:  # whoever should have rung may be dead: who takes the mutex makes up for it
+            look_at = moment + LOOK_EVERY
+            root.check_in_place()
+            outcome, parts = root.mutex.run(functools.partial(_look_and_renew, root, member), waits_until)
         else:
             outcome, parts = root.catalog.view(find, member)
-        if outcome is None and not parts:
-            raise _unknown(member)
+        if not is_complete:
+            publish_at = moment + LOOK_EVERY
 
 
 def _look_and_renew(root: Root, member: Member) -> tuple[Outcome | None, list[Part]]:
@@ -229,15 +251,6 @@ def _look_and_renew(root: Root, member: Member) -> tuple[Outcome | None, list[Pa
             renewed = msgspec.structs.replace(own[0], expires=moment.clock + own[0].lease)
             root.catalog.update(lambda transaction: attempts.renew_part(transaction, renewed), is_delete=True)
     return outcome, parts
-
-
-def _unknown(member: Member) -> UnknownOutcomeError:
-    key = member.key.decode()
-    return UnknownOutcomeError(
-        f"{key!r}: nothing is known of attempt {member.attempt!r} any more, since this rank looked later than its "
-        "lease: the key says whether it was published",
-        key=key,
-    )
 
 
 def _publish(root: Root, member: Member, merge: Merge, deadline: float) -> Outcome | None:
@@ -256,14 +269,17 @@ def _publish(root: Root, member: Member, merge: Merge, deadline: float) -> Outco
         except _OverAlready as over:
             return over.outcome
         except (ShardMismatchError, PartialCommitError, VersionConflictError) as failure:
-            outcome = give_up(root, member, failure, deadline, only=parts)
+            outcome = give_up_if(root, member, parts, failure, deadline)
             if outcome is not None:
                 return outcome
+        except CorruptionError:  # the file of a part is missing; or the whole store is
+            root.check_in_place()
+            raise
         else:
             return publication.outcome
 
 
-class _PartsChanged(Exception):
+class _PartsChanged(Refusal):
     pass
 
 

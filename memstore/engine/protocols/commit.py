@@ -151,8 +151,9 @@ def _apply(
             _write_rows(transaction, counters, change, version)
         elif old is not None:
             transaction.delete_record(change.key)
-        for segment in _segments_of(old):
-            if not replace_segment(transaction, counters, segment, booking):
+        replaced = _segments_of(old)
+        for segment in replaced:  # one file can be booked, and no more
+            if not replace_segment(transaction, counters, segment, booking if len(replaced) == 1 else None):
                 retired.append(segment)
     if publication is not None:
         publication.settle(transaction, counters, versions[0])

@@ -41,12 +41,12 @@ def after_death(root: Root) -> None:
 
     def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
         counters = transaction.counters()
+        compare_publications(root, page.publications_rung, counters)
         if page.is_new:  # leases tell time by the clock of another boot
             transaction.clear("leases")
             if forget_other_boots(transaction, counters):
                 counters.publications += 1  # so that their headers are marked retired
                 transaction.put_counters(counters)
-        compare_publications(root, page.publications_rung, counters)
         behind = page.publications_rung != counters.publications
         if behind:
             _unbook(root, transaction, counters)

@@ -191,10 +191,10 @@ class _Look:
                 self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
 
     def _look_at_part(self, part: Part) -> None:
-        self._largest_number = max(self._largest_number, part.put_id)
-        attempts.content_of(self._transaction, part)
+        self._largest_number = max(self._largest_number, part.put_id, part.number)
         if part.segment:
             self._look_at_listed("pending", part.segment)
+        attempts.content_of(self._transaction, part)
 
     def _look_at_listed(self, table: str, segment: int) -> None:
         state = {"filling": FILLING, "pending": PREPARED}.get(table, RETIRED)
@@ -217,7 +217,7 @@ class _Look:
         sums = {"live": counters.live, "filling": counters.filling, "retired": counters.retired + counters.held}
         for state in (FILLING, PREPARED, RETIRED):
             if self._rows[state] != self._listed[state]:
-                name = STATE_NAMES[state]
+                name = STATE_NAMES.get(state, "prepared")
                 self._damage(f"{self._rows[state]} rows are {name}, and {self._listed[state]} are listed as such")
         for state, nbytes in sums.items():
             if nbytes != rows[state]:

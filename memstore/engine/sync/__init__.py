@@ -5,12 +5,13 @@ from __future__ import annotations
 from memstore.engine.sync.clocks import boot_clock, boot_id, deadline_after
 from memstore.engine.sync.doorbell import Doorbell
 from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
-from memstore.engine.sync.mutex import RobustMutex
+from memstore.engine.sync.mutex import Refusal, RobustMutex
 from memstore.engine.sync.shared_page import SharedPage
 
 __all__ = [
     "Doorbell",
     "LockPage",
+    "Refusal",
     "RobustMutex",
     "SharedPage",
     "boot_clock",

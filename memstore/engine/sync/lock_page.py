@@ -17,9 +17,15 @@ from typing import NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.sync.clocks import boot_id
-from memstore.engine.sync.mutex import RobustMutex
+from memstore.engine.sync.mutex import Refusal, RobustMutex
 from memstore.engine.sync.shared_page import SharedPage
-from memstore.errors import CorruptionError, KeyNotFoundError, ResourceLimitError, VersionConflictError
+from memstore.errors import (
+    CorruptionError,
+    KeyNotFoundError,
+    ResourceLimitError,
+    ShardMismatchError,
+    VersionConflictError,
+)
 
 _MAGIC = int.from_bytes(b"memstor1", "little")
 _IDENTITY_AT = syscalls.MUTEX_SIZE  # magic, boot id (2 words), device, inode, pid namespace
@@ -37,7 +43,7 @@ class LockPage(RobustMutex):
         """With `keep_open`, the file stays open as long as the page: see `filesystem.mappings_keep_locks`."""
         page = SharedPage(path)
         notes_at = page.address + _NOTES_AT
-        nothing_changed = (KeyNotFoundError, VersionConflictError)
+        nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, Refusal)
         super().__init__(page.address, name=path, dirty_at=notes_at + 8 * _DIRTY, refusals=nothing_changed)
         self._page, self._notes = page, syscalls.long_words(notes_at, 2)
         self._take_over(path)

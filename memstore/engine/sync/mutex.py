@@ -17,6 +17,10 @@ Result = TypeVar("Result")
 _DIED, _NEW = 1, 2  # bits of the dirty word
 
 
+class Refusal(Exception):
+    """Raised by an action to say that it has changed nothing, and that its caller knows why: no recovery is due."""
+
+
 class RobustMutex:
     """A mutex at an address. The caller keeps the memory mapped as long as this object lives.
 

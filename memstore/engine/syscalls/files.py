@@ -6,11 +6,14 @@ import ctypes
 import fcntl
 import functools
 import os
+from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.syscalls.binding import Int, Long, Pointer, bind, drain, last_error, releasing_gil
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"  # a file
+
+IOV_MAX = 1024  # parts that one call takes, on Linux
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
@@ -61,6 +64,37 @@ def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None
         view, offset = view[written:], offset + written
 
 
+def write_parts_at(fd: int, parts: Sequence[memoryview], offset: int) -> None:
+    """As `write_at`, of bytes that lie in several places."""
+    todo, first = list(parts), 0
+    while first < len(todo):
+        written = os.pwritev(fd, todo[first : first + IOV_MAX], offset)
+        offset += written
+        first = _skip(todo, first, written)
+
+
+def read_parts_at(fd: int, parts: Sequence[memoryview], offset: int) -> int:
+    """Fills the parts one after the other. Returns how many bytes it read: fewer than fit where the file ends."""
+    todo, first, done = list(parts), 0, 0
+    while first < len(todo):
+        count = os.preadv(fd, todo[first : first + IOV_MAX], offset + done)
+        if not count:
+            break
+        done += count
+        first = _skip(todo, first, count)
+    return done
+
+
+def _skip(parts: list[memoryview], first: int, count: int) -> int:
+    """The first of the parts that isn't done, after `count` more bytes; it is cut where that is within one."""
+    while first < len(parts) and count >= len(parts[first]):
+        count -= len(parts[first])
+        first += 1
+    if count:
+        parts[first] = parts[first][count:]
+    return first
+
+
 def status(fd: int) -> os.stat_result:
     return os.fstat(fd)
 
@@ -105,8 +139,9 @@ def rename(source: str, target: str) -> None:
     os.rename(source, target)
 
 
-def link(source: str, target: str) -> None:
-    os.link(source, target)
+def link(source: str, target: str, dir_fd: int | None = None) -> None:
+    """With `dir_fd`, both are names in that folder."""
+    os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def replace(source: str, target: str) -> None:
@@ -119,6 +154,11 @@ def unlink(path: str, dir_fd: int | None = None) -> None:
 
 def make_folder(path: str, mode: int) -> None:
     os.mkdir(path, mode)
+
+
+def memory_file(name: str) -> int:
+    """A file of shared memory that has no name in any folder; `name` is for people who look at /proc."""
+    return os.memfd_create(name, os.MFD_CLOEXEC)
 
 
 def pid_namespace() -> int:

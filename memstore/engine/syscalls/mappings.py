@@ -10,7 +10,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from memstore.engine import syscalls
-from memstore.engine.syscalls.binding import Int, Long, Pointer, Size, bind, drain, last_error, releasing_gil
+from memstore.engine.syscalls.binding import (
+    Int,
+    Long,
+    Pointer,
+    Size,
+    bind,
+    drain,
+    holding_gil,
+    last_error,
+    releasing_gil,
+)
 
 PAGE = 4096  # of our files, whatever the machine's
 HUGE_PAGE = 2 << 20
@@ -167,6 +177,10 @@ def populate_for_reading(address: int, size: int) -> bool:
 def will_need(addresses: Iterable[int], sizes: Iterable[int]) -> None:
     """Starts to read ranges of whole pages from disk. Advice: what is refused is left out."""
     drain(map(_madvise, addresses, sizes, itertools.repeat(_MADV_WILLNEED)))
+
+
+copy = bind(releasing_gil, "memmove", Pointer, Pointer, Pointer, Size)  # to an address, from an address, bytes
+copy_briefly = bind(holding_gil, "memmove", Pointer, Pointer, Pointer, Size)  # a quarter of the time for a few bytes
 
 
 def is_resident(address: int) -> bool:

@@ -24,14 +24,21 @@ from memstore.structure.get.parts import (
     leaf_tensor,
     lies_in_order,
 )
-from memstore.structure.get.rebuild import rebuild, rebuild_lazily
-from memstore.structure.get.storage import bare_array
+from memstore.structure.get.rebuild import (
+    build,
+    rebuild,
+    rebuild_lazily,
+)
+from memstore.structure.get.storage import (
+    bare_array,
+)
 
 __all__ = [
     "assemble",
     "bare_array",
     "box_bytes",
     "boxes_of_leaf",
+    "build",
     "check_box",
     "check_boxes",
     "get_into",

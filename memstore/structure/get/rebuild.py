@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -120,5 +120,19 @@ def rebuild_lazily(
             else:
                 tensors[i] = make_leaf(i, tensor)
         return plan.root.build(Parts(tensors, values, device))
+    except _REFUSALS as error:
+        _raise_damage(error)
+
+
+def build(plan: Plan, encoded: bytes, tensors: Sequence[torch.Tensor], *, allow_pickle: bool = False) -> Any:
+    """The value of these tensors, one for each leaf, as they are, and the stored objects.
+
+    Raises:
+        CorruptionError: plan, objects and tensors don't belong together.
+        UnsupportedValueError: the value needs pickle, or a class that this process doesn't have.
+    """
+    values = decode_objects(encoded, plan.object_count, allow_pickle)
+    try:
+        return plan.root.build(Parts(list(tensors), values, None))
     except _REFUSALS as error:
         _raise_damage(error)

@@ -9,7 +9,7 @@ clusters      leaves by the storages that they share
 from __future__ import annotations
 
 from memstore.structure.plans.clusters import cluster_leaves, spans_of, storage_range
-from memstore.structure.plans.description import check_extent, describe, plan_of
+from memstore.structure.plans.description import check_extent, describe, plan_of, read_leaf
 from memstore.structure.plans.plan import Memory, Plan
 from memstore.structure.plans.recipe import Recipe, suits_numpy
 
@@ -21,6 +21,7 @@ __all__ = [
     "cluster_leaves",
     "describe",
     "plan_of",
+    "read_leaf",
     "spans_of",
     "storage_range",
     "suits_numpy",

@@ -116,7 +116,7 @@ def _read_checked(description: bytes) -> Plan:
             leaves.append(Leaf(names[i], twin.dtype, twin.shape, twin.stride, twin.offset, twin.nbytes))
             leaf_traits.append(leaf_traits[entry])
         else:
-            leaf, leaf_trait = _read_leaf(names[i], entry)
+            leaf, leaf_trait = read_leaf(names[i], entry)
             leaves.append(leaf)
             leaf_traits.append(leaf_trait)
     _check_ties(leaves, same)
@@ -133,7 +133,8 @@ def _read_checked(description: bytes) -> Plan:
     )
 
 
-def _read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
+def read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
+    """A leaf as it is written: see the head of this file. Raises MalformedError, and UnsupportedValueError."""
     entry = as_list(entry)
     require(3 <= len(entry) <= 6 and type(entry[0]) is str, "a malformed leaf")
     dtype_name, shape, offset, stride, flags, device = entry + [None, 0, None][len(entry) - 3 :]

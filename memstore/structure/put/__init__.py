@@ -9,8 +9,21 @@ shards     what one rank holds of a sharded value
 
 from __future__ import annotations
 
-from memstore.structure.put.fill import Flat, contents, fill
+from memstore.structure.put.fill import Copies, Flat, GatheredCopy, PlainCopy, contents, copy_tensors, fill
 from memstore.structure.put.flatten import flatten
 from memstore.structure.put.shards import HeldLeaf, HeldValue, has_shards, take_shards_apart
 
-__all__ = ["Flat", "HeldLeaf", "HeldValue", "contents", "fill", "flatten", "has_shards", "take_shards_apart"]
+__all__ = [
+    "Copies",
+    "Flat",
+    "GatheredCopy",
+    "HeldLeaf",
+    "HeldValue",
+    "PlainCopy",
+    "contents",
+    "copy_tensors",
+    "fill",
+    "flatten",
+    "has_shards",
+    "take_shards_apart",
+]

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from memstore.engine import Path
 from memstore.structure.put.planning import unsupported
 from memstore.structure.tensors import modes
-from memstore.structure.tree import Tree, compile_tree
+from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names
 from memstore.structure.walk import Facts
 
 
@@ -25,14 +26,22 @@ def check_dtype(dtype: Any) -> None:
         )
 
 
-def stored_dtypes(tree: Tree, facts: Facts, dtype: torch.dtype | None) -> tuple[torch.dtype, ...]:
-    """The dtypes that the leaves are stored as. Raises UnsupportedValueError for a leaf that torch can't cast so."""
+def stored_dtypes(tree: Tree, facts: Facts, dtype: torch.dtype | None, below: Path = ()) -> tuple[torch.dtype, ...]:
+    """The dtypes that the leaves are stored as. Raises UnsupportedValueError for a leaf that torch can't cast so.
+
+    Args:
+        below: only leaves whose names start so are cast.
+    """
     if dtype is None:
         return facts.dtypes
-    _, reader = compile_tree(tree)
+    root, reader = compile_tree(tree)
+    kept = reader.fixed
+    if below:
+        names = (name for name, node in leaf_names(root) if isinstance(node, TensorNode))
+        kept = kept | {i for i, name in enumerate(names) if name[: len(below)] != below}
     stored = list(facts.dtypes)
     for i, found in enumerate(facts.dtypes):
-        if found is not dtype and found.is_floating_point and i not in reader.fixed:
+        if found is not dtype and found.is_floating_point and i not in kept:
             if not _can_cast(found, dtype):
                 raise unsupported(tree, i, f"torch can't convert {found} to {dtype}; put it without dtype=")
             stored[i] = dtype

@@ -133,7 +133,11 @@ def fill(flat: Flat, memory: Memory) -> None:
     """Copies every leaf to its place in `memory`, a writable array of `flat.plan.nbytes` bytes. Pads are left alone."""
     if memory.nbytes < flat.plan.nbytes:
         raise ValueError(f"{flat.plan.nbytes} bytes don't fit into {memory.nbytes}")
-    copies, tensors = flat.copies, flat.tensors
+    copy_tensors(flat.copies, flat.tensors, memory)
+
+
+def copy_tensors(copies: Copies, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+    """Copies tensors to their places in `memory`."""
     small = tensors if copies.small_whole else [tensors[i] for i in copies.small_leaves]
     if small:
         base = memory.ctypes.data

@@ -2,7 +2,7 @@
 
     1. walk the value: tree, tensors, objects
     2. take the facts of all tensors (dtypes, shapes, strides, traits), each by one map over C functions
-    3. (tree, facts, dtype= of the put) is the cache's key; tied tensors, found by their addresses, choose among the
+    3. (tree, facts, what is cast) is the cache's key; tied tensors, found by their addresses, choose among the
        plans of one key
     4. check that the storages still have the bytes of all tensors
     5. only if it is new: lay the leaves out and write the description
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import Plan
@@ -42,8 +43,8 @@ class _Structure:
 
     __slots__ = ("apart", "footprints", "kinds", "plans", "stored")
 
-    def __init__(self, tree: Tree, facts: Facts, dtype: torch.dtype | None) -> None:
-        self.stored = stored_dtypes(tree, facts, dtype)
+    def __init__(self, tree: Tree, facts: Facts, dtype: torch.dtype | None, below: Path) -> None:
+        self.stored = stored_dtypes(tree, facts, dtype, below)
         self.kinds = [None if has is had else had for had, has in zip(facts.dtypes, self.stored, strict=True)]
         self.footprints = Footprints(facts.dtypes, facts.shapes, facts.strides)
         self.apart: Locations | None = None
@@ -56,7 +57,12 @@ _cached_leaves = 0
 
 
 def flatten(
-    value: Any, *, allow_pickle: bool = False, inline_limit: int = 1536, dtype: torch.dtype | None = None
+    value: Any,
+    *,
+    allow_pickle: bool = False,
+    inline_limit: int = 1536,
+    dtype: torch.dtype | None = None,
+    below: Path = (),
 ) -> Flat:
     """Takes a value apart, copying no tensor.
 
@@ -65,6 +71,7 @@ def flatten(
         allow_pickle: store other objects with pickle.
         inline_limit: values up to so many bytes are laid out for living in the record.
         dtype: what floating leaves are cast to when they are copied; None: each is stored as it is.
+        below: only leaves whose names start so are cast.
 
     Raises:
         UnsupportedValueError: something in it can't be stored; the message names the leaf.
@@ -81,8 +88,8 @@ def flatten(
     except RefusedError as error:
         raise UnsupportedValueError(error.message()) from None
     tensors = walk.tensors
-    key = (tree, facts, inline_limit, dtype)
-    structure = _structures.get(key) or _Structure(tree, facts, dtype)
+    key = (tree, facts, inline_limit, dtype, below)
+    structure = _structures.get(key) or _Structure(tree, facts, dtype, below)
     footprints, locations = structure.footprints, locate_tensors(tensors, addresses)
     found = NO_TIES
     if locations != structure.apart:  # after an optimizer's step all tensors lie where they lay at the last put

@@ -1,0 +1,177 @@
+"""A training that is killed, and goes on from its last snapshot: bit for bit, also on another number of ranks.
+
+    python examples/train_and_resume.py [--steps N]
+
+A small network learns the handwritten digits of scikit-learn (extra `demo`). First it is trained by two ranks to the
+end. Then again, with a snapshot every few steps, written while training goes on; in the middle all ranks are killed.
+Last it is resumed from the newest snapshot by two ranks, by one, and by four: each must end with the same weights as
+the training that nobody disturbed.
+
+Sums of floating-point numbers depend on their order. So each batch consists of four parts, whose gradients are added in
+the same order whichever rank computed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+
+import memstore
+
+BATCH, PARTS, EVERY = 64, 4, 10  # rows, parts of a batch, steps between snapshots
+PATIENCE = 120.0  # seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python examples/train_and_resume.py")
+    parser.add_argument("--steps", type=int, default=100)
+    steps = parser.parse_args().steps
+    folder = tempfile.mkdtemp(prefix="memstore-train-")
+    try:
+        undisturbed = train(2, steps, None)
+        print(f"2 ranks, undisturbed    weights {undisturbed}")
+        train(2, steps, folder, kill_after=steps // 2)
+        print(f"2 ranks, killed; the newest snapshot is of step {newest(folder)[1]} of {steps}")
+        for ranks in (2, 1, 4):
+            resumed = train(ranks, steps, folder)
+            same = "the same" if resumed == undisturbed else "OTHER WEIGHTS"
+            print(f"{ranks} {'ranks' if ranks > 1 else 'rank'}, resumed".ljust(24) + f"weights {resumed}  {same}")
+            if resumed != undisturbed:
+                raise SystemExit(1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+
+def trainer(rank: int, ranks: int, steps: int, folder: str | None, rendezvous: str, result: Connection) -> None:
+    """One rank. Resumes from the newest snapshot in the folder, if there is one."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    images, labels = digits()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    progress = memstore.StateDict(step=0, order=torch.zeros(len(images), dtype=torch.int64))
+    app_state = {"model": model, "optimizer": optimizer, "progress": progress, "random": memstore.RNGState()}
+
+    found, _ = newest(folder)
+    if found:
+        memstore.Snapshot(found).restore(app_state)
+    resumed = progress["step"] > 0
+    while progress["step"] < steps:
+        step = progress["step"]
+        per_epoch = len(images) // BATCH
+        if step % per_epoch == 0:
+            progress["order"] = torch.randperm(len(images))  # from the random state, which is in the snapshot
+        start = step % per_epoch * BATCH
+        rows = progress["order"][start : start + BATCH]
+        set_gradients(model, images[rows], labels[rows], rank, ranks)
+        optimizer.step()
+        progress["step"] += 1
+        if folder and not resumed and progress["step"] % EVERY == 0:
+            pending = memstore.Snapshot.async_take(f"{folder}/step-{progress['step']}", app_state, replicated=["**"])
+            if progress["step"] == EVERY:
+                pending.wait()
+    weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+    result.send(hashlib.sha256(weights).hexdigest()[:16])
+    dist.destroy_process_group()
+
+
+def set_gradients(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, rank: int, ranks: int) -> None:
+    """The mean over the batch. This rank computes some parts; all ranks add all parts, in the same order."""
+    parameters = list(model.parameters())
+    mine = range(rank * PARTS // ranks, (rank + 1) * PARTS // ranks)
+    chunks = list(zip(images.chunk(PARTS), labels.chunk(PARTS), strict=True))
+    found: list[torch.Tensor] = []
+    for part in mine:
+        loss = torch.nn.functional.cross_entropy(model(chunks[part][0]), chunks[part][1])
+        found.append(torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, parameters)]))
+    gathered = [torch.empty_like(torch.stack(found)) for _ in range(ranks)]
+    dist.all_gather(gathered, torch.stack(found))
+    total = torch.zeros_like(found[0])
+    for part in torch.cat(gathered):
+        total += part
+    for parameter, gradient in zip(
+        parameters, (total / PARTS).split([parameter.numel() for parameter in parameters]), strict=True
+    ):
+        parameter.grad = gradient.view_as(parameter).clone()
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    data = load_digits()
+    return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+
+
+def newest(folder: str | None) -> tuple[str | None, int]:
+    """The path and step of the newest snapshot that is there. A folder without its manifest is none: it isn't whole."""
+    steps = sorted((int(name.removeprefix("step-")) for name in os.listdir(folder)), reverse=True) if folder else []
+    for step in steps:
+        snapshot = memstore.Snapshot(f"{folder}/step-{step}")
+        try:
+            return snapshot.path, snapshot.read_object("0/progress/step")
+        except memstore.NotAStoreError:
+            continue
+    return None, 0
+
+
+# --- the ranks, started and killed ------------------------------------------------------------------------------------
+
+
+def train(ranks: int, steps: int, folder: str | None, kill_after: int | None = None) -> str:
+    """Trains to the end, and returns a digest of rank 0's weights; or kills all ranks in the middle."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["memstore.store.opening", "sklearn.datasets"])
+    rendezvous = tempfile.mkdtemp(prefix="memstore-ranks-")
+    processes, results = [], []
+    for rank in range(ranks):
+        receiver, sender = context.Pipe(duplex=False)
+        arguments = (rank, ranks, steps, folder, f"{rendezvous}/file", sender)
+        processes.append(context.Process(target=trainer, args=arguments))
+        processes[-1].start()
+        results.append(receiver)
+        sender.close()
+    try:
+        if kill_after is None:
+            digests = {receive(result) for result in results}
+            if len(digests) != 1:
+                raise SystemExit(f"the ranks ended with different weights: {digests}")
+            return digests.pop()
+        wait_for_snapshot(folder or "", kill_after)
+        return ""
+    finally:
+        for process in processes:
+            if kill_after is not None and process.pid:
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        shutil.rmtree(rendezvous, ignore_errors=True)
+
+
+def receive(result: Connection) -> str:
+    if not result.poll(PATIENCE):
+        raise SystemExit(f"a rank has sent nothing for {PATIENCE:.0f} s")
+    return result.recv()
+
+
+def wait_for_snapshot(folder: str, step: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while newest(folder)[1] < step:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no snapshot of step {step} has come in {PATIENCE:.0f} s")
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Commands about snapshots: to look into their folders, verify and compare them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+import memstore
+from memstore.cli import render
+from memstore.cli.group import as_json, cli, path
+from memstore.errors import CorruptionError
+from memstore.snapshot import load_manifest
+
+DAMAGED, DIFFERENT = 1, 1  # exit codes
+
+
+@cli.group()
+def snapshot() -> None:
+    """Look into the folder of a snapshot, verify it, compare two of them."""
+
+
+@snapshot.command("ls")
+@path
+@click.argument("prefix", default="")
+@as_json
+def list_leaves(path: str, prefix: str, as_json: bool) -> None:
+    """List the leaves whose paths start with PREFIX: "0/model/" are those of rank 0's model."""
+    from memstore.snapshot import TensorEntry
+
+    manifest = memstore.Snapshot(path).get_manifest()
+    found = {name: entry for name, entry in manifest.items() if name.startswith(prefix)}
+    if as_json:
+        render.print_json(found)
+        return
+    rows: list[tuple[str, str, str, str]] = []
+    for name, entry in found.items():
+        if isinstance(entry, TensorEntry):
+            dtype = str(entry.dtype).removeprefix("torch.")
+            rows.append((name, f"{dtype} {list(entry.shape)}", render.size(entry.nbytes), ", ".join(entry.files)))
+        else:
+            rows.append((name, f"{entry.value!r:.60}", "", ""))
+    render.console.print(render.table(("path", "value", "size", "files"), rows, right=("size",)))
+
+
+@snapshot.command()
+@path
+@as_json
+def info(path: str, as_json: bool) -> None:
+    """Show a snapshot as a whole: when it was taken, by how many ranks, and its files."""
+    found = load_manifest(os.path.abspath(path))
+    ranks = [sorted(values) for values in found.ranks]
+    checksum = any(file.sums for file in found.files)
+    if as_json:
+        render.print_json(
+            {
+                "id": found.id,
+                "created": found.created,
+                "writer": found.writer,
+                "world_size": found.world_size,
+                "nbytes": found.nbytes,
+                "checksum": checksum,
+                "files": {file.name: file.size for file in found.files},
+                "ranks": ranks,
+            }
+        )
+        return
+    many = "1 rank" if found.world_size == 1 else f"{found.world_size:,} ranks"
+    title = f"{render.size(found.nbytes)} of {many}, {render.age(found.created)} old, by {found.writer}"
+    render.console.print(render.printable(title + ("" if checksum else ", without checksums")))
+    names = dict.fromkeys(name for values in ranks for name in values)
+    render.console.print(render.printable(f"app state: {', '.join(names)}"))
+    rows = [(file.name, render.size(file.size)) for file in found.files]
+    render.console.print(render.table(("file", "size"), rows, right=("size",)))
+
+
+@snapshot.command()
+@path
+@as_json
+def verify(path: str, as_json: bool) -> None:
+    """Compare all files with their checksums and the manifest. Exit code 1 if anything is damaged."""
+    try:
+        with render.progress("verifying") as advance:
+            memstore.Snapshot(path).verify(progress=advance)
+    except CorruptionError as error:
+        if as_json:
+            render.print_json({"ok": False, "path": error.path, "detail": error.detail})
+        else:
+            render.console.print(f"[bold red]damaged[/]  {render.printable(str(error))}")
+        sys.exit(DAMAGED)
+    render.tell({"ok": True}, "whole", as_json=as_json)
+
+
+@snapshot.command()
+@path
+@click.argument("other", type=click.Path())
+@as_json
+def diff(path: str, other: str, as_json: bool) -> None:
+    """Compare two snapshots leaf by leaf. Exit code 1 if they differ."""
+    from memstore.snapshot import differences
+
+    with render.progress("comparing") as advance:
+        found = differences(memstore.Snapshot(path), memstore.Snapshot(other), advance)
+    if as_json:
+        render.print_json(found)
+    elif found:
+        rows = [(one.path, one.what) for one in found]
+        render.console.print(render.table(("path", "difference"), rows))
+    else:
+        render.console.print("equal")
+    if found:
+        sys.exit(DIFFERENT)

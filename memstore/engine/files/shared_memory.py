@@ -1,0 +1,70 @@
+"""Shared memory without a name, which other processes get as a file descriptor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memstore.engine import syscalls
+from memstore.engine.files.huge_pages import COLLAPSE_STEP, allocate_rest
+
+
+class SharedMemory:
+    """Memory that several processes have: a file in memory that has no name.
+
+    It is given back when nothing refers to it any more in any of them.
+
+    Args:
+        size: of new memory, in bytes, at least 1.
+        fd: instead, of memory that another process made; it is closed with this object.
+
+    Raises:
+        OSError: no file descriptors, or no addresses, are left.
+
+    Attributes:
+        size: in bytes.
+        address: of the first byte; from 2 MiB on a multiple of that.
+    """
+
+    def __init__(self, size: int = 0, *, fd: int | None = None) -> None:
+        self._fds: list[int] = []
+        self._fds.append(syscalls.memory_file("memstore") if fd is None else fd)
+        if fd is None:
+            syscalls.truncate(self.fd, size)
+        self.size = syscalls.status(self.fd).st_size
+        self._mapping, start, skipped = syscalls.reserve(self.size)
+        self.address = start + skipped
+        syscalls.map_shared(self.address, self.fd, self.size)
+
+    @property
+    def fd(self) -> int:
+        return self._fds[0]
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """All of it, as bytes. An array of numpy that is made of this keeps it."""
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
+
+    @property
+    def bytes(self) -> memoryview:
+        """All of it, while this object is there."""
+        return syscalls.memory_at(self.address, self.size)
+
+    def populate(self, start: int, stop: int) -> None:
+        """Allocates a run of it, if it can, so that the first touch takes no longer than others. In many threads."""
+        syscalls.populate(self.address + start, stop - start)
+
+    def allocate(self) -> None:
+        """Allocates what isn't yet. Raises OSError if the machine has not so much memory."""
+        allocate_rest(self.fd, self.address, self.size)
+
+    def huge_steps(self) -> range:
+        """Where `make_huge` may start."""
+        return range(0, self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE, COLLAPSE_STEP)
+
+    def make_huge(self, start: int) -> bool:
+        """Moves the next 8 MiB to huge pages, for all processes, whatever they do meanwhile. False where refused."""
+        whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
+        return syscalls.collapse(self.address + start, min(COLLAPSE_STEP, whole - start))
+
+    def __del__(self) -> None:
+        syscalls.close_all(self._fds)

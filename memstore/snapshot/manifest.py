@@ -1,0 +1,219 @@
+"""The manifest: what a snapshot consists of, as one JSON file that is linked last (docs/snapshot-format.md).
+
+Everything that can be told without torch is checked here, once, when it is read; the rest (that a value's leaves are
+the tensors it names) where values are read. Imports no torch: the writer's process makes manifests too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import defaultdict
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from memstore.depth import nests_too_deeply
+from memstore.engine import SAFETENSORS_DTYPES
+from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError
+from memstore.snapshot.names import MANIFEST, is_file_name, is_id
+from memstore.snapshot.storage import CHUNK, SUM_SIZE, FileStorage
+from memstore.wording import short
+
+VERSION = 1
+LIMIT = 1 << 28  # bytes of a manifest
+_MOST_DIMENSIONS = 1024
+_START = re.compile(rb'\{"memstore_snapshot":([0-9]{1,9}),"checksum":"([0-9a-f]{16})",')
+_NO_SUM = b"0" * 16
+
+Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
+Sizes = Annotated[tuple[Size, ...], Meta(max_length=_MOST_DIMENSIONS)]
+
+
+class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the snapshot: its size, and the sums of its chunks (none without checksums)."""
+
+    name: str
+    size: Size
+    sums: bytes = b""
+
+
+class StoredBox(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A part of a tensor, contiguous in a file: `nbytes` from `offset` on; which elements it has."""
+
+    file: Size
+    offset: Size
+    nbytes: Size
+    offsets: Sizes
+    shape: Sizes
+
+
+class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor: the path under which it was saved, and where its boxes are."""
+
+    path: str
+    dtype: str
+    shape: Sizes
+    boxes: tuple[StoredBox, ...]
+
+
+class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A state dict: its structure and objects as memstore writes them, and the tensors that its leaves are."""
+
+    key: str
+    structure: bytes
+    objects: bytes
+    tensors: tuple[Size, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of a snapshot. `ranks` has, for each rank, its values by the names in its app state."""
+
+    id: str
+    created: float  # Unix seconds
+    writer: str
+    world_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    files: tuple[StoredFile, ...]
+    tensors: tuple[StoredTensor, ...]
+    values: tuple[StoredValue, ...]
+    ranks: tuple[dict[str, Size], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the files."""
+        return sum(file.size for file in self.files)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    body = msgspec.json.encode(manifest)[1:]
+    text = b'{"memstore_snapshot":%d,"checksum":"%s",' % (VERSION, _NO_SUM) + body
+    return text.replace(_NO_SUM, xxhash.xxh3_64_hexdigest(text).encode(), 1)
+
+
+def read_manifest(path: str, text: bytes) -> Manifest:
+    """The manifest of the snapshot at `path`.
+
+    Raises:
+        CorruptionError: it is damaged, or no take wrote it.
+        FormatVersionError: a newer memstore wrote it.
+    """
+    start = _START.match(text)
+    if start is None:
+        _damaged(path, f"it is no manifest of a snapshot: it starts with {short(text[:60])}")
+    at = start.start(2)
+    found = xxhash.xxh3_64_hexdigest(text[:at] + _NO_SUM + text[at + len(_NO_SUM) :]).encode()
+    if found != start[2]:
+        _damaged(path, f"its checksum is {found.decode()}, and it says {start[2].decode()}")
+    if int(start[1]) != VERSION:
+        raise FormatVersionError(
+            f"{path} is a snapshot of format {int(start[1])}, and this memstore reads {VERSION}: use a newer one"
+        )
+    manifest = _decode(path, b"{" + text[start.end() :])
+    try:
+        _check(manifest)
+    except _BrokenError as error:
+        _damaged(path, str(error))
+    return manifest
+
+
+def load_manifest(path: str) -> Manifest:
+    """The manifest of the snapshot in a folder. Raises as `read_manifest`, and NotAStoreError if there is none."""
+    if not os.path.isdir(path):
+        raise NotAStoreError(f"{path} is no snapshot: there is no such folder")
+    try:
+        text = FileStorage(path).read_bytes(MANIFEST, LIMIT)
+    except KeyNotFoundError:
+        raise NotAStoreError(
+            f"{path} is no snapshot: it has no {MANIFEST}; a take that was not finished leaves none"
+        ) from None
+    return read_manifest(path, text)
+
+
+def _decode(path: str, text: bytes) -> Manifest:
+    try:
+        return msgspec.json.decode(text, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: msgspec.json.decode(text)):
+            raise
+        _damaged(path, f"its JSON can't be read: {error}")
+
+
+def _damaged(path: str, detail: str) -> NoReturn:
+    raise CorruptionError(path=f"{path}/{MANIFEST}", detail=detail)
+
+
+class _BrokenError(Exception):
+    """A rule of the format that is broken."""
+
+
+def _require(condition: bool, *complaint: Any) -> None:
+    if not condition:
+        raise _BrokenError(" ".join(text if isinstance(text, str) else short(text) for text in complaint))
+
+
+def _check(manifest: Manifest) -> None:
+    _require(is_id(manifest.id), "the id is", [manifest.id])
+    _require(
+        len(manifest.ranks) == manifest.world_size,
+        f"it has {len(manifest.ranks):,} ranks, and says {manifest.world_size:,}",
+    )
+    _check_files(manifest.files)
+    ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for tensor in manifest.tensors:
+        _check_tensor(tensor, manifest.files)
+        for box in tensor.boxes:
+            ranges[box.file].append((box.offset, box.offset + box.nbytes))
+    for file, found in ranges.items():
+        found.sort()
+        for (_, stop), (start, _) in zip(found, found[1:], strict=False):
+            _require(start >= stop, "two tensors overlap in", manifest.files[file].name, f"at byte {start:,}")
+    for value in manifest.values:
+        for index in value.tensors:
+            _require(
+                index < len(manifest.tensors), "the value", [value.key], f"has a tensor {index:,} that isn't there"
+            )
+    for rank, values in enumerate(manifest.ranks):
+        for key, index in values.items():
+            there = index < len(manifest.values) and manifest.values[index].key == key
+            _require(there, f"rank {rank} has a value", [key], "that isn't there")
+
+
+def _check_files(files: tuple[StoredFile, ...]) -> None:
+    _require(len({file.name for file in files}) == len(files), "a file stands there twice")
+    _require(len({bool(file.sums) for file in files if file.size}) <= 1, "some files have checksums, and others don't")
+    for file in files:
+        _require(is_file_name(file.name), "no file of a snapshot is called", [file.name])
+        chunks = -(-file.size // CHUNK)
+        fits = len(file.sums) in (0, SUM_SIZE * chunks)
+        _require(fits, file.name, f"has {len(file.sums):,} bytes of sums for {chunks:,} chunks")
+
+
+def _check_tensor(tensor: StoredTensor, files: tuple[StoredFile, ...]) -> None:
+    name = f"the tensor {short(tensor.path)}"
+    numel, covered, itemsize = math.prod(tensor.shape), 0, _item_size(tensor.dtype)
+    _require(math.prod(max(size, 1) for size in tensor.shape) < 1 << 60, name, "is larger than any memory")
+    for box in tensor.boxes:
+        elements = math.prod(box.shape)
+        covered += elements
+        _require(len(box.offsets) == len(box.shape) == len(tensor.shape), name, "has a box of other dimensions")
+        fits = all(o + n <= size for o, n, size in zip(box.offsets, box.shape, tensor.shape, strict=True))
+        _require(fits and elements > 0, name, "has a box that doesn't lie in it")
+        if itemsize is None:
+            itemsize = max(box.nbytes // elements, 1)
+        _require(
+            box.nbytes == elements * itemsize, name, f"has a box of {box.nbytes:,} bytes for {elements:,} elements"
+        )
+        there = box.file < len(files) and box.offset + box.nbytes <= files[box.file].size
+        _require(there, name, "has a box beyond the end of its file")
+    _require(covered == numel, name, f"has {numel:,} elements, and its boxes {covered:,}")
+
+
+def _item_size(dtype: str) -> int | None:
+    """Bytes of an element, of dtypes that safetensors has."""
+    if dtype not in SAFETENSORS_DTYPES:
+        return None
+    bits = re.search(r"[0-9]+", dtype)
+    return int(bits[0]) // 8 if bits else 1

@@ -1,0 +1,70 @@
+"""Names: of tensors in a snapshot, and of its files. Pure; the writer's process uses it too."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+MANIFEST = "memstore_snapshot.json"
+CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
+INDEX = "model.safetensors.index.json"  # as transformers calls it
+_FILE = re.compile(r"(model|state)(-[0-9]{5}-of-[0-9]{5})?(?:-([0-9a-f]{16}))?\.safetensors")
+_PART = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:part|failure)-[0-9]{1,9}")
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+def is_id(text: str) -> bool:
+    """Whether this may be the id of a take: 16 hexadecimal digits."""
+    return _ID.fullmatch(text) is not None
+
+
+def file_name(group: str, rank: int, world_size: int, take: str | None) -> str:
+    """Of the file that a rank writes: "model.safetensors", "state-00002-of-00004.safetensors".
+
+    Args:
+        group: "model" or "state".
+        take: the id of the take, where the plain name may be another one's; else None.
+    """
+    many = "" if world_size == 1 else f"-{rank + 1:05}-of-{world_size:05}"
+    own = "" if take is None else f"-{take}"
+    return f"{group}{many}{own}.safetensors"
+
+
+def is_file_name(name: str) -> bool:
+    return _FILE.fullmatch(name) is not None
+
+
+def part_name(take: str, rank: int) -> str:
+    """Of the file in which a rank says what it wrote."""
+    return f"memstore_snapshot.{take}.part-{rank}"
+
+
+def failure_name(take: str, rank: int) -> str:
+    """Of the file in which a rank says what has failed, when it can't tell the others otherwise."""
+    return f"memstore_snapshot.{take}.failure-{rank}"
+
+
+def take_of(name: str, claimant: str | None) -> str | None:
+    """The id of the take that made a file of this name; None for files of others.
+
+    Args:
+        claimant: the id in the folder's claim.
+    """
+    part = _PART.fullmatch(name)
+    if part is not None:
+        return part[1]
+    file = _FILE.fullmatch(name)
+    if file is not None:
+        return claimant if file[3] is None else file[3]
+    return claimant if name in (CLAIM, INDEX) else None
+
+
+def is_snapshot(path: str | os.PathLike[str]) -> bool:
+    """Whether this is the folder of a snapshot."""
+    return os.path.lexists(os.path.join(path, MANIFEST))
+
+
+def path_of(parts: Sequence[str | int]) -> str:
+    """The path of a leaf: "model/layer.weight". A "/" in a key is written %2F, a "%" as %25."""
+    return "/".join(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)

@@ -1,0 +1,130 @@
+"""How the parts of all ranks become a snapshot. Imports no torch.
+
+A snapshot is published in these steps, by whoever has all parts; a kill between them leaves what stands behind them:
+
+    1. the index for transformers, where this take has the folder's plain names     no snapshot: there is no manifest
+    2. the manifest is linked: the moment of publication                            a snapshot, with leftovers beside it
+    3. files of other takes go: they found or will find this manifest               the same, with fewer leftovers
+    4. the index, where this take had to choose other names; the parts; the claim   the same
+
+Of two takes to one path, one links the manifest; the other gets AlreadyExistsError, and removes its own files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError
+from memstore.snapshot.manifest import (
+    LIMIT,
+    encode_manifest,
+    read_manifest,
+)
+from memstore.snapshot.merging import index_of, merge
+from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, is_id, part_name, take_of
+from memstore.snapshot.part import Part, Take, with_sums
+from memstore.snapshot.storage import Storage
+
+
+def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+    """The last step of a rank's writer, once its files are there: leaves the part, and publishes if it is the last one.
+
+    Returns:
+        The manifest, or nothing if other ranks' parts are missing.
+    """
+    part = with_sums(msgspec.msgpack.decode(argument, type=Part), sums)
+    take = part.take
+    own = part_name(take.id, part.rank)
+    try:
+        storage.publish(own, msgspec.msgpack.encode(part), durable=durable)
+        parts = read_parts(storage, take)
+        return b"" if parts is None else publish(storage, parts)
+    except BaseException as error:
+        # Where the part is there, another rank's writer may be publishing, and count on these files.
+        if isinstance(error, AlreadyExistsError) or storage.size(own) is None:
+            for name in (own, *sums):
+                _remove(storage, name)
+        raise
+
+
+def read_parts(storage: Storage, take: Take) -> list[Part] | None:
+    """The parts of all ranks; None if some are missing."""
+    names = [part_name(take.id, rank) for rank in range(take.world_size)]
+    if any(storage.size(name) is None for name in names):
+        return None
+    parts: list[Part] = []
+    for name in names:
+        try:
+            parts.append(msgspec.msgpack.decode(storage.read_bytes(name, LIMIT), type=Part))
+        except KeyNotFoundError:
+            return None  # another rank's writer has published meanwhile, and removes them
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(path=f"{take.path}/{name}", detail=f"it is no part of a snapshot: {error}") from None
+    return parts
+
+
+def publish(storage: Storage, parts: Sequence[Part]) -> bytes:
+    """Makes the snapshot of all parts. Returns its manifest.
+
+    Raises:
+        AlreadyExistsError: another take was first.
+    """
+    take = parts[0].take
+    manifest = merge(parts)
+    text = encode_manifest(manifest)
+    index = index_of(parts, manifest)
+    if index and take.plain:
+        with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
+            storage.publish(INDEX, index, durable=False)
+    try:
+        storage.publish(MANIFEST, text, durable=take.durable)
+    except AlreadyExistsError:
+        found = read_manifest(take.path, storage.read_bytes(MANIFEST, LIMIT))
+        if found.id != take.id:
+            raise AlreadyExistsError(f"{take.path}: another take to this path was first") from None
+    remove_other_takes(storage, take.id)
+    if index and not take.plain:
+        with contextlib.suppress(AlreadyExistsError):
+            storage.publish(INDEX, index, durable=take.durable)
+    for part in parts:
+        storage.remove(part_name(take.id, part.rank))
+    if take.plain:
+        storage.remove(CLAIM)
+    return text
+
+
+def claimant(storage: Storage) -> str | None:
+    """The id in the folder's claim, if there is one."""
+    try:
+        text = storage.read_bytes(CLAIM, 64).decode("ascii", "replace")
+    except (KeyNotFoundError, CorruptionError):
+        return None
+    return text if is_id(text) else None
+
+
+def remove_other_takes(storage: Storage, take: str) -> None:
+    """Removes the files of all takes but this one. Files of others stay, whatever they are called.
+
+    Called where no manifest names them: with a manifest of one take there, no other can be published any more.
+    """
+    owner = claimant(storage)
+    last: list[str] = []
+    for name in storage.names():
+        id = take_of(name, owner)
+        if id is None or id == take:
+            continue
+        if name == CLAIM:
+            last.append(name)  # it says whose the plain names are: so it goes after them
+        else:
+            _remove(storage, name)
+    for name in last:
+        _remove(storage, name)
+
+
+def _remove(storage: Storage, name: str) -> None:
+    """Best effort: what can't be removed stays, and harms nobody."""
+    with contextlib.suppress(OSError):
+        storage.remove(name)

@@ -1,0 +1,190 @@
+"""Snapshots that are written while training goes on: copied first, then written by a process of its own.
+
+    1. as a take: the ranks agree on who writes what (taking.py, steps 1 to 3)
+    2. each rank copies what it writes into shared memory; from here on the tensors may change
+    3. its writer makes the files, and leaves a part that says so; the writer that finds all parts publishes
+    4. `wait` waits for the publication; what fails in a writer raises there, and by a note in the folder on all ranks
+
+Once all ranks are through 2, the writers need no trainer: if these die, the snapshot is completed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import NoReturn
+
+import msgspec
+
+from memstore import modes
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    KeyNotFoundError,
+    MemstoreError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
+from memstore.snapshot.drafts import FileDraft
+from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
+from memstore.snapshot.names import MANIFEST, failure_name, part_name
+from memstore.snapshot.part import Take
+from memstore.snapshot.preparing import Prepared, abandon
+from memstore.snapshot.progress import Meter
+from memstore.snapshot.ranks import error_of_rank
+from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
+from memstore.snapshot.storage import Storage
+
+PATIENCE = 1800.0  # seconds for the other ranks, where `wait` was given no timeout
+_FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder
+
+
+class PendingTake:
+    """A snapshot that is being written, as this rank sees it. Attributes: path: of its folder."""
+
+    def __init__(self, prepared: Prepared, write: PendingWrite, meter: Meter) -> None:
+        self.path: str = prepared.part.take.path
+        self._storage, self._take, self._rank = prepared.storage, prepared.part.take, prepared.ranks.rank
+        self._files = [file.name for file in prepared.files]
+        self._write, self._meter = write, meter
+        self._manifest: Manifest | None = None
+
+    def wait(self, timeout: float | None = None) -> Manifest:
+        """As `PendingSnapshot.wait`, which makes a Snapshot of it."""
+        if self._manifest is None:
+            started = time.monotonic()
+            manifest = self._own_outcome(timeout)
+            if manifest is None:
+                left = PATIENCE if timeout is None else timeout - (time.monotonic() - started)
+                manifest = self._others_outcome(time.monotonic() + left)
+            self._meter.finish()
+            self._manifest = manifest
+        return self._manifest
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        if self._manifest is not None:
+            return True
+        if not self._write.done():
+            return False
+        try:
+            return bool(self._write.wait(0)) or self._published() is not None or self._failure() is not None
+        except (MemstoreError, OSError):
+            return True
+
+    def _own_outcome(self, timeout: float | None) -> Manifest | None:
+        """The manifest, if this rank's writer was the last one."""
+        try:
+            text = self._write.wait(timeout)
+        except StoreTimeoutError:
+            raise
+        except UnknownOutcomeError as error:  # killed: before the publication, or after it
+            found = self._published()
+            if found is None:
+                self._give_up(error, self._files)
+            return found
+        except (MemstoreError, OSError) as error:
+            self._give_up(error, [])  # the writer has removed its files
+        return read_manifest(self.path, text) if text else None
+
+    def _give_up(self, error: Exception, files: list[str]) -> NoReturn:
+        """Tells the other ranks, removes what this one has written, and raises."""
+        tell_others(self._storage, self._take, self._rank, error)
+        if not self._has_part(self._rank):  # else another rank's writer may be publishing it
+            abandon(self._storage, self._take, files, self._rank)
+        raise error
+
+    def _has_part(self, rank: int) -> bool:
+        return self._storage.size(part_name(self._take.id, rank)) is not None
+
+    def _abandon(self) -> None:
+        """Once the take can't be published any more."""
+        abandon(self._storage, self._take, [*self._files, part_name(self._take.id, self._rank)], self._rank)
+
+    def _others_outcome(self, deadline: float) -> Manifest:
+        pause = _FIRST_LOOK
+        while True:
+            failure = self._failure()
+            found = self._published()
+            if found is not None:
+                return found
+            if failure is not None:
+                raise failure
+            if time.monotonic() > deadline:
+                raise StoreTimeoutError(
+                    f"the snapshot {self.path}: ranks {self._missing()} have not written their parts: they may have "
+                    "died, or wait longer"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+
+    def _missing(self) -> str:
+        ranks = range(self._take.world_size)
+        return ", ".join([str(rank) for rank in ranks if not self._has_part(rank)][:20])
+
+    def _published(self) -> Manifest | None:
+        """The manifest of this take; an error if another one's is there."""
+        try:
+            found = read_manifest(self.path, self._storage.read_bytes(MANIFEST, LIMIT))
+        except KeyNotFoundError:
+            return None
+        if found.id != self._take.id:
+            self._abandon()
+            raise AlreadyExistsError(f"{self.path}: another take to this path was first")
+        return found
+
+    def _failure(self) -> Exception | None:
+        """What another rank has noted. Without its part nobody can publish: so this rank's files go."""
+        for rank in range(self._take.world_size):
+            name = failure_name(self._take.id, rank)
+            if self._storage.size(name) is not None:
+                with contextlib.suppress(KeyNotFoundError, CorruptionError, msgspec.MsgspecError):
+                    kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
+                    if not self._has_part(rank):
+                        self._abandon()
+                    return error_of_rank(rank, kind, text)
+        return None
+
+
+def tell_others(storage: Storage, take: Take, rank: int, error: BaseException) -> None:
+    """Leaves a note of what has failed here, for the other ranks' `wait`."""
+    note = msgspec.json.encode([type(error).__name__, str(error)])
+    with contextlib.suppress(MemstoreError, OSError):
+        if take.world_size > 1:
+            storage.publish(failure_name(take.id, rank), note, durable=False)
+
+
+def start(prepared: Prepared, meter: Meter) -> PendingTake:
+    """Steps 2 and 3, for a take that is prepared."""
+    take, part = prepared.part.take, prepared.part
+    staged: list[Staged] = []
+
+    def copy() -> bytes:
+        with modes.put_aside():
+            staged.append(stage([piece.elements for file in prepared.files for piece in file.pieces]))
+        return b""
+
+    try:
+        prepared.ranks.together(copy)
+        (held,) = staged
+        write = held.write(
+            take.path,
+            _files(prepared.files, held),
+            finish="part",
+            argument=msgspec.msgpack.encode(part),
+            durable=take.durable,
+            checksum=take.checksum,
+        )
+    except BaseException as error:
+        for held in staged:
+            held.release()
+        if not prepared.ranks.all_know:
+            tell_others(prepared.storage, take, prepared.ranks.rank, error)
+        abandon(prepared.storage, take, [], prepared.ranks.rank)
+        raise
+    return PendingTake(prepared, write, meter)
+
+
+def _files(drafts: list[FileDraft], staged: Staged) -> list[StagedFile]:
+    places = iter(staged.places)
+    return [StagedFile(draft.name, draft.header, [next(places) for _ in draft.pieces]) for draft in drafts]

@@ -1,0 +1,64 @@
+"""How far a snapshot is: a callback, or a bar on the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from memstore.info import Progress
+from memstore.wording import size
+
+_WIDTH = 30  # characters
+_INTERVAL = 0.1  # seconds between two looks of a bar
+
+
+class Meter:
+    """Counts bytes, and tells them.
+
+    Args:
+        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        what: what is done, for the bar: "writing".
+    """
+
+    def __init__(self, progress: Progress | bool | None, total: int, what: str) -> None:
+        self.total, self._done = total, 0
+        self._tell: Progress | None = None
+        if callable(progress):
+            self._tell = progress
+        elif progress is True and sys.stderr.isatty():
+            self._tell = _bar(what)
+
+    @property
+    def done(self) -> Callable[[int], None] | None:
+        """What is called with the bytes that were passed; None if nobody wants to know."""
+        return None if self._tell is None else self._add
+
+    def _add(self, nbytes: int) -> None:
+        self._done = min(self._done + nbytes, self.total)
+        if self._tell is not None:
+            self._tell(self._done, self.total)
+
+    def finish(self) -> None:
+        """All is done, whatever was counted."""
+        if self._tell is not None and (self._done < self.total or not self.total):
+            self._add(self.total - self._done)
+
+
+def _bar(what: str) -> Progress:
+    started, told = time.monotonic(), 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if done < total and now - told < _INTERVAL:
+            return
+        told = now
+        part = done / total if total else 1.0
+        rate = size(done / max(now - started, 1e-9))
+        bar = "█" * round(_WIDTH * part)
+        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size(done)} of {size(total)}  {rate}/s ")
+        sys.stderr.write("\n" if done >= total else "")
+        sys.stderr.flush()
+
+    return tell

@@ -1,0 +1,276 @@
+"""Snapshot: what a user calls. The names and their meaning are torchsnapshot's."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any, Literal
+
+from memstore.errors import KeyNotFoundError
+from memstore.info import Progress
+from memstore.snapshot.entries import Entry, SnapshotMetadata, entries_of, find_leaf, metadata_of
+from memstore.snapshot.manifest import Manifest
+from memstore.snapshot.objects_out import read_tensor
+from memstore.snapshot.pending import PendingTake, start
+from memstore.snapshot.preparing import Options, local_path, prepare
+from memstore.snapshot.progress import Meter
+from memstore.snapshot.ranks import Ranks
+from memstore.snapshot.restoring import restore, state_dict_of
+from memstore.snapshot.served import view
+from memstore.snapshot.stateful import AppState, check_app_state
+from memstore.snapshot.stored import Stored
+from memstore.snapshot.taking import take
+from memstore.snapshot.verifying import verify
+
+_STORAGE_OPTIONS = frozenset({"allow_pickle"})
+
+
+class Snapshot:
+    """A snapshot of state dicts, in a folder of safetensors files. Made by `Snapshot.take`; this refers to one.
+
+    Args:
+        path: of the folder.
+        pg: the process group whose ranks restore together; None: the default one, or this process alone.
+        storage_options: {"allow_pickle": True} lets objects be read that only pickle could store: that runs code, so
+            trust whoever took the snapshot.
+
+    Attributes:
+        path: of the folder.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> model = torch.nn.Linear(4, 2)
+        >>> progress = memstore.StateDict(step=7)
+        >>> path = tempfile.mkdtemp() + "/step-7"
+        >>> snapshot = memstore.Snapshot.take(path, {"model": model, "progress": progress})
+        >>> other, progress["step"] = torch.nn.Linear(4, 2), 0
+        >>> memstore.Snapshot(path).restore({"model": other, "progress": progress})
+        >>> torch.equal(model.weight, other.weight), progress["step"]
+        (True, 7)
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], pg: Any = None, storage_options: dict[str, Any] | None = None
+    ) -> None:
+        self.path: str = local_path(path)
+        self.pg = pg
+        self._allow_pickle = _allow_pickle(storage_options)
+        self._stored: Stored | None = None
+
+    @classmethod
+    def take(
+        cls,
+        path: str | PathLike[str],
+        app_state: AppState,
+        pg: Any = None,
+        replicated: list[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        durability: Literal["process", "disk"] = "disk",
+        checksum: bool = True,
+        progress: Progress | bool | None = None,
+        allow_pickle: bool = False,
+    ) -> Snapshot:
+        """Saves the state of some objects. The snapshot is there whole, or not at all.
+
+        Every rank of the process group calls it; each writes a share of the bytes. What is spread over ranks (DTensor,
+        TensorShard) is written once, and so is what `DistributedDataParallel` keeps equal.
+
+        Args:
+            path: of a folder; it is made. Rank 0's counts.
+            app_state: Statefuls by name: modules, optimizers, schedulers, `StateDict`, `RNGState`.
+            pg: the process group; None: the default one, if torch.distributed is initialised.
+            replicated: patterns ("model/*", "**") of paths whose values are the same on all ranks.
+            storage_options: as of `Snapshot`, for the snapshot that is returned.
+            durability: "disk": when it returns, all is on the disk. "process": it survives the process.
+            checksum: whether to make a checksum of each 16 MiB: they are compared when something is read.
+            progress: called with the bytes that this rank has written, and has to write in all; True: a bar, if
+                standard error is a terminal.
+            allow_pickle: store objects that need it with pickle.
+
+        Raises:
+            AlreadyExistsError: there is a snapshot at `path`, or another take was faster. It stays as it is.
+            UnsupportedValueError: a leaf can't be saved, or the ranks disagree about a tensor.
+            StoreFullError: no room. Nothing is left.
+            MemstoreError: another rank failed; the message names it, and its reason.
+        """
+        options = Options(replicated or (), durability, checksum, allow_pickle)
+        manifest = take(path, app_state, pg, options, progress)
+        return cls.of(manifest, path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+
+    @classmethod
+    def async_take(
+        cls,
+        path: str | PathLike[str],
+        app_state: AppState,
+        pg: Any = None,
+        replicated: list[str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        durability: Literal["process", "disk"] = "disk",
+        checksum: bool = True,
+        progress: Progress | bool | None = None,
+        allow_pickle: bool = False,
+    ) -> PendingSnapshot:
+        """As `take`, but returns as soon as the tensors may change: a process of its own writes their copies.
+
+        Several snapshots may be in flight, of a quarter of the machine's memory in all: one more waits for the oldest.
+        If the training dies now, the snapshot is completed.
+
+        Args:
+            progress: as of `take`; it is told once all is written, by `wait`.
+            path, app_state, pg, replicated, storage_options, durability, checksum, allow_pickle: as of `take`.
+
+        Returns:
+            What is pending; its `wait` returns the snapshot, or raises what has failed.
+
+        Raises:
+            StoreTimeoutError: too many bytes are still to be written after ten minutes.
+            ResourceLimitError: the copies don't fit into the machine's memory.
+            AlreadyExistsError, UnsupportedValueError, MemstoreError: as of `take`.
+        """
+        options = Options(replicated or (), durability, checksum, allow_pickle)
+        prepared = prepare(path, app_state, pg, options)
+        meter = Meter(progress if prepared.ranks.rank == 0 or callable(progress) else None, prepared.nbytes, "writing")
+        return PendingSnapshot(start(prepared, meter), pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+
+    @classmethod
+    def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
+        """A snapshot whose manifest is known already. For memstore's own use."""
+        snapshot = cls(path, pg, storage_options)
+        snapshot._stored = Stored(snapshot.path, manifest)
+        return snapshot
+
+    def restore(self, app_state: AppState, strict: bool = True) -> None:
+        """Restores the state of some objects, in place: what is stored is read straight into their tensors.
+
+        Every rank of the process group calls it. The ranks may be others than those that took the snapshot: what is
+        spread over ranks is read as the present tensors are spread; a rank that is new gets the values of rank 0.
+
+        Args:
+            app_state: Statefuls by the names under which they were saved, or some of them. RNGState comes last.
+            strict: an error for what a module has and the snapshot lacks, or the reverse. False: that is left out.
+
+        Raises:
+            StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
+            CorruptionError: stored bytes are damaged. The objects' tensors then have any content.
+            NotAStoreError: there is no snapshot at the path.
+        """
+        ranks = Ranks(self.pg)
+        restore(self.open(), check_app_state(app_state), ranks, strict=strict, allow_pickle=self._allow_pickle)
+
+    def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
+        """Reads one tensor or object, and no more of the snapshot than it takes.
+
+        Args:
+            path: as `get_manifest` has it: "0/model/layer.weight", "0/progress/step".
+            obj_out: a tensor to fill in place (a DTensor or TensorShard: its own part), which is returned. Ignored for
+                objects that are no tensors.
+            memory_budget_bytes: how much memory to take beside the result, where the bytes can't go straight there:
+                at least a chunk of 16 MiB, where there are checksums.
+
+        Raises:
+            KeyNotFoundError: there is nothing at `path`.
+            StructureMismatchError: `obj_out` has another shape or dtype.
+            CorruptionError: the bytes are damaged.
+        """
+        stored = self.open()
+        leaf = find_leaf(stored, path, allow_pickle=self._allow_pickle)
+        if leaf.tensor is None:
+            return leaf.object
+        return read_tensor(stored, path, leaf.tensor, obj_out, memory_budget_bytes)
+
+    def get_manifest(self) -> dict[str, Entry]:
+        """All tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
+        return entries_of(self.open(), allow_pickle=self._allow_pickle)
+
+    @property
+    def metadata(self) -> SnapshotMetadata:
+        """Who wrote the snapshot, when, with how many ranks; and its manifest."""
+        return metadata_of(self.open(), allow_pickle=self._allow_pickle)
+
+    def get_state_dict_for_key(self, key: str) -> dict[str, Any]:
+        """The state dict that was saved under a name of the app state, in new memory on the CPU.
+
+        Raises:
+            KeyNotFoundError: nothing was saved under this name.
+        """
+        stored = self.open()
+        value = stored.value(Ranks(self.pg).rank, key)
+        if value is None:
+            raise self._missing(stored, key)
+        return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
+
+    def view(self) -> dict[str, Any]:
+        """What this rank saved, by the names in its app state, over the mapped files: opening it reads no tensor.
+
+        A tensor is read page by page as it is used, and compared with no checksum. What is written to it nobody else
+        sees, and it stays whole when the snapshot is removed. A tensor whose parts don't lie one behind the other in a
+        file is read when the view is made. For lazy leaves, which slice without reading, attach the folder to a store.
+        """
+        return view(self.open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
+
+    def verify(self, *, progress: Progress | None = None) -> None:
+        """Reads all, and compares it with its checksums and the manifest.
+
+        Args:
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
+        """
+        self._stored = None
+        verify(self.open(), progress, allow_pickle=self._allow_pickle)
+
+    def _missing(self, stored: Stored, key: str) -> Exception:
+        there = ", ".join(map(repr, stored.keys(Ranks(self.pg).rank)))
+        return KeyNotFoundError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
+
+    def open(self) -> Stored:
+        """What is read of the snapshot. For memstore's own use."""
+        if self._stored is None:
+            self._stored = Stored(self.path)
+        return self._stored
+
+    def __repr__(self) -> str:
+        return f"memstore.Snapshot({self.path!r})"
+
+
+class PendingSnapshot:
+    """A snapshot that is being written. Made by `Snapshot.async_take`.
+
+    Attributes:
+        path: of its folder.
+    """
+
+    def __init__(self, take: PendingTake, pg: Any, storage_options: dict[str, Any]) -> None:
+        self.path: str = take.path
+        self._take, self._pg, self._storage_options = take, pg, storage_options
+
+    def wait(self, timeout: float | None = None) -> Snapshot:
+        """Waits until the snapshot of all ranks is there, and returns it.
+
+        Args:
+            timeout: seconds; None: as long as this rank's bytes take, and then half an hour for the other ranks.
+
+        Raises:
+            StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be
+                called again.
+            AlreadyExistsError: another take to this path was faster.
+            MemstoreError, OSError: what failed in the writer of this rank, or, naming it, of another.
+        """
+        return Snapshot.of(self._take.wait(timeout), self.path, self._pg, self._storage_options)
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._take.done()
+
+    def __repr__(self) -> str:
+        return f"memstore.PendingSnapshot({self.path!r}, done={self.done()})"
+
+
+def _allow_pickle(storage_options: dict[str, Any] | None) -> bool:
+    options = storage_options or {}
+    unknown = set(options) - _STORAGE_OPTIONS
+    if unknown:
+        raise TypeError(f"storage_options has {sorted(unknown)}; memstore knows {sorted(_STORAGE_OPTIONS)}")
+    return bool(options.get("allow_pickle", False))

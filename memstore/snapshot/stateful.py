@@ -1,0 +1,95 @@
+"""What can be saved: objects that give and take a state dict, and two that memstore has for what doesn't."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object with a state: modules, optimizers, learning-rate schedulers, and whatever has these two methods."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state: nested dicts, lists and tuples of tensors and plain objects."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Takes the state that `state_dict` gave."""
+        ...
+
+
+AppState = dict[str, Any]  # Statefuls by name
+
+
+class StateDict(dict[str, Any]):
+    """A dict that can be saved: for numbers, tensors and other values that are no Statefuls by themselves.
+
+    Example:
+        >>> progress = StateDict(epoch=0, losses=[])
+        >>> progress.load_state_dict({"epoch": 3})
+        >>> progress
+        {'epoch': 3, 'losses': []}
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Sets the entries of `state_dict`; others stay."""
+        self.update(state_dict)
+
+
+class RNGState:
+    """The random state of the process: of torch (CPU and CUDA), of Python's `random`, and of numpy's global generator.
+
+    In an app state it is restored last, and `Snapshot.take` leaves it as it was: so what is drawn after a restore is
+    what was drawn after the take.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "rng_state": torch.get_rng_state(),
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = list(torch.cuda.get_rng_state_all())
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Sets the states that are there; those of CUDA as far as there are devices."""
+        torch.set_rng_state(state_dict["rng_state"].cpu())
+        if "python" in state_dict:
+            random.setstate(state_dict["python"])
+        if "numpy" in state_dict:
+            np.random.set_state(state_dict["numpy"])
+        if "cuda" in state_dict and torch.cuda.is_available():
+            for device, state in zip(range(torch.cuda.device_count()), state_dict["cuda"], strict=False):
+                torch.cuda.set_rng_state(state.cpu(), device)
+
+
+def check_app_state(app_state: Any) -> AppState:
+    """The app state; TypeError or ValueError for what is none."""
+    if not isinstance(app_state, dict):
+        raise TypeError(f"app_state is a dict of Statefuls by name, and not a {type(app_state).__name__}")
+    checked = cast("dict[Any, Any]", app_state)
+    for key, value in checked.items():
+        if not isinstance(key, str) or not key or "\0" in key:
+            raise TypeError(f"the names in app_state are texts that aren't empty, and not {key!r}")
+        if not isinstance(value, Stateful):
+            raise TypeError(
+                f"app_state[{key!r}] is a {type(value).__name__}, which has no state_dict and load_state_dict: wrap it "
+                "in memstore.StateDict"
+            )
+    if len([value for value in checked.values() if isinstance(value, RNGState)]) > 1:
+        raise ValueError("app_state has several RNGStates: there is one random state in a process")
+    return checked
+
+
+def restored_last(app_state: AppState) -> list[str]:
+    """The names in an order that all ranks have: sorted, and the RNGState last."""
+    return sorted(app_state, key=lambda key: (isinstance(app_state[key], RNGState), key))

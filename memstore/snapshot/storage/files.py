@@ -1,0 +1,230 @@
+"""A folder of a file system as storage. Works on all that have hard links: tmpfs, ext4, xfs, btrfs, overlay, NFS.
+
+Every name is looked up in the folder that was opened, wherever that is by now, and never through a link. A file is
+published in these steps:
+
+    1. the data is written to a file ".<random>.new" beside it
+    2. durable: that file is synced, then the folder, which has the names of all files that were written before
+    3. link(2) gives it its name, unless there is such a file
+    4. the first name is removed
+    5. durable: the folder is synced
+
+A process that dies before 3 has published nothing, one that dies later all; it may leave the file of step 1 behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+
+from memstore.engine import OwnedFile, syscalls
+from memstore.errors import (
+    AlreadyExistsError,
+    KeyNotFoundError,
+    NotAStoreError,
+    UnsupportedFilesystemError,
+)
+from memstore.snapshot.parallel import in_parallel
+from memstore.snapshot.storage import chunks
+from memstore.snapshot.storage.failures import file_errors
+from memstore.snapshot.storage.interface import Done, FilePart
+from memstore.snapshot.storage.names import check_name
+from memstore.snapshot.storage.transfer import check_cover, check_sums, damaged, read_run, write_run
+
+_JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
+
+
+class FileStorage:
+    """A `Storage` in a folder that exists.
+
+    Args:
+        path: of the folder.
+        file_mode: the permissions of new files.
+
+    Raises:
+        NotAStoreError: there is no such folder.
+        PermissionDeniedError: this process may not open it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, file_mode: int = 0o600) -> None:
+        self.path = os.path.abspath(path)
+        self._mode = file_mode
+        try:
+            with file_errors(self.path):
+                self._folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotAStoreError(f"{self.path} is no folder") from None
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], *, durable: bool, folder_mode: int = 0o700, file_mode: int = 0o600
+    ) -> FileStorage:
+        """Makes the folder, and those above it that are missing; one that is there is opened as it is."""
+        path = os.path.abspath(path)
+        parent = os.path.dirname(path)
+        if not os.path.isdir(parent):
+            cls.create(parent, durable=durable, folder_mode=0o777)
+        with file_errors(path), contextlib.suppress(FileExistsError):
+            syscalls.make_folder(path, folder_mode)
+            if durable:
+                syscalls.sync_folder(parent)
+        return cls(path, file_mode=file_mode)
+
+    def write(
+        self,
+        name: str,
+        size: int,
+        parts: Sequence[FilePart],
+        *,
+        durable: bool,
+        checksum: bool = False,
+        done: Done | None = None,
+    ) -> bytes:
+        runs = chunks.runs_of(parts)
+        check_cover(runs, size)
+        with self._new_file(name) as file:
+            syscalls.truncate(file.fd, size)
+            sums = in_parallel(partial(write_run, file, checksum=checksum), runs, _counting(done))
+            if durable:
+                syscalls.sync(file.fd)
+        return b"".join(sums)
+
+    @contextlib.contextmanager
+    def _new_file(self, name: str) -> Generator[OwnedFile]:
+        """A file that is removed again if the block fails."""
+        path = self._path_of(name)
+        with file_errors(path):
+            try:
+                file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._folder.fd)
+            except FileExistsError:
+                raise AlreadyExistsError(f"{path} exists: nothing was written") from None
+            try:
+                yield file
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(path, self._folder.fd)
+                raise
+            finally:
+                file.close()
+
+    def read(
+        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+    ) -> None:
+        path = self._path_of(name)
+        with self._opened(path) as (file, size):
+            if sums is None:
+                runs = chunks.runs_of(parts, join=_JOINED)
+            else:
+                check_sums(path, size, sums)
+                runs = chunks.whole_chunks(parts, size)
+            if runs and runs[-1].end > size:
+                raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
+            in_parallel(partial(read_run, file, path, sums=sums), runs, _counting(done))
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Generator[tuple[OwnedFile, int]]:
+        """A regular file, for reading, and its size."""
+        try:
+            with file_errors(path):
+                file = OwnedFile(path, os.O_RDONLY, dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            raise damaged(path, "the file is missing") from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise damaged(path, "it is a link or a socket, and no regular file") from None
+            raise
+        try:
+            found = syscalls.status(file.fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise damaged(path, "it is no regular file")
+            with file_errors(path):
+                yield file, found.st_size
+        finally:
+            file.close()
+
+    def read_bytes(self, name: str, limit: int) -> bytes:
+        path = self._path_of(name)
+        if not self._exists(path):
+            raise KeyNotFoundError(f"{path} is missing")
+        with self._opened(path) as (file, size):
+            if size > limit:
+                raise damaged(path, f"it has {size:,} bytes, and {limit:,} are the most that such a file may have")
+            data = bytearray(size)
+            if syscalls.read_parts_at(file.fd, [memoryview(data)], 0) < size:
+                raise damaged(path, f"it became shorter than {size:,} bytes while it was read")
+            return bytes(data)
+
+    def publish(self, name: str, data: bytes, *, durable: bool) -> None:
+        path = self._path_of(name)
+        folder = self._folder.fd
+        beside = f".{uuid.uuid4().hex}.new"
+        with file_errors(path):
+            if self._exists(path):
+                raise AlreadyExistsError(f"{path} exists: nothing was written")
+            with self._new_file(beside) as file:
+                syscalls.write_at(file.fd, data, 0)
+                if durable:
+                    syscalls.sync(file.fd)
+                    syscalls.sync(folder)
+            try:
+                self._link(beside, name, path)
+            finally:
+                with contextlib.suppress(OSError):  # it is published, or there is another error to tell
+                    syscalls.unlink(beside, folder)
+            if durable:
+                syscalls.sync(folder)
+
+    def _link(self, beside: str, name: str, path: str) -> None:
+        folder = self._folder.fd
+        try:
+            syscalls.link(beside, name, folder)
+        except FileExistsError:
+            if not _is_same(beside, name, folder):  # over NFS, a call that succeeded may be sent again
+                raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise UnsupportedFilesystemError(
+                    f"{path}: the file system has no hard links ({error.strerror}), by which a snapshot appears at "
+                    "once: take it elsewhere, and copy the folder"
+                ) from error
+            raise
+
+    def size(self, name: str) -> int | None:
+        path = self._path_of(name)
+        if not self._exists(path):
+            return None
+        with self._opened(path) as (_, size):
+            return size
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self._folder.fd))
+
+    def remove(self, name: str) -> None:
+        path = self._path_of(name)
+        with file_errors(path), contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(path, self._folder.fd)
+
+    def _path_of(self, name: str) -> str:
+        return f"{self.path}/{check_name(name)}"
+
+    def _exists(self, path: str) -> bool:
+        try:
+            os.stat(os.path.basename(path), dir_fd=self._folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _counting(done: Done | None) -> Callable[[chunks.Run], None]:
+    return (lambda _: None) if done is None else lambda run: done(run.nbytes)
+
+
+def _is_same(one: str, other: str, folder: int) -> bool:
+    return os.path.samestat(
+        os.stat(one, dir_fd=folder, follow_symlinks=False), os.stat(other, dir_fd=folder, follow_symlinks=False)
+    )

@@ -1,0 +1,80 @@
+"""One run of bytes, from memory to a file or back, with the sum of its chunk; and what makes no whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memstore.engine import OwnedFile, syscalls
+from memstore.errors import CorruptionError
+from memstore.snapshot.storage.chunks import Run, count_chunks, expected_sum, new_sum
+from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE
+
+_STEP = 1 << 18  # bytes
+
+
+def check_cover(runs: Sequence[Run], size: int) -> None:
+    end = 0
+    for run in runs:
+        if run.offset != end:
+            raise ValueError(f"no part has the bytes from {end:,} to {run.offset:,} of the file")
+        end = run.end
+    if end != size:
+        raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
+
+
+def write_run(file: OwnedFile, run: Run, *, checksum: bool) -> bytes:
+    """Writes a chunk. Returns its sum."""
+    hasher = new_sum() if checksum else None
+    for offset, pieces in _steps(run):
+        if hasher is not None:
+            for piece in pieces:
+                hasher.update(piece)
+        syscalls.write_parts_at(file.fd, pieces, offset)
+    return hasher.digest() if hasher is not None else b""
+
+
+def read_run(file: OwnedFile, path: str, run: Run, *, sums: bytes | None) -> None:
+    """Reads a run; with sums, it is a whole chunk and is compared with its own."""
+    if sums is None:
+        _read(file, path, run.offset, run.pieces)
+        return
+    hasher = new_sum()
+    for offset, pieces in _steps(run):
+        _read(file, path, offset, pieces)
+        for piece in pieces:
+            hasher.update(piece)
+    chunk = run.offset // CHUNK
+    if hasher.digest() != expected_sum(sums, chunk):
+        raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
+
+
+def _read(file: OwnedFile, path: str, offset: int, pieces: Sequence[memoryview]) -> None:
+    count = syscalls.read_parts_at(file.fd, pieces, offset)
+    if count < sum(map(len, pieces)):
+        raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
+
+
+def _steps(run: Run) -> Iterator[tuple[int, list[memoryview]]]:
+    """A run in pieces that are summed while they are in the processor's cache: where they start in the file."""
+    offset, pieces, nbytes = run.offset, list[memoryview](), 0
+    for whole in run.pieces:
+        for start in range(0, len(whole), _STEP):
+            piece = whole[start : start + _STEP]
+            pieces.append(piece)
+            nbytes += len(piece)
+            if nbytes >= _STEP:
+                yield offset, pieces
+                offset, pieces, nbytes = offset + nbytes, [], 0
+    if pieces:
+        yield offset, pieces
+
+
+def check_sums(path: str, size: int, sums: bytes) -> None:
+    expected = count_chunks(size) * SUM_SIZE
+    if len(sums) != expected:
+        raise damaged(path, f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}")
+
+
+def damaged(path: str, detail: str) -> CorruptionError:
+    """An error that names the file."""
+    return CorruptionError(path=path, detail=detail)

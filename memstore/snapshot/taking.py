@@ -1,0 +1,73 @@
+"""How a snapshot is taken. Every rank runs these steps; one that fails anywhere fails on all of them.
+
+    1. rank 0 looks that there is no snapshot, makes the folder, and claims its plain names if nobody has
+    2. the state dicts are asked for, one name after the other on all ranks, since they may have collectives inside
+    3. the ranks tell each other which tensors they share; each computes who writes what
+    4. each writes its files, straight from the tensors' memory
+    5. rank 0 collects the parts and publishes the snapshot: parts.py says in which steps
+
+A rank that dies in 1 to 4 leaves files that no manifest names: there is no snapshot. The next take to the same path
+chooses other names, and removes them once its own manifest is there. An error removes what the take has written, if
+every rank knows of it, or this one has not told the others yet that its files are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from memstore import modes
+from memstore.info import Progress
+from memstore.snapshot.drafts import FileDraft
+from memstore.snapshot.manifest import Manifest, read_manifest
+from memstore.snapshot.part import Part, Take, with_sums
+from memstore.snapshot.parts import publish
+from memstore.snapshot.preparing import Options, abandon, prepare
+from memstore.snapshot.progress import Meter
+from memstore.snapshot.state import bytes_of
+from memstore.snapshot.storage import FilePart, FileStorage
+
+
+def take(path: Any, app_state: Any, group: Any, options: Options, progress: Progress | bool | None) -> Manifest:
+    """Takes a snapshot, and returns its manifest."""
+    prepared = prepare(path, app_state, group, options)
+    ranks, storage, files = prepared.ranks, prepared.storage, prepared.files
+    take = prepared.part.take
+    written: list[str] = []
+    handed_over: list[bool] = []
+    try:
+        meter = Meter(progress if callable(progress) or ranks.rank == 0 else None, prepared.nbytes, "writing")
+
+        def write() -> bytes:
+            sums: dict[str, bytes] = {}
+            for file in files:
+                sums[file.name] = _write(storage, file, take, meter)
+                written.append(file.name)
+            meter.finish()
+            handed_over.append(True)
+            return msgspec.msgpack.encode(with_sums(prepared.part, sums))
+
+        parts = ranks.together(write)
+
+        def finish() -> bytes:
+            if ranks.rank:
+                return b""
+            return publish(storage, [msgspec.msgpack.decode(part, type=Part) for part in parts])
+
+        return read_manifest(take.path, ranks.together(finish)[0])
+    except BaseException:
+        # A rank that has lost the others after step 4 doesn't know whether rank 0 is publishing its files just now.
+        if ranks.rank == 0 or not handed_over or ranks.all_know:
+            abandon(storage, take, written, ranks.rank)
+        raise
+
+
+def _write(storage: FileStorage, file: FileDraft, take: Take, meter: Meter) -> bytes:
+    parts = [FilePart(0, file.header)]
+    at = len(file.header)
+    with modes.put_aside():
+        for piece in file.pieces:
+            parts.append(FilePart(at, bytes_of(piece.elements)))
+            at += piece.nbytes
+    return storage.write(file.name, file.size, parts, durable=take.durable, checksum=take.checksum, done=meter.done)

@@ -1,0 +1,92 @@
+"""The tensors of a state dict that can be filled in place."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from memstore import modes, structure
+from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
+from memstore.snapshot.manifest import StoredTensor
+from memstore.structure import DTYPES, name_of, traits
+
+Name = tuple[str | int, ...]
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+class Target(NamedTuple):
+    """A tensor in a state dict, and what of it is here. `value` is what stands there; `why_not`: it can't be filled."""
+
+    value: Any
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    why_not: str = ""
+
+
+def find_targets(state_dict: Any) -> dict[Name, Target]:
+    """By the names that leaves of a stored state dict have. What has no memory of its own is left out."""
+    found = list(_walk(state_dict, ()))
+    counts = Counter(name for name, _ in found)
+    targets = ((name, _target(value)) for name, value in found if counts[name] == 1)
+    return {name: target for name, target in targets if target is not None}
+
+
+def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
+    if isinstance(value, TensorShard):
+        yield name, value
+    elif type(value) in (list, tuple, deque):
+        for i, entry in enumerate(cast("list[Any]", value)):
+            yield from _walk(entry, (*name, i))
+    elif isinstance(value, Mapping) and not hasattr(value, "_tensordict") and not hasattr(value, "batch_size"):
+        for key, entry in cast("Mapping[Any, Any]", value).items():
+            yield from _walk(entry, (*name, name_of(key)))
+    else:
+        yield from structure.iter_tensors(value, name)
+
+
+def _target(value: Any) -> Target | None:
+    if is_lazy(value):
+        return None
+    if type(value) not in _PLAIN:
+        leaf = sharded_leaf(value)
+        if leaf is not None:
+            return Target(value, leaf.dtype, leaf.shape, leaf.shards)
+        return None
+    tensor: torch.Tensor = value
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return None
+    shape = tuple(tensor.shape)
+    plain = tensor.detach()
+    why_not = ""
+    if tensor.is_conj() or tensor.is_neg():
+        why_not = "it is a conjugated or negated view"
+    elif traits.overlaps_itself(shape, tensor.stride()):
+        why_not = "several of its elements are one in memory"
+    elif tensor.untyped_storage().nbytes() < (
+        (tensor.storage_offset() + traits.reach(shape, tensor.stride())) * tensor.itemsize if tensor.numel() else 0
+    ):
+        why_not = "its storage was freed or cut"
+    shards = (Shard(whole(shape), plain),) if tensor.numel() else ()
+    return Target(value, tensor.dtype, shape, shards, why_not)
+
+
+def new_target(tensor: StoredTensor) -> Target:
+    """A new tensor on the CPU."""
+    with torch.inference_mode(False), modes.put_aside():
+        made = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="cpu")
+    shards = (Shard(whole(tensor.shape), made),) if made.numel() else ()
+    return Target(made, made.dtype, tuple(tensor.shape), shards)
+
+
+def why_not_filled(tensor: StoredTensor, target: Target) -> str | None:
+    """How a target differs from the tensor that is stored for it."""
+    if target.shape != tensor.shape:
+        return f"stored with shape {list(tensor.shape)}, here {list(target.shape)}"
+    if target.dtype != DTYPES[tensor.dtype]:
+        return f"stored as torch.{tensor.dtype}, here {target.dtype}"
+    return f"it can't be filled: {target.why_not}" if target.why_not else None

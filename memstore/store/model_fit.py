@@ -1,0 +1,198 @@
+"""A stored model, fitted to a module and its optimizer: what goes where, and all that doesn't fit.
+
+The module's own tensors are the targets, and so are the optimizer's states where it has them; others are made here,
+laid out as their parameter is. Nothing is written before `fill`.
+"""
+
+# Trees of any shape: what they hold is looked at, and has no type before.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from memstore import contents
+from memstore.engine import Pin
+from memstore.late_imports import between_forks
+from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
+from memstore.view import StoredTensor, view
+
+MODEL, OPTIMIZER = "model", "optimizer"
+
+
+class Fit:
+    """What a load is going to do.
+
+    Attributes:
+        problems: what keeps it from doing it. All of them, as lines for an error.
+        unexpected: what is stored, and the module or the optimizer has no place for.
+    """
+
+    def __init__(
+        self, pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool
+    ) -> None:
+        self._pin, self._model, self._optimizer, self._strict = pin, model, optimizer, strict
+        self.problems: list[str] = []
+        self.unexpected: list[str] = []
+        self._out: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}  # what the module is to load itself
+        self._optimizer_state: dict[str, Any] | None = None
+        assert pin.held is not None, "a pin that is mapped"
+        stored = view(pin.root, pin.key, pin.held, pin.options, "cpu")
+        if not (isinstance(stored, Mapping) and isinstance(stored.get(MODEL), Mapping)):
+            kind = type(stored).__qualname__
+            self.problems.append(f"a {kind} without a dict {MODEL!r} is stored: save_model makes what load_model reads")
+            return
+        entries = model_entries(model)
+        self._fit_model(stored[MODEL], entries)
+        if optimizer is not None:
+            self._fit_optimizer(stored.get(OPTIMIZER), optimizer)
+
+    def fill(self) -> None:
+        """Copies what is stored into the module and the optimizer."""
+        pin, options = self._pin, contents.Options(out=self._out, strict=False)
+        assert pin.held is not None, "a pin that is mapped"
+        chosen = pin.options
+        contents.read(pin.root, pin.key, pin.held, options, verify=chosen.verify, allow_pickle=chosen.allow_pickle)
+        if self._loaded:
+            self._model.load_state_dict(self._loaded, strict=False)
+        if self._optimizer is not None and self._optimizer_state is not None:
+            self._optimizer.load_state_dict(self._optimizer_state)
+
+    # --- the module ---------------------------------------------------------------------------------------------------
+
+    def _fit_model(self, stored: Mapping[str, Any], entries: Mapping[str, ModelEntry]) -> None:
+        targets: dict[str, Any] = {}
+        for name, entry in entries.items():
+            if name not in stored:
+                self._miss(f"model[{name!r}]: not stored")
+                continue
+            found, value = stored[name], entry.value
+            problem = _why_not_into(found, value) if isinstance(value, torch.Tensor) else None
+            if problem:
+                self.problems.append(f"model[{name!r}]: {problem}")
+            elif entry.is_own and isinstance(found, StoredTensor):
+                targets[name] = value
+            else:
+                targets[name] = self._loaded[entry.key] = _target(found, value, _fresh)
+        self._out[MODEL] = targets
+        self.unexpected += [f"model[{name!r}]" for name in stored if name not in entries]
+
+    def _miss(self, problem: str) -> None:
+        if self._strict:
+            self.problems.append(problem)
+
+    # --- the optimizer ------------------------------------------------------------------------------------------------
+
+    def _fit_optimizer(self, stored: Any, optimizer: torch.optim.Optimizer) -> None:
+        if not (isinstance(stored, Mapping) and all(isinstance(stored.get(key), Mapping) for key in (STATE, GROUPS))):
+            self._miss("optimizer: none is stored" if stored is None else "optimizer: not as save_model stores it")
+            return
+        parameters = parameter_names(self._model, optimizer)
+        present = optimizer.state_dict()
+        homes = {name: key for key, group in stored[GROUPS].items() for name in group[PARAMS]}
+        states: dict[Any, Any] = {}
+        filled: dict[str, Any] = {}
+        for number, (name, parameter) in enumerate(parameters.items()):
+            if name not in homes:
+                self._miss(f"optimizer: it had no parameter {name!r}")
+            if name in stored[STATE]:
+                make = _maker_for(parameter)
+                filled[name] = states[number] = _target(stored[STATE][name], present[STATE].get(number), make)
+        named = {key: value for key, value in stored[STATE].items() if key not in homes}
+        for key, value in named.items():  # states of no parameter
+            filled[key] = states[key] = _target(value, present[STATE].get(key), _fresh)
+        groups, options = self._fit_groups(stored[GROUPS], homes, list(parameters), present[GROUPS])
+        others = _target({key: value for key, value in stored.items() if key not in (STATE, GROUPS)}, present, _fresh)
+        self._out[OPTIMIZER] = {**others, STATE: filled, GROUPS: options}
+        self._optimizer_state = {**others, STATE: states, GROUPS: groups}
+        self.unexpected += [f"optimizer: parameter {name!r}" for name in homes if name not in parameters]
+
+    def _fit_groups(
+        self, stored: Mapping[str, Any], homes: Mapping[str, str], names: list[str], present: list[dict[str, Any]]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The groups as they are to be, and those stored options that tensors are read for."""
+        groups: list[dict[str, Any]] = []
+        read: dict[str, Any] = {}
+        for number, group in enumerate(present):
+            keys = dict.fromkeys(homes[names[i]] for i in group[PARAMS] if names[i] in homes)
+            found = [{name: value for name, value in stored[key].items() if name != PARAMS} for key in keys]
+            if not found:
+                groups.append(group)
+                continue
+            if any(not _are_equal(found[0], other) for other in found[1:]):
+                texts = " and ".join(repr(key) for key in keys)
+                self.problems.append(f"optimizer: group {number} has parameters of the stored groups of {texts}, "
+                                     "whose options differ")  # fmt: skip
+            first = next(iter(keys))
+            options = read.setdefault(first, _target(found[0], group, _fresh))
+            groups.append({**group, **options})
+        return groups, read
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and bool(torch.equal(one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+_Make = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+def _why_not_into(stored: Any, target: torch.Tensor) -> str | None:
+    if not isinstance(stored, torch.Tensor):
+        return f"stored as a {type(stored).__qualname__}, here a tensor"
+    if stored.shape != target.shape:
+        return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
+    if stored.dtype != target.dtype:
+        return f"stored as {stored.dtype}, here {target.dtype}; save_model(dtype=) stores another"
+    if target.is_meta:
+        return "on the meta device, without memory; give it some with model.to_empty(device=)"
+    return None
+
+
+def _target(stored: Any, present: Any, make: _Make) -> Any:
+    """What a get with out= is to fill: as it is stored, with the tensors that are there, or made for it."""
+    if isinstance(stored, Mapping):
+        there = present if isinstance(present, Mapping) else {}
+        return {key: _target(value, there.get(key), make) for key, value in stored.items()}
+    if isinstance(stored, list | tuple) and type(stored) in (list, tuple):
+        there = present if isinstance(present, list | tuple) and len(present) == len(stored) else [None] * len(stored)
+        return type(stored)(_target(value, one, make) for value, one in zip(stored, there, strict=True))
+    if not isinstance(stored, StoredTensor):
+        return stored  # an object, or a tensor that a view has loaded
+    if isinstance(present, torch.Tensor) and _why_not_into(stored, present) is None:
+        return present.detach()
+    return make(stored, present)
+
+
+def _fresh(stored: torch.Tensor, present: Any) -> torch.Tensor:
+    device = present.device if isinstance(present, torch.Tensor) and not present.is_meta else "cpu"
+    return torch.empty(stored.shape, dtype=stored.dtype, device=device)
+
+
+def _maker_for(parameter: torch.nn.Parameter) -> _Make:
+    """Makes states of a parameter that has none yet: laid out as the parameter is, if they are of its shape."""
+
+    def make(stored: torch.Tensor, _: Any) -> torch.Tensor:
+        local = parameter.detach()
+        if stored.shape == parameter.shape and stored.ndim:
+            return torch.empty_like(local, dtype=stored.dtype)
+        mesh = getattr(parameter, "device_mesh", None)
+        device = parameter.device if stored.ndim else "cpu"  # counts of steps; the optimizer moves them if need be
+        plain = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+        if mesh is None or not stored.ndim:
+            return plain
+        with between_forks():
+            from torch.distributed.tensor import DTensor, Replicate
+
+        return DTensor.from_local(plain, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+    return make

@@ -1,0 +1,200 @@
+"""Models on their way: what `save_model` and `load_model` do on the ranks of a process group.
+
+A save is a sharded put. A load, in which all ranks fill their modules, or none does:
+
+1. Rank 0 takes a version, and tells the others which: an overwrite meanwhile can't mix two. Its own mapping keeps the
+   version until the others have theirs, so that no lease is taken.
+2. Each rank compares the version with its module, and tells rank 0 what doesn't fit, and what it has no place for.
+3. Rank 0 tells all what was found: a name that is stored is unexpected if no rank has a place for it.
+4. If all fits, each rank copies its own boxes straight into its module.
+
+A rank that fails on its way says so, and the others raise at once; of one that dies, they learn by their timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+
+from memstore import errors, structure
+from memstore.engine import Pin, pack
+from memstore.errors import MemstoreError, StructureMismatchError
+from memstore.store.meeting import Meeting
+from memstore.store.model_fit import MODEL, OPTIMIZER, Fit
+from memstore.store.model_state import model_state, optimizer_state
+from memstore.structure import HeldValue
+
+_SHOWN = 20  # lines of each kind in one error
+_LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
+_VERSION, _VERDICT = "version", "verdict"
+
+
+def value_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """What is stored of a model. Raises UnsupportedValueError."""
+    value: dict[str, Any] = {MODEL: model_state(model)}
+    if optimizer is not None:
+        value[OPTIMIZER] = optimizer_state(model, optimizer)
+    return value
+
+
+def take_model_apart(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, allow_pickle: bool
+) -> HeldValue:
+    """What this rank holds of a model, of which a cast concerns the module's leaves only."""
+    held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
+    leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
+    return held._replace(leaves=tuple(leaves))
+
+
+# --- loads ------------------------------------------------------------------------------------------------------------
+
+
+def load_alone(pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool) -> None:
+    """Fills a module that one process has. Raises StructureMismatchError before anything is written."""
+    fit = Fit(pin, model, optimizer, strict=strict)
+    _raise_problems(pin, fit.problems, fit.unexpected if strict else [])
+    fit.fill()
+
+
+def load_together(
+    meeting: Meeting,
+    take: Callable[[], Pin],
+    receive: Callable[[bytes], Pin],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    strict: bool,
+    deadline: float,
+) -> int:
+    """Fills the modules of all ranks. Returns the version.
+
+    Args:
+        take: on rank 0, takes the version to be loaded.
+        receive: on the others, maps what rank 0 has packed.
+    """
+    if meeting.rank == 0:
+        pin, fit, verdict = _lead(meeting, take, model, optimizer, strict=strict, deadline=deadline)
+    else:
+        pin, fit, verdict = _follow(meeting, receive, model, optimizer, strict=strict, deadline=deadline + _LATER)
+    if verdict.error is not None:
+        _raise_error(verdict.error)
+    _raise_problems(pin, verdict.problems, verdict.unexpected)
+    fit.fill()
+    return pin.record.version
+
+
+class _Error(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    text: str
+
+
+class _Version(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 has taken."""
+
+    record: bytes = b""
+    error: _Error | None = None
+
+
+class _Finding(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank finds in the version; and what rank 0 makes of all findings."""
+
+    problems: list[str] = []
+    unexpected: list[str] = []
+    error: _Error | None = None
+
+
+def _lead(
+    meeting: Meeting, take: Callable[[], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
+) -> tuple[Pin, Fit, _Finding]:
+    try:
+        pin = take()
+    except BaseException as error:
+        meeting.say(_VERSION, _Version(error=_told(error, 0)))
+        raise
+    meeting.say(_VERSION, _Version(pack(pin)))
+    try:
+        fit = Fit(pin, model, optimizer, strict=strict)
+        findings = [_Finding(fit.problems, fit.unexpected)]
+        for rank in range(1, meeting.world_size):
+            findings.append(meeting.hear(_found(rank), _Finding, deadline, rank))
+    except BaseException as error:
+        meeting.say(_VERDICT, _Finding(error=_told(error, 0)))
+        raise
+    verdict = _judge(findings, strict)
+    meeting.say(_VERDICT, verdict)
+    return pin, fit, verdict
+
+
+def _follow(
+    meeting: Meeting, receive: Callable[[bytes], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
+) -> tuple[Pin, Fit, _Finding]:
+    version = meeting.hear(_VERSION, _Version, deadline)
+    if version.error is not None:
+        meeting.leave([_VERSION], meeting.world_size - 1)
+        _raise_error(version.error)
+    try:
+        pin = receive(version.record)
+        fit = Fit(pin, model, optimizer, strict=strict)
+    except BaseException as error:
+        meeting.say(_found(meeting.rank), _Finding(error=_told(error, meeting.rank)))
+        _hear_verdict(meeting, deadline)
+        raise
+    meeting.say(_found(meeting.rank), _Finding(fit.problems, fit.unexpected if strict else []))
+    return pin, fit, _hear_verdict(meeting, deadline)
+
+
+def _hear_verdict(meeting: Meeting, deadline: float) -> _Finding:
+    verdict = meeting.hear(_VERDICT, _Finding, deadline)
+    words = [_VERSION, _VERDICT, *map(_found, range(1, meeting.world_size))]
+    meeting.leave(words, meeting.world_size - 1)
+    return verdict
+
+
+def _found(rank: int) -> str:
+    return f"found {rank}"
+
+
+def _judge(findings: Sequence[_Finding], strict: bool) -> _Finding:
+    """What all ranks are told."""
+    errors_found = [finding.error for finding in findings if finding.error is not None]
+    ranks: dict[str, list[int]] = {}
+    for rank, finding in enumerate(findings):
+        for problem in finding.problems:
+            ranks.setdefault(problem, []).append(rank)
+    world = len(findings)
+    problems = [
+        problem if len(found) == world else f"{problem} (rank{'s' * (len(found) > 1)} {', '.join(map(str, found))})"
+        for problem, found in ranks.items()
+    ]
+    missed = set[str]().union(*(finding.unexpected for finding in findings[1:]))
+    missed.intersection_update(*(finding.unexpected for finding in findings))
+    unexpected = [name for name in findings[0].unexpected if name in missed] if strict else []
+    return _Finding(problems, unexpected, errors_found[0] if errors_found else None)
+
+
+def _told(error: BaseException, rank: int) -> _Error:
+    text = str(error) if isinstance(error, MemstoreError) else f"{type(error).__name__}: {error}"
+    return _Error(type(error).__name__, f"rank {rank}: {text}")
+
+
+def _raise_error(error: _Error) -> NoReturn:
+    """Raises as the rank did that says so."""
+    kind = getattr(errors, error.kind, None)
+    raise (kind if isinstance(kind, type) and issubclass(kind, MemstoreError) else MemstoreError)(error.text)
+
+
+def _raise_problems(pin: Pin, problems: Sequence[str], unexpected: Sequence[str]) -> None:
+    if not problems and not unexpected:
+        return
+    lines = [f"{pin.key!r}: version {pin.record.version} doesn't fit, and nothing was loaded:", *_some(problems)]
+    if unexpected:
+        lines += ["stored, and no rank has a place for it; strict=False leaves it out:", *_some(unexpected)]
+    raise StructureMismatchError("\n".join(lines), key=pin.key)
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [f"  {line}" for line in [*lines[:_SHOWN], *more]]

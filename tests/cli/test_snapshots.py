@@ -1,0 +1,63 @@
+"""The commands about snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import memstore
+from memstore import Snapshot, StateDict
+from tests.cli.test_commands import call
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    for number in (1, 2):
+        state = StateDict(step=number, x=torch.arange(4.0), y=torch.full((2,), float(number)), name="[bold]\n")
+        Snapshot.take(f"{tmp_path}/{number}", {"state": state, "model": torch.nn.Linear(2, 1)})
+    return f"{tmp_path}/1"
+
+
+def test_ls_lists_the_leaves_with_their_files(path: str) -> None:
+    text = call("snapshot", "ls", path)
+    assert "0/state/x" in text and "float32 [4]" in text and "state.safetensors" in text and r"'[bold]\n'" in text
+    assert "0/state" not in call("snapshot", "ls", path, "0/model")
+    found = json.loads(call("snapshot", "ls", path, "0/state", "--json"))
+    assert found["0/state/step"] == {"value": 1} and found["0/state/x"]["shape"] == [4]
+
+
+def test_info_tells_of_the_whole(path: str) -> None:
+    text = call("snapshot", "info", path)
+    assert "of 1 rank" in text and "app state: model, state" in text and "model.safetensors" in text
+    found = json.loads(call("snapshot", "info", path, "--json"))
+    assert found["world_size"] == 1 and found["checksum"] and found["ranks"] == [["model", "state"]]
+
+
+def test_verify_finds_damage(path: str) -> None:
+    assert call("snapshot", "verify", path) == "whole\n"
+    os.truncate(f"{path}/state.safetensors", 9)
+    assert "state.safetensors" in call("snapshot", "verify", path, code=1)
+    assert json.loads(call("snapshot", "verify", path, "--json", code=1))["ok"] is False
+
+
+def test_diff_tells_what_differs(path: str) -> None:
+    other = path[:-1] + "2"
+    assert call("snapshot", "diff", path, path) == "equal\n"
+    text = call("snapshot", "diff", path, other, code=1)
+    assert "0/state/step" in text and "2 of 2 elements differ, by up to 1" in text and "0/state/x" not in text
+    Snapshot.take(f"{path}-3", {"state": StateDict(x=torch.zeros(3), y=1, z=memstore.__version__)})
+    found = {
+        entry["path"]: entry["what"]
+        for entry in json.loads(call("snapshot", "diff", path, f"{path}-3", "--json", code=1))
+    }
+    assert found["0/state/x"] == "float32[4] and float32[3]" and "object" in found["0/state/y"]
+    assert found["0/state/z"] == f"only in {path}-3" and found["0/model/bias"] == f"only in {path}"
+
+
+def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+    for command in ("ls", "info", "verify"):
+        assert "is no snapshot" in call("snapshot", command, str(tmp_path), code=3)

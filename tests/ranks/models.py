@@ -1,0 +1,223 @@
+"""Models that ranks train, save and load: plain, DDP, FSDP2, tensor parallel. Runs on ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import memstore
+from tests.ranks.layouts import mesh_of
+
+KINDS = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp and tp")
+
+
+def bare(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5, bias=False), nn.BatchNorm1d(5))
+
+
+def make(kind: str, seed: int = 0) -> nn.Module:
+    model, size = bare(seed), dist.get_world_size()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if "tp" in kind:
+        mesh = mesh_of((size,)) if kind == "tp" else mesh_of((2, size // 2))["dim1"]
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if kind == "fsdp":
+        fully_shard(model[0], mesh=mesh_of((size,)))
+        fully_shard(model, mesh=mesh_of((size,)))
+    if kind == "hsdp":
+        fully_shard(model, mesh=mesh_of((2, size // 2)))
+    if kind == "fsdp and tp":
+        fully_shard(model, mesh=mesh_of((2, size // 2))["dim0"])
+    return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """A step with gradients that are the same in every layout."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        grad = torch.randn(parameter.shape, generator=generator)
+        if isinstance(parameter, DTensor):
+            grad = distribute_tensor(grad, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.grad = grad
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """By torch's own collectives."""
+    return tensor.full_tensor().detach().clone() if isinstance(tensor, DTensor) else tensor.detach().clone()
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+    """All tensors, whole, by name."""
+    found = {name.removeprefix("module."): whole(value) for name, value in model.state_dict().items()}
+    names = {parameter: name.removeprefix("module.") for name, parameter in model.named_parameters()}
+    for parameter, state in optimizer.state.items() if optimizer else ():
+        found |= {f"{names[parameter]}: {key}": whole(value) for key, value in state.items()}
+    return found
+
+
+# --- functions that ranks run -----------------------------------------------------------------------------------------
+
+
+def save(root: str, kind: str, seed: int = 0, dtype: torch.dtype | None = None) -> tuple[int, dict[str, torch.Tensor]]:
+    model = make(kind, seed)
+    optimizer = optimizer_of(model)
+    for number in range(2):
+        step(model, optimizer, number)
+    if "tp" not in kind:
+        model(torch.arange(24.0).reshape(4, 6))  # after which FSDP2 keeps the parameters whole for the backward pass
+    with memstore.open(root) as store:
+        version = store.save_model("run", model, optimizer, dtype=dtype)
+    return version, state_of(model, optimizer)
+
+
+def load(root: str, kind: str, steps: int = 0) -> tuple[int, dict[str, torch.Tensor]]:
+    """`steps`: that the model and its optimizer have made already, so that there are states."""
+    model = make(kind, seed=5)
+    optimizer = optimizer_of(model)
+    for number in range(steps):
+        step(model, optimizer, number)
+    local = [parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in model.parameters()]
+    places = [tensor.data_ptr() for tensor in local]
+    with memstore.open(root, "r") as store:
+        version = store.load_model("run", model, optimizer)
+    assert places == [tensor.data_ptr() for tensor in local]
+    found = state_of(model, optimizer)
+    step(model, optimizer, 7)  # with what was loaded
+    return version, found
+
+
+def load_half(root: str) -> tuple[int, torch.Tensor]:
+    model = make("fsdp", seed=5).to(torch.bfloat16)
+    with memstore.open(root) as store:
+        return store.load_model("run", model), whole(model.state_dict()["0.weight"])
+
+
+def save_in_groups(root: str) -> list[float]:
+    """The even and the odd ranks each save a model, and load that of the others."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    own, model = rank % 2, nn.Linear(2, 2)
+    nn.init.constant_(model.weight, float(own))
+    with memstore.open(root) as store:
+        store.save_model(f"run{own}", model, process_group=groups[own])
+        store.load_model(f"run{1 - own}", model, newer_than=0, process_group=groups[own])
+    return model.weight.unique().tolist()
+
+
+class Stage(nn.Module):
+    """Of a pipeline: the layers that this rank has."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(i): nn.Linear(2, 2) for i in range(first, last)})
+        for i, layer in self.layers.items():
+            nn.init.constant_(layer.weight, float(i))
+        self.norm = nn.LayerNorm(2)
+
+
+def save_stage(root: str) -> int:
+    rank = dist.get_rank()
+    model = Stage(2 * rank, 2 * rank + 2)
+    optimizer = optimizer_of(model)
+    step(model, optimizer, 0)
+    with memstore.open(root) as store:
+        return store.save_model("run", model, optimizer)
+
+
+def load_stage(root: str, layers: int) -> list[float]:
+    """So many layers in all, spread over other stages."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = Stage(rank * layers // size, (rank + 1) * layers // size)
+    optimizer = optimizer_of(model)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    with memstore.open(root) as store:
+        store.load_model("run", model, optimizer, timeout=60)
+    assert set(optimizer.state) == set(model.parameters())
+    return [round(float(layer.weight.mean())) for layer in model.layers.values()]
+
+
+def load_unfit(root: str, unfit: int) -> None:
+    """One rank's module has another name."""
+    model: Any = Stage(0, 2)
+    if dist.get_rank() == unfit:
+        model.other = nn.Linear(1, 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        with memstore.open(root) as store:
+            store.load_model("run", model, timeout=600)
+    finally:
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def load_with_timeout(root: str, timeout: float, newer_than: int | None = None) -> int:
+    with memstore.open(root) as store:
+        return store.load_model("run", Stage(0, 2), newer_than=newer_than, timeout=timeout)
+
+
+def save_with_foreign_parameter(root: str, bad: int) -> int:
+    model = Stage(0, 2)
+    parameters = [*model.parameters(), *([nn.Parameter(torch.ones(1))] * (dist.get_rank() == bad))]
+    with memstore.open(root) as store:
+        return store.save_model("run", model, torch.optim.SGD(parameters), timeout=600)
+
+
+# --- a generator that follows a trainer -------------------------------------------------------------------------------
+
+_SHAPES = ((37, 11), (5,), (64, 3))
+
+
+class Stamped(nn.Module):
+    """Every element says of which version it is."""
+
+    def __init__(self, placement: Any) -> None:
+        super().__init__()
+        mesh = mesh_of((dist.get_world_size(),))
+        for i, shape in enumerate(_SHAPES):
+            spread = distribute_tensor(torch.zeros(shape), mesh, [placement], src_data_rank=None)
+            setattr(self, f"w{i}", nn.Parameter(spread))
+        self.register_buffer("number", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def stamp(self, number: int) -> None:
+        for parameter in self.parameters():
+            parameter.to_local().fill_(number)  # type: ignore[attr-defined]
+        self.number.fill_(number)
+
+    def stamps(self) -> set[float]:
+        values = torch.cat([parameter.to_local().flatten() for parameter in self.parameters()])  # type: ignore[attr-defined]
+        return {*values.unique().tolist(), float(self.number)}
+
+
+def publish(root: str, versions: int) -> int:
+    model = Stamped(Shard(0))
+    version = 0
+    with memstore.open(root) as store:
+        for number in range(1, versions + 1):
+            model.stamp(number)
+            version = store.save_model("policy", model)
+    return version
+
+
+def follow(root: str, versions: int) -> list[list[float]]:
+    """The stamps of each version that was loaded: one, if it was neither torn nor mixed."""
+    model, seen, version = Stamped(Shard(dist.get_world_size() % 2)), [[0.0]], 0
+    with memstore.open(root) as store:
+        while versions not in seen[-1]:
+            version = store.load_model("policy", model, newer_than=version, timeout=100)
+            seen.append(sorted(model.stamps()))
+    return seen[1:]

@@ -1,0 +1,145 @@
+"""Who writes which box, and boxes read into any others: pure, or by ranks that are played in one process."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memstore
+from memstore import Snapshot, StateDict, TensorShard
+from memstore.sharding import Box
+from memstore.snapshot import partition as partitions
+from memstore.snapshot.drafts import Naming, draft, offers_of, own_bytes
+from memstore.snapshot.part import Take, with_sums
+from memstore.snapshot.partition import Offer, partition
+from memstore.snapshot.parts import publish
+from memstore.snapshot.state import StateWalker, bytes_of
+from memstore.snapshot.storage import FilePart, FileStorage
+
+shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
+
+
+@st.composite
+def grids(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    """Boxes that cover a tensor: cuts in each dimension."""
+    boxes = [Box((), ())]
+    for size in shape:
+        cuts = sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))})
+        sides = list(zip(cuts, cuts[1:], strict=False)) or [(0, 0)]
+        boxes = [Box((*box.offsets, a), (*box.shape, b - a)) for box in boxes for a, b in sides]
+    return boxes
+
+
+def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
+    """As ranks would with these state dicts, all of whose tensors are shared."""
+    storage = FileStorage.create(path, durable=False)
+    take = Take("0123456789abcdef", path, len(state_dicts), 0.0, "test", True, False, True)
+    walked = []
+    for state_dict in state_dicts:
+        walker = StateWalker(allow_pickle=False)
+        state = walker.add("state", state_dict)
+        walked.append((state, walker.tensors, {tensor.path for tensor in walker.tensors if tensor.is_sharded}))
+    shares = partition(
+        [own_bytes(tensors, shared) for _, tensors, shared in walked],
+        [offers_of(tensors, shared) for _, tensors, shared in walked],
+    )
+    parts = []
+    for rank, (state, tensors, shared) in enumerate(walked):
+        part, files = draft(take, rank, [state], tensors, shared, shares, Naming(None, ""))
+        sums = {}
+        for file in files:
+            found, at = [FilePart(0, file.header)], len(file.header)
+            for piece in file.pieces:
+                found.append(FilePart(at, bytes_of(piece.elements)))
+                at += piece.nbytes
+            sums[file.name] = storage.write(file.name, file.size, found, durable=False, checksum=True)
+        parts.append(with_sums(part, sums))
+    publish(storage, parts)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_any_boxes_are_read_into_any_others(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    dtype = data.draw(st.sampled_from([torch.int16, torch.float64, torch.complex128]))
+    whole = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    stored, wanted = data.draw(grids(shape)), data.draw(grids(shape))
+    turned = data.draw(st.booleans())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        take_as_ranks(f"{folder}/s", [{"x": TensorShard(whole[box.slices], shape, box.offsets)} for box in stored])
+        snapshot = Snapshot(f"{folder}/s")
+        snapshot.verify()
+        assert torch.equal(snapshot.read_object("0/state/x"), whole)
+        for box in wanted:
+            local = torch.zeros(tuple(reversed(box.shape)) if turned else box.shape, dtype=dtype)
+            local = local.permute(tuple(range(len(shape) - 1, -1, -1))) if turned else local
+            target = TensorShard(local, shape, box.offsets)
+            snapshot.read_object("0/state/x", target, data.draw(st.sampled_from([None, 1, 64])))
+            assert torch.equal(local, whole[box.slices])
+
+
+@given(st.data())
+def test_every_box_is_written_once_by_a_rank_that_has_it(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, 4))
+    offers: list[list[Offer]] = [[] for _ in range(ranks)]
+    wanted: dict[str, list[Box]] = {}
+    for number in range(data.draw(st.integers(0, 4))):
+        shape, path = data.draw(shapes), f"x{number}"
+        boxes = [box for box in data.draw(grids(shape)) if not box.is_empty]
+        wanted[path] = boxes
+        held = [data.draw(st.sets(st.integers(0, ranks - 1), min_size=1)) for _ in boxes]
+        for rank in range(ranks):
+            mine = tuple((box.offsets, box.shape) for box, who in zip(boxes, held, strict=True) if rank in who)
+            offers[rank].append(Offer(path, "int64", 8, shape, mine, True))
+    shares = partition([0] * ranks, offers)
+    for path, boxes in wanted.items():
+        written = [(rank, box) for rank in range(ranks) for box in shares[rank].get(path, [])]
+        assert sorted(box for _, box in written) == sorted(boxes)
+        for rank, box in written:
+            assert (box.offsets, box.shape) in next(offer for offer in offers[rank] if offer.path == path).boxes
+
+
+def test_what_all_ranks_have_is_balanced_and_large_tensors_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "SPLIT", 1000)
+    sizes = [(7, 100), (1, 900), (90, 10), (3, 5), (1, 2000), ()]
+    offers = [[Offer(f"x{i}", "int8", 1, size, ((((0,) * len(size)), size),), False) for i, size in enumerate(sizes)]]
+    shares = partition([0, 0, 500], offers * 3)
+    loads = [sum(math.prod(box.shape) for boxes in share.values() for box in boxes) for share in shares]
+    assert sum(loads) == sum(map(math.prod, sizes)) and loads == pytest.approx([1500, 1700, 1200], abs=900)
+    assert sum(len(share.get("x4", [])) for share in shares) == 1, "its rows can't be split"
+    wide = partition([0, 0], [[Offer("w", "int8", 1, (40, 100), (((0, 0), (40, 100)),), False)]] * 2)
+    assert sorted(box for share in wide for box in share["w"]) == [Box((0, 0), (20, 100)), Box((20, 0), (20, 100))]
+    assert all(len(share["w"]) == 1 for share in wide)
+
+
+def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
+    offers = [[Offer("x", "int8", 1, (3,), (((0,), (3,)),), False)], [Offer("x", "int8", 1, (4,), (), False)]]
+    with pytest.raises(memstore.UnsupportedValueError, match=r"rank 0 has it as int8\[3\], rank 1 as int8\[4\]"):
+        partition([0, 0], offers)
+
+
+@pytest.mark.parametrize("checksum, most", [(False, 4 << 20), (True, 120 << 20)])
+def test_a_read_stays_within_its_memory_budget(tmp_path: Path, checksum: bool, most: int) -> None:
+    value = torch.arange(16 << 20, dtype=torch.int32).reshape(4096, 4096)
+    snapshot = Snapshot.take(f"{tmp_path}/s", {"s": StateDict(x=value)}, durability="process", checksum=checksum)
+    target = torch.zeros(4096, 4096, dtype=torch.int32).t()
+    columns = TensorShard(torch.zeros(4096, 8, dtype=torch.int32), (4096, 4096), (0, 99))
+    tracemalloc.start()
+    try:
+        snapshot.read_object("0/s/x", target, memory_budget_bytes=1 << 20)
+        snapshot.read_object("0/s/x", columns, memory_budget_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(target, value) and torch.equal(columns.local, value[:, 99:107])
+    with pytest.raises(ValueError, match="memory_budget_bytes"):
+        snapshot.read_object("0/s/x", memory_budget_bytes=0)

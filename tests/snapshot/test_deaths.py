@@ -1,0 +1,344 @@
+"""Takes and restores that are killed, fail, or meet another: a whole snapshot is there or none, and the next works."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from memstore import Snapshot, StateDict
+from memstore.snapshot.ranks import Ranks
+from memstore.testing import faults
+from memstore.testing.equality import assert_same
+from tests.children import Child, Wire, in_child
+from tests.small_tmpfs import free_bytes, on_small_tmpfs
+from tests.snapshot.ranks import all_right, on_ranks
+
+MANIFEST = "memstore_snapshot.json"
+FILES = ["memstore_snapshot.json", "model.safetensors", "state.safetensors"]
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
+        yield f"{folder}/snapshot"
+
+
+def app_state(number: float) -> dict[str, Any]:
+    model = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(model.weight, number)
+    return {"model": model, "state": StateDict(number=number, x=torch.full((5,), number))}
+
+
+def number_in(path: str) -> float:
+    state = app_state(-1.0)
+    snapshot = Snapshot(path)
+    snapshot.restore(state)
+    snapshot.verify()
+    number = state["state"]["number"]
+    assert state["model"].weight.unique().tolist() == state["state"]["x"].unique().tolist() == [number]
+    return number
+
+
+def take(path: str, number: float) -> None:
+    Snapshot.take(path, app_state(number))
+
+
+def steps(chosen: frozenset[str] = faults.STEPS) -> list[str]:
+    """Those of a take by one process, from a path that isn't there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        return faults.record(lambda: take(f"{folder}/s", 1.0), names=chosen)
+
+
+def _die_at(path: str, step: int, after: bool) -> None:
+    with faults.at_step(step, faults.die, after=after):
+        take(path, 1.0)
+
+
+def die_at(path: str, step: int, after: bool) -> None:
+    with pytest.raises(RuntimeError, match="-9"):
+        in_child(_die_at, path, step, after)
+
+
+def check_whats_left(path: str) -> None:
+    """A whole snapshot, or none; then the next take works, and removes what is left."""
+    if os.path.exists(f"{path}/{MANIFEST}"):
+        assert number_in(path) == 1.0
+        with pytest.raises(memstore.AlreadyExistsError):
+            take(path, 2.0)
+        assert number_in(path) == 1.0
+        return
+    with pytest.raises(memstore.NotAStoreError):
+        number_in(path)
+    mine = f"{path}/notes.safetensors.txt"
+    os.makedirs(path, exist_ok=True)
+    with open(mine, "w") as file:
+        file.write("of somebody else")
+    take(path, 2.0)
+    assert number_in(path) == 2.0
+    os.remove(mine)
+    with open(f"{path}/{MANIFEST}", "rb") as file:
+        named = {entry["name"] for entry in json.loads(file.read())["files"]}
+    index = {name for name in os.listdir(path) if name.endswith("index.json")}
+    left = {name for name in os.listdir(path) if not name.endswith(".new")}
+    assert left == named | {MANIFEST} | index
+
+
+def test_a_take_that_is_killed_at_a_step(path: str) -> None:
+    names = steps()
+    assert names.count("link") == 2 and "sync" in names, names
+    for i, step in enumerate([3, names.index("truncate") + 1, len(names) - 8, len(names) - 4, len(names)]):
+        die_at(f"{path}{i}", step, after=True)
+        check_whats_left(f"{path}{i}")
+
+
+@pytest.mark.full
+def test_a_take_that_is_killed_at_every_step(path: str) -> None:
+    for step in range(1, len(steps()) + 1):
+        for after in (False, True):
+            die_at(f"{path}{step}{after}", step, after)
+            check_whats_left(f"{path}{step}{after}")
+
+
+def test_takes_that_are_killed_again_and_again(path: str) -> None:
+    names = steps()
+    publication = len(names) - names[::-1].index("link")
+    for step in range(5, publication - 2, 5):
+        die_at(path, step, after=False)
+    check_whats_left(path)
+
+
+def test_a_take_that_fails_at_every_step_leaves_nothing(path: str) -> None:
+    chosen = faults.STEPS - faults.CLEANUPS
+    names = steps(chosen)
+    for step, name in enumerate(names, 1):
+        there = f"{path}{step}"
+        failing = faults.at_step(step, faults.raising(OSError(errno.EIO, "injected")), names=chosen)
+        with contextlib.suppress(OSError, memstore.MemstoreError), failing:
+            take(there, 1.0)
+        if os.path.exists(f"{there}/{MANIFEST}"):  # it failed once it was published
+            assert number_in(there) == 1.0
+        else:
+            left = os.listdir(there) if os.path.exists(there) else []
+            assert not left or (name == "unlink" and len(left) == 1), (step, name, left)
+            take(there, 2.0)
+            assert number_in(there) == 2.0
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def ranks_state(rank: int, number: float) -> dict[str, Any]:
+    state = StateDict(number=number, x=torch.full((5,), number), own=torch.full((3,), number + rank))
+    return {"model": app_state(number)["model"], "state": state}
+
+
+def _ranks_steps(rank: int, path: str) -> int:
+    return len(faults.record(lambda: Snapshot.take(path, ranks_state(rank, 1.0), replicated=["model/*"])))
+
+
+def _rank_dies(rank: int, path: str, victim: int, step: int) -> None:
+    if rank == victim:
+        with faults.at_step(step, faults.die):
+            Snapshot.take(path, ranks_state(rank, 1.0), replicated=["model/*"])
+    Snapshot.take(path, ranks_state(rank, 1.0), replicated=["model/*"])
+
+
+def _ranks_take(rank: int, path: str, number: float) -> None:
+    Snapshot.take(path, ranks_state(rank, number), replicated=["model/*"])
+
+
+def _ranks_restore(rank: int, path: str) -> tuple[float, float]:
+    state = ranks_state(rank, -1.0)
+    Snapshot(path).restore(state)
+    return state["state"]["number"], state["state"]["own"][0].item() - rank
+
+
+def check_rank_dies(path: str, victim: int, step: int) -> None:
+    outcomes = on_ranks(2, _rank_dies, path, victim, step, dead=(victim,))
+    survivor = outcomes[1 - victim]
+    if os.path.exists(f"{path}/{MANIFEST}"):
+        assert all_right(on_ranks(2, _ranks_restore, path)) == [(1.0, 1.0)] * 2
+        return
+    assert isinstance(survivor, memstore.MemstoreError) and "died" in str(survivor), survivor
+    all_right(on_ranks(2, _ranks_take, path, 2.0))
+    assert all_right(on_ranks(2, _ranks_restore, path)) == [(2.0, 2.0)] * 2
+    Snapshot(path).verify()
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_a_rank_that_is_killed_in_a_take(path: str, victim: int) -> None:
+    counts = all_right(on_ranks(2, _ranks_steps, f"{path}-counts"))
+    assert min(counts) > 5
+    check_rank_dies(path, victim, counts[victim] // 2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_at_every_step_of_a_take(path: str, victim: int) -> None:
+    counts = all_right(on_ranks(2, _ranks_steps, f"{path}-counts"))
+    for step in range(1, counts[victim] + 1):
+        check_rank_dies(f"{path}{step}", victim, step)
+
+
+def _dies_beside_the_publication(rank: int, path: str) -> str:
+    """Rank 2 dies, which rank 1 learns, while rank 0 is about to link the manifest."""
+    if rank == 2:
+        count = 0
+        together = Ranks.together
+
+        def die_at_the_fourth(self: Ranks, step: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == 4:
+                faults.die()
+            return together(self, step)
+
+        Ranks.together = die_at_the_fourth  # type: ignore[method-assign]
+
+    def wait_for_rank_1() -> None:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(f"{path}-lost") and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    state = StateDict(x=torch.full((100,), float(rank)))
+    links = frozenset({"link"})
+    try:
+        with faults.at_step(2 if rank == 0 else 99, wait_for_rank_1, names=links):
+            Snapshot.take(path, {"state": state})
+    except memstore.MemstoreError as error:
+        open(f"{path}-lost", "w").close()
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_loses_the_others_leaves_its_files_to_a_publication_that_is_under_way(path: str) -> None:
+    first, second, _ = on_ranks(3, _dies_beside_the_publication, path, dead=(2,))
+    assert "died" in first and "died" in second, (first, second)
+    Snapshot(path).verify()
+    for rank in range(3):
+        assert Snapshot(path).read_object(f"{rank}/state/x").unique().tolist() == [float(rank)]
+
+
+def _rank_dies_in_restore(rank: int, path: str) -> None:
+    state = ranks_state(rank, -1.0)
+    if rank == 1:
+        with faults.at_step(2, faults.die):
+            Snapshot(path).restore(state)
+    Snapshot(path).restore(state)
+
+
+def test_a_rank_that_is_killed_in_a_restore_is_told_and_the_snapshot_stays(path: str) -> None:
+    all_right(on_ranks(2, _ranks_take, path, 1.0))
+    survivor, _ = on_ranks(2, _rank_dies_in_restore, path, dead=(1,))
+    assert isinstance(survivor, memstore.MemstoreError) and "died" in str(survivor)
+    assert all_right(on_ranks(2, _ranks_restore, path)) == [(1.0, 1.0)] * 2
+
+
+# --- two jobs ---------------------------------------------------------------------------------------------------------
+
+
+def _racer(wire: Wire, path: str, number: float, asynchronous: bool) -> str:
+    wire.send("ready")
+    wire.receive()
+    try:
+        if asynchronous:
+            Snapshot.async_take(path, app_state(number)).wait()
+        else:
+            take(path, number)
+    except memstore.AlreadyExistsError as error:
+        assert path in str(error)
+        return "was late"
+    return "won"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["take", "async_take"])
+def test_of_jobs_that_take_to_one_path_one_wins(path: str, asynchronous: bool) -> None:
+    for attempt in range(1 if asynchronous else 3):
+        there = f"{path}{attempt}"
+        racers = [Child(_racer, there, float(number), asynchronous) for number in range(3)]
+        try:
+            for racer in racers:
+                assert racer.receive() == "ready"
+            for racer in racers:
+                racer.send()
+            outcomes = [racer.receive() for racer in racers]
+        finally:
+            for racer in racers:
+                racer.__exit__()
+        assert outcomes.count("won") == 1
+        assert number_in(there) == float(outcomes.index("won"))
+        assert len([name for name in os.listdir(there) if name.endswith(".safetensors")]) == 2, os.listdir(there)
+        assert not [name for name in os.listdir(there) if "part" in name or name.endswith((".claim", ".new"))]
+
+
+def _take_in_the_middle(path: str) -> str:
+    """Another job publishes right before this one links its manifest."""
+    links = [i for i, name in enumerate(steps(), 1) if name == "link"]
+    with faults.at_step(links[-1], lambda: in_child(take, path, 2.0)):
+        try:
+            take(path, 1.0)
+        except memstore.AlreadyExistsError as error:
+            return str(error)
+    return ""
+
+
+def test_a_take_that_is_late_by_a_step_loses_and_leaves_nothing(path: str) -> None:
+    assert "was first" in in_child(_take_in_the_middle, path)
+    assert number_in(path) == 2.0
+    assert len(os.listdir(path)) == 4, os.listdir(path)  # two files, the index, the manifest
+
+
+def test_files_that_are_there_already_are_neither_written_over_nor_removed(path: str) -> None:
+    os.makedirs(path)
+    for name in ("model.safetensors", "config.json", "state.safetensors", "model.safetensors.index.json"):
+        with open(f"{path}/{name}", "w") as file:
+            file.write("of somebody else")
+    take(path, 1.0)
+    assert number_in(path) == 1.0
+    with open(f"{path}/model.safetensors") as file:
+        assert file.read() == "of somebody else"
+    with open(f"{path}/model.safetensors.index.json") as file:
+        assert file.read() == "of somebody else"
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------------
+
+
+def _fill_up(folder: str, asynchronous: bool) -> None:
+    room = free_bytes(folder)
+    state = {"state": StateDict(x=torch.zeros(room // 3), y=torch.zeros(room // 3, dtype=torch.int64))}
+    path = f"{folder}/snapshot"
+    for _ in range(2):
+        with pytest.raises(memstore.StoreFullError):
+            if asynchronous:
+                Snapshot.async_take(path, state).wait()
+            else:
+                Snapshot.take(path, state)
+        assert not os.path.exists(path)
+        assert free_bytes(folder) > room - (1 << 17)
+    take(path, 1.0)
+    assert number_in(path) == 1.0
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["take", "async_take"])
+def test_a_full_disk_is_an_error_and_leaves_nothing(asynchronous: bool) -> None:
+    on_small_tmpfs(4, _fill_up, asynchronous)
+
+
+def test_what_a_restore_gives_does_not_depend_on_the_files_any_more(path: str) -> None:
+    take(path, 1.0)
+    state = app_state(-1.0)
+    Snapshot(path).restore(state)
+    for name in os.listdir(path):
+        os.truncate(f"{path}/{name}", 0)
+    assert_same(torch.full((5,), 1.0), state["state"]["x"])

@@ -1,0 +1,240 @@
+"""What was saved by one process is what is restored: values of all kinds, in place and into new memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memstore
+from memstore import Snapshot, StateDict
+from memstore.testing import strategies
+from memstore.testing.equality import assert_same
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
+        yield f"{folder}/snapshot"
+
+
+def plainly(value: Any) -> Any:
+    """As a snapshot has it: in C order, and on the CPU."""
+    if isinstance(value, dict):
+        made = {key: plainly(entry) for key, entry in value.items()}
+        return OrderedDict(made) if type(value) is OrderedDict else made
+    if type(value) in (list, tuple):
+        return type(value)(map(plainly, value))
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    return value
+
+
+tensors = st.builds(
+    lambda shape, dtype, seed: strategies.random_bits(shape, dtype, seed),
+    strategies.shapes,
+    st.sampled_from(strategies.DTYPES),
+    st.integers(0, 99),
+)
+state_dicts = st.dictionaries(
+    strategies.keys(only_text=True),
+    st.recursive(
+        st.one_of(tensors, tensors, strategies.atoms()),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(strategies.keys(), inner, max_size=3),
+            st.dictionaries(strategies.keys(only_text=True), inner, max_size=3).map(OrderedDict),
+        ),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(state_dicts)
+@settings(max_examples=30)
+def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        snapshot = Snapshot.take(f"{folder}/s", {"state": StateDict(state)}, durability="process")
+        assert_same(state, snapshot.get_state_dict_for_key("state"))
+        restored = StateDict()
+        Snapshot(f"{folder}/s").restore({"state": restored})
+        assert_same(state, dict(restored))
+        snapshot.verify()
+
+
+@given(strategies.values())
+@settings(max_examples=30)
+def test_values_of_all_kinds_are_saved_or_refused(value: Any) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        try:
+            snapshot = Snapshot.take(f"{folder}/s", {"state": StateDict(value=value)}, durability="process")
+        except memstore.UnsupportedValueError:
+            assert not os.path.exists(f"{folder}/s")
+            return
+        snapshot.get_state_dict_for_key("state")
+        snapshot.verify()
+        assert snapshot.get_manifest().keys() == Snapshot(f"{folder}/s").get_manifest().keys()
+
+
+@given(tensors, st.sampled_from(["transposed", "stepped", "row", "whole"]))
+@settings(max_examples=40)
+def test_tensors_are_filled_in_place_whatever_their_strides(tensor: torch.Tensor, layout: str) -> None:
+    room = strategies.random_bits((2, *(2 * size for size in tensor.shape)), tensor.dtype, 1)
+    if layout == "stepped":
+        target = room[(0, *(slice(None, None, 2) for _ in tensor.shape))]
+    elif layout == "row":
+        target = room[(1, *(slice(0, size) for size in tensor.shape))]
+    elif layout == "transposed":
+        turned = torch.empty(tuple(reversed(tensor.shape)), dtype=tensor.dtype)
+        target = turned.permute(tuple(range(tensor.ndim - 1, -1, -1)))
+    else:
+        target = torch.empty(tensor.shape, dtype=tensor.dtype)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        snapshot = Snapshot.take(f"{folder}/s", {"state": StateDict(x=tensor)}, durability="process")
+        assert snapshot.read_object("0/state/x", target) is target
+        assert_same(tensor, target.clone(memory_format=torch.contiguous_format))
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def untrained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.5)
+
+
+def test_modules_and_optimizers_that_have_no_state_yet(path: str) -> None:
+    model, optimizer = trained()
+    Snapshot.take(path, {"model": model, "optimizer": optimizer})
+    other, later = untrained()
+    addresses = [parameter.data_ptr() for parameter in other.parameters()]
+    Snapshot(path).restore({"model": other, "optimizer": later})
+    assert_same(plainly(model.state_dict()), plainly(other.state_dict()))
+    assert_same(plainly(optimizer.state_dict()), plainly(later.state_dict()))
+    assert addresses == [parameter.data_ptr() for parameter in other.parameters()]
+
+
+def test_state_is_read_into_the_memory_that_is_there(path: str) -> None:
+    model, optimizer = trained()
+    Snapshot.take(path, {"optimizer": optimizer})
+    want = plainly(optimizer.state_dict())
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    addresses = [moment.data_ptr() for moment in moments]
+    for moment in moments:
+        moment.zero_()
+    Snapshot(path).restore({"optimizer": optimizer})
+    assert_same(want, plainly(optimizer.state_dict()))
+    assert addresses == [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
+
+
+def test_autograd_notices_that_a_tensor_was_filled(path: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    state = StateDict(x=torch.ones(3))
+    Snapshot.take(path, {"state": state})
+    product = weight * state["x"]
+    Snapshot(path).restore({"state": state})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_tied_tensors_are_written_once(path: str) -> None:
+    weight = torch.randn(300, 300)
+    state = StateDict(a=weight, b=weight, again={"c": weight.view(300, 300)}, part=weight[:10])
+    snapshot = Snapshot.take(path, {"state": state, "more": StateDict(d=weight)})
+    assert snapshot.metadata.nbytes < 310 * 300 * 4 + 5000
+    found = snapshot.get_state_dict_for_key("state")
+    assert found["a"] is found["b"] and torch.equal(found["again"]["c"], weight)
+    assert torch.equal(found["part"], weight[:10])
+
+
+def test_quantized_tensors_and_modules(path: str) -> None:
+    quantized = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 3, torch.qint8)
+    snapshot = Snapshot.take(path, {"state": StateDict(q=quantized)})
+    found = snapshot.get_state_dict_for_key("state")["q"]
+    assert found.dtype is torch.qint8 and torch.equal(found.int_repr(), quantized.int_repr())
+    target = StateDict(q=torch.quantize_per_tensor(torch.zeros(4, 4), 0.1, 3, torch.qint8))
+    snapshot.restore({"state": target})
+    assert torch.equal(target["q"].int_repr(), quantized.int_repr())
+
+
+@pytest.mark.parametrize("mode", ["inference", "no_grad", "meta"])
+def test_torchs_modes_change_nothing(path: str, mode: str) -> None:
+    model, optimizer = trained()
+    modes: dict[str, Any] = {
+        "inference": torch.inference_mode,
+        "no_grad": torch.no_grad,
+        "meta": lambda: torch.device("meta"),
+    }
+    with modes[mode]():
+        snapshot = Snapshot.take(path, {"model": model, "optimizer": optimizer})
+    other, later = untrained()
+    with modes[mode]():
+        snapshot.restore({"model": other})
+    snapshot.restore({"optimizer": later})
+    assert_same(plainly(model.state_dict()), plainly(other.state_dict()))
+    other(torch.randn(3, 4)).sum().backward()
+    later.step()
+
+
+def test_pickle_is_only_used_where_it_was_asked_for(path: str) -> None:
+    state = StateDict(x=complex, y=torch.zeros(2))
+    with pytest.raises(memstore.UnsupportedValueError, match="'x'"):
+        Snapshot.take(path, {"state": state})
+    assert not os.path.exists(path)
+    snapshot = Snapshot.take(path, {"state": state}, allow_pickle=True)
+    assert snapshot.get_state_dict_for_key("state")["x"] is complex
+    with pytest.raises(memstore.UnsupportedValueError, match="pickle"):
+        Snapshot(path).restore({"state": StateDict()})
+    Snapshot(path).verify()
+    assert repr(Snapshot(path).get_manifest()["0/state/x"].value) == "<stored with pickle>"
+    assert torch.equal(Snapshot(path).read_object("0/state/y"), torch.zeros(2))
+    with pytest.raises(memstore.UnsupportedValueError, match="pickle"):
+        Snapshot(path).read_object("0/state/x")
+    trusting = Snapshot(path, storage_options={"allow_pickle": True})
+    assert trusting.get_state_dict_for_key("state")["x"] is complex
+
+
+def test_the_random_state_is_restored_last_and_left_alone_by_a_take(path: str) -> None:
+    import random
+
+    import numpy as np
+
+    class Drawing(StateDict):
+        def state_dict(self) -> dict[str, Any]:
+            torch.rand(1)
+            return super().state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+            torch.rand(3)
+            super().load_state_dict(state_dict)
+
+    app_state: dict[str, Any] = {"a rng": memstore.RNGState(), "drawing": Drawing(x=1)}
+    before = torch.get_rng_state()
+    Snapshot.take(path, app_state)
+    assert torch.equal(before, torch.get_rng_state())
+    drawn = torch.rand(3), random.random(), np.random.rand()
+    Snapshot(path).restore(app_state)
+    again = torch.rand(3), random.random(), np.random.rand()
+    assert torch.equal(drawn[0], again[0]) and drawn[1:] == again[1:]
+
+
+def test_the_path_may_be_an_empty_folder_or_a_pathlib_one(tmp_path: Path) -> None:
+    Snapshot.take(tmp_path, {"state": StateDict(x=torch.arange(3))})
+    assert Snapshot(tmp_path).read_object("0/state/x").tolist() == [0, 1, 2]
+    assert sorted(os.listdir(tmp_path)) == ["memstore_snapshot.json", "state.safetensors"]

@@ -1,0 +1,449 @@
+"""The writer is a process that completes snapshots when its trainer dies, and whose own failures and death are told."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from memstore import errors
+from memstore.engine import syscalls
+from memstore.errors import (
+    AlreadyExistsError,
+    MemstoreError,
+    ResourceLimitError,
+    StoreFullError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
+from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager
+from memstore.snapshot.storage import FilePart, FileStorage, Storage
+from memstore.snapshot.writer import client, messages, process, steps
+from memstore.snapshot.writer.failures import error_of, failure_of
+from memstore.snapshot.writer.messages import Job, Outcome
+from memstore.testing import faults
+from tests.children import Child, Wire
+from tests.huge_pages import require_huge_pages
+from tests.small_tmpfs import on_small_tmpfs
+
+MIB = 1 << 20
+ROOT = Path(__file__).parent.parent.parent
+STEPS = faults.STEPS - faults.CLEANUPS
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> FileStorage:
+    return FileStorage.create(tmp_path / "snapshot", durable=False)
+
+
+@pytest.fixture
+def stager() -> Iterator[Stager]:
+    made = Stager(limit=16 * MIB, idle=60.0)
+    yield made
+    made.close()
+
+
+def start(stager: Stager, folder: FileStorage, *names: str, size: int = 1000) -> PendingWrite:
+    """Writes files of ones."""
+    return write(stager.stage([torch.ones(size, dtype=torch.uint8)]), folder, *names)
+
+
+def write(staged: Staged, folder: FileStorage, *names: str) -> PendingWrite:
+    return staged.write(folder.path, [StagedFile(name, b"header", staged.places) for name in names], durable=False)
+
+
+def wait_for_end(pid: int) -> None:
+    """Of any process, reaped or not."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    ended = poll.poll(60_000)
+    os.close(fd)
+    assert ended, f"process {pid} still runs"
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Generator[None]:
+    """Inside it, the process does nothing."""
+    process = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(process, signal.SIGSTOP)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+        os.close(process)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_the_writer_has_no_torch_no_terminal_and_no_interrupts(stager: Stager, folder: FileStorage) -> None:
+    pending = start(stager, folder, "file")
+    pending.wait(60)
+    pid = pending.writer
+    assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(2)] == ["/dev/null"] * 2
+    assert os.readlink(f"/proc/{pid}/fd/2").startswith("/memfd:")
+    assert os.getsid(pid) == pid
+    ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn"))
+    assert int(ignored.split()[1], 16) & 1 << signal.SIGINT - 1
+    assert not os.path.samefile(f"/proc/{pid}/cwd", os.getcwd())
+
+
+def test_one_writer_does_many_jobs_in_order(stager: Stager, folder: FileStorage) -> None:
+    pending = [start(stager, folder, f"file{number:03}") for number in range(50)]
+    assert [one.wait(60) for one in pending] == [b""] * 50
+    assert len({one.writer for one in pending}) == 1
+    assert folder.names() == [f"file{number:03}" for number in range(50)]
+
+
+def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStorage) -> None:
+    stager = Stager(limit=16 * MIB, idle=0.05)
+    pids: set[int] = set()
+    for number in range(2):
+        staged = stager.stage([torch.ones(3 * MIB, dtype=torch.uint8)])
+        block = weakref.ref(staged.block)
+        pending = write(staged, folder, str(number))
+        pending.wait(60)
+        pids.add(pending.writer)
+        wait_until(lambda pid=pending.writer, block=block: block() is None and not os.path.exists(f"/proc/{pid}"))
+    assert len(pids) == 2
+
+
+def test_jobs_that_race_with_the_end_of_an_idle_writer_are_done(folder: FileStorage) -> None:
+    stager = Stager(limit=16 * MIB, idle=0.0)
+    for number in range(6):
+        start(stager, folder, str(number)).wait(60)
+    assert len(folder.names()) == 6
+
+
+@pytest.mark.full
+def test_a_program_ends_while_its_writer_runs(folder: FileStorage) -> None:
+    """Neither the end of the program nor that of its output waits for a writer, which is idle for ten minutes."""
+    code = """if True:
+        import sys, torch
+        from memstore.snapshot.staging import StagedFile, stage
+        staged = stage([torch.ones(1000)])
+        pending = staged.write(sys.argv[1], [StagedFile("file", b"", staged.places)])
+        print(pending.writer)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, "-c", code, folder.path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    wait_for_end(int(done.stdout))
+    assert folder.size("file") == 4000
+
+
+def test_the_memory_is_made_huge_when_the_writer_has_time(folder: FileStorage) -> None:
+    require_huge_pages("/dev/shm")
+    stager = Stager(limit=64 * MIB)
+    staged = stager.stage([torch.ones(20 * MIB, dtype=torch.uint8)])
+    address = staged.block.bytes.ctypes.data
+    files = [StagedFile("file", b"", staged.places)]
+    staged.write(folder.path, files, durable=False).wait(60)
+    del staged
+    wait_until(lambda: huge_bytes(address) == 20 * MIB)
+    again = stager.stage([torch.ones(20 * MIB, dtype=torch.uint8)])
+    assert again.block.bytes.ctypes.data == address
+    assert set(again.memory) == {1}
+    stager.close()
+
+
+def huge_bytes(address: int) -> int:
+    """Of the mapping at an address, those that the kernel maps by huge pages once they are touched."""
+    syscalls.memory_at(address, 20 * MIB).tobytes()
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+    found = next(line for line in lines[start:] if line.startswith("ShmemPmdMapped:"))
+    return int(found.split()[1]) << 10
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_raised_with_its_type_and_leaves_nothing(stager: Stager, folder: FileStorage) -> None:
+    folder.write("second", 1, [FilePart(0, b"1")], durable=False)
+    pending = start(stager, folder, "first", "second", "third")
+    for _ in range(2):
+        with pytest.raises(AlreadyExistsError, match=f"{folder.path}/second exists"):
+            pending.wait(60)
+    assert folder.names() == ["second"] and pending.done()
+    start(stager, folder, "first").wait(60)
+
+
+def test_a_full_disk_is_told_with_its_type() -> None:
+    on_small_tmpfs(2, write_more_than_fits)
+
+
+def write_more_than_fits(path: str) -> None:
+    stager, folder = Stager(limit=16 * MIB), FileStorage(path)
+    with pytest.raises(StoreFullError, match="second has no room") as caught:
+        start(stager, folder, "first", "second", size=3 * MIB // 2).wait(60)
+    assert caught.value.errno == errno.ENOSPC and folder.names() == []
+    start(stager, folder, "first", size=MIB).wait(60)
+    stager.close()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "finish", "message"),
+    [([(0, 1 << 30)], None, "bytes 0 to 1,073,741,824"), ([(-1, 4)], None, "bytes -1"), ([], "os:abort", "'os:abort'")],
+)
+def test_jobs_that_make_no_sense_fail_alone(
+    stager: Stager, folder: FileStorage, pieces: list[tuple[int, int]], finish: str | None, message: str
+) -> None:
+    staged = stager.stage([torch.ones(10)])
+    pending = staged.write(folder.path, [StagedFile("file", b"h", pieces)], finish=finish)
+    with pytest.raises(MemstoreError, match=message):
+        pending.wait(60)
+    assert folder.names() == []
+    after = start(stager, folder, "file")
+    after.wait(60)
+    assert after.writer == pending.writer
+
+
+ERRORS = [
+    *(
+        kind("said")
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, MemstoreError) and name[0] != "_"
+    ),
+    StoreFullError("said", code=errno.EFBIG),
+    OSError(errno.EIO, "Input/output error", "/path"),
+    PermissionError(errno.EACCES, "denied", b"/b\xff"),
+    OSError("no code"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_errors_keep_their_types(error: Exception) -> None:
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(failure_of(error)), type=messages.Failure)
+    found = error_of(sent)
+    assert type(found) is type(error)
+    assert (getattr(found, "errno", None) or None) == getattr(error, "errno", None)
+    assert ("said" in str(found)) == ("said" in str(error))
+
+
+def test_other_errors_are_told_by_name() -> None:
+    found = error_of(failure_of(ZeroDivisionError("\ud800" + "x" * 100_000)))
+    assert type(found) is MemstoreError and str(found).startswith("ZeroDivisionError: \\ud800xxx")
+    assert len(str(found)) < messages.OUTCOME_LIMIT
+
+
+def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -> None:
+    first = start(stager, folder, "first")
+    first.wait(60)
+    with stopped(first.writer):
+        second = start(stager, folder, "second")
+        with pytest.raises(StoreTimeoutError, match=f"process {first.writer} has been writing"):
+            second.wait(0.01)
+        assert not second.done()
+    second.wait(60)
+
+
+def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stager = Stager(limit=16 * MIB)
+    monkeypatch.setattr(client, "_CODE", "raise ImportError('no such thing')")
+    with pytest.raises(UnknownOutcomeError, match=r"exit code 1 \(ImportError: no such thing\)"):
+        start(stager, folder, "file").wait(60)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ResourceLimitError, match="/nowhere/python"):
+        start(stager, folder, "file")
+    monkeypatch.undo()
+    start(stager, folder, "file", size=10 * MIB).wait(60)
+    start(stager, folder, "second", size=10 * MIB).wait(60)
+    stager.close()
+
+
+# --- death of the writer ----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_writer_is_told_and_replaced(stager: Stager, folder: FileStorage) -> None:
+    first = start(stager, folder, "first")
+    first.wait(60)
+    with stopped(first.writer):
+        lost = [start(stager, folder, f"lost{number}", size=4 * MIB) for number in range(3)]  # 12 of 16 MiB
+        os.kill(first.writer, signal.SIGKILL)
+    for pending in lost:
+        with pytest.raises(UnknownOutcomeError, match=rf"pid {first.writer}\) was killed by signal 9"):
+            pending.wait(60)
+    after = start(stager, folder, "after", size=8 * MIB)
+    after.wait(60)
+    assert after.writer != first.writer and folder.names() == ["after", "first"]
+
+
+def test_a_writer_that_dies_at_any_step_leaves_a_whole_snapshot_or_none(tmp_path: Path) -> None:
+    """The files may be there in part; the manifest, which makes them a snapshot, only when all of them are whole."""
+    published: list[bool] = []
+    while True:
+        folder = FileStorage.create(tmp_path / str(len(published)), durable=False)
+        outcome = serve_in_child(folder, len(published) + 1)
+        published.append(folder.size("manifest") is not None)
+        if published[-1]:
+            assert folder.size("one") == folder.size("two") == 1006
+        if outcome is not None:
+            break
+    assert outcome == Outcome(1, b"3 sums") and published[-1]
+    assert published == sorted(published) and not published[0] and len(published) > 10
+
+
+def serve_in_child(folder: FileStorage, number: int) -> Outcome | None:
+    """What a writer that dies at a step says of a job, if it says something."""
+    staged = Stager(limit=16 * MIB).stage([torch.ones(1000, dtype=torch.uint8)])
+    files = [StagedFile(name, b"header", staged.places) for name in ("one", "two", "three")]
+    job = Job(1, os.fsencode(folder.path), files, "part", b"manifest", True, True)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, Child(serve_and_die, theirs, ours, number):
+        theirs.close()
+        messages.send_job(ours, job, staged.block.fd)
+        ours.shutdown(socket.SHUT_WR)
+        return messages.receive_outcome(ours)
+
+
+def serve_and_die(wire: Wire, channel: socket.socket, parents: socket.socket, number: int) -> None:
+    parents.close()
+    steps.STEPS["part"] = f"{__name__}:publish_sums"
+    with faults.at_step(number, faults.die, after=True, names=STEPS):
+        process.serve(channel, 60.0)
+
+
+def publish_sums(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+    """A last step, as a snapshot's."""
+    assert all(len(found) == 8 for found in sums.values()) and durable
+    storage.publish(argument.decode(), b"".join(sums.values()), durable=durable)
+    return f"{len(sums)} sums".encode()
+
+
+def test_files_stay_when_the_last_step_fails(folder: FileStorage) -> None:
+    """It may have published them already."""
+    folder.publish("manifest", b"another one's", durable=False)
+    outcome = serve_in_child(folder, 1000)
+    assert outcome is not None and outcome.failure is not None and outcome.failure.kind == "AlreadyExistsError"
+    assert folder.names() == ["manifest", "one", "three", "two"]
+
+
+# --- death of the trainer ---------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_completed_when_its_trainer_is_killed(folder: FileStorage) -> None:
+    with Child(trainer, folder) as child:
+        writer = child.receive()
+        with stopped(writer):
+            child.send(1000)
+            assert child.receive() == "sent"
+            child.kill()
+            assert folder.size("file") is None
+    wait_for_end(writer)
+    assert folder.read_bytes("file", 4 * MIB) == b"header" + b"\1" * 3 * MIB
+
+
+@pytest.mark.full
+def test_a_trainer_that_dies_at_any_step_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+    sizes: list[int | None] = []
+    while True:
+        folder = FileStorage.create(tmp_path / str(len(sizes)), durable=False)
+        with Child(trainer, folder) as child:
+            writer = child.receive()
+            child.send(len(sizes) + 1)
+            try:
+                child.receive()
+                break
+            except RuntimeError:
+                child.kill()
+        wait_for_end(writer)
+        sizes.append(folder.size("file"))
+    assert len(sizes) > 5 and set(sizes[:-1]) == {None} and sizes[-1] == 3 * MIB + 6
+
+
+def trainer(wire: Wire, folder: FileStorage) -> None:
+    """Starts a writer; then takes a snapshot, and dies at a step of that."""
+    stager = Stager(limit=16 * MIB)
+    first = start(stager, folder, "warm")
+    first.wait(60)
+    folder.remove("warm")
+    wire.send(first.writer)
+    with faults.at_step(wire.receive(), faults.die, after=True, names=STEPS | {"close"}):  # which follows the sending
+        start(stager, folder, "file", size=3 * MIB)
+    wire.send("sent")
+    wire.receive()
+
+
+# --- the messages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["text", "no files", "no job", "too long"])
+def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull) as null:
+        before = len(os.listdir("/proc/self/fd"))
+        if kind == "text":
+            ours.send(b"something else")
+        elif kind == "no files":
+            ours.send(b"job")
+        elif kind == "no job":
+            socket.send_fds(ours, [b"job"], [null.fileno(), null.fileno()])
+        else:
+            monkeypatch.setattr(messages, "JOB_LIMIT", 200)
+            monkeypatch.setattr(msgspec.msgpack, "encode", long_job)
+            with pytest.raises(ResourceLimitError, match="201 bytes"):
+                messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
+            monkeypatch.setattr(messages, "JOB_LIMIT", 201)
+            messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
+            monkeypatch.setattr(messages, "JOB_LIMIT", 200)
+        with pytest.raises(MemstoreError, match="not a job|is no Job|201 bytes"):
+            messages.receive_job(theirs)
+        assert len(os.listdir("/proc/self/fd")) <= before  # those of earlier tests may be closed meanwhile
+
+
+def long_job(_: Job) -> bytes:
+    return bytes(201)
+
+
+def test_what_was_sent_before_a_writer_hears_no_more_is_received_and_what_comes_later_is_not_sent() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(os.devnull) as null:
+        messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
+        theirs.shutdown(socket.SHUT_RD)
+        with pytest.raises(BrokenPipeError):
+            messages.send_job(ours, Job(2, b"/", [], None, b"", False, False), null.fileno())
+        received = messages.receive_job(theirs)
+        assert received is not None and received[0].number == 1
+        os.close(received[1])
+        assert messages.receive_job(theirs) is None
+        messages.send_outcome(theirs, Outcome(1, b"done"))
+        assert messages.receive_outcome(ours) == Outcome(1, b"done")
+
+
+def test_an_outcome_that_is_too_long_is_a_failure() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        messages.send_outcome(ours, Outcome(7, bytes(messages.OUTCOME_LIMIT)))
+        outcome = messages.receive_outcome(theirs)
+        assert outcome is not None and outcome.number == 7 and outcome.failure is not None
+        assert "65,5" in outcome.failure.message
+        ours.close()
+        assert messages.receive_outcome(theirs) is None

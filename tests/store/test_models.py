@@ -1,0 +1,272 @@
+"""save_model and load_model of one process: names, in place, and all that doesn't fit told at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memstore
+from memstore.errors import KeyNotFoundError, StoreTimeoutError, StructureMismatchError, UnsupportedValueError
+from memstore.testing.equality import assert_same
+
+
+class Net(nn.Module):
+    """Tied weights, buffers that are stored and that are not, a frozen parameter, state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer("cache", torch.zeros(9), persistent=False)
+        self.said = {"note": "", "numbers": torch.zeros(2)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embed(x)))
+
+    def get_extra_state(self) -> Any:
+        return self.said
+
+    def set_extra_state(self, state: Any) -> None:
+        self.said = state
+
+
+def groups(model: Net) -> list[dict[str, Any]]:
+    return [{"params": [model.embed.weight], "weight_decay": 0.1}, {"params": list(model.norm.parameters())}]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> torch.Tensor:
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        x = torch.arange(6) + step % 2
+        loss = nn.functional.cross_entropy(model(x), x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "amsgrad": lambda params: torch.optim.Adam(params, lr=torch.tensor(0.1), amsgrad=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=0.1),
+    "lbfgs": lambda params: torch.optim.LBFGS([p for group in params for p in group["params"]]),
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", "amsgrad", "sgd", "momentum", "adafactor"])
+@pytest.mark.parametrize("has_states", [False, True])
+def test_training_goes_on_bit_by_bit(store: memstore.Store, name: str, has_states: bool) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = OPTIMIZERS[name](groups(model))
+    train(model, optimizer, 3)
+    model.said = {"note": "three steps", "numbers": torch.tensor([1.0, 2.0])}
+    store.save_model("run", model, optimizer)
+    expected = train(model, optimizer, 4)
+    other = Net()
+    later = OPTIMIZERS[name](groups(other))
+    if has_states:
+        train(other, later, 1)
+    store.load_model("run", other, later)
+    assert other.said["note"] == "three steps" and torch.equal(other.said["numbers"], torch.tensor([1.0, 2.0]))
+    assert other.head.weight is other.embed.weight
+    assert torch.equal(train(other, later, 4), expected)
+    assert_same(optimizer.state_dict()["state"], later.state_dict()["state"])
+    for one, group in zip(optimizer.param_groups, later.param_groups, strict=True):
+        assert {**one, "params": 0} == {**group, "params": 0}
+
+
+def test_lists_of_states_come_back(store: memstore.Store) -> None:
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    found = [OPTIMIZERS["lbfgs"]([{"params": list(one.parameters())}]) for one in (model, other)]
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+
+    def closure() -> torch.Tensor:
+        loss = (model(x) - y).square().mean()
+        found[0].zero_grad()
+        loss.backward()
+        return loss
+
+    found[0].step(closure)  # type: ignore[arg-type]
+    store.save_model("run", model, found[0])
+    store.load_model("run", other, found[1])
+    assert_same(found[0].state_dict(), found[1].state_dict())
+
+
+def test_a_load_writes_into_the_tensors_that_are_there(store: memstore.Store) -> None:
+    model, other = Net(), Net()
+    optimizer, later = (OPTIMIZERS["adamw"](groups(one)) for one in (model, other))
+    train(model, optimizer, 2)
+    train(other, later, 1)
+    store.save_model("run", model, optimizer)
+    places = {name: value.data_ptr() for name, value in other.state_dict(keep_vars=True).items() if name[0] != "_"}
+    states = [state["exp_avg"].data_ptr() for state in later.state.values()]
+    store.load_model("run", other, later)
+    assert {name: other.state_dict()[name].data_ptr() for name in places} == places
+    assert [state["exp_avg"].data_ptr() for state in later.state.values()] == states
+    assert other.embed.weight.requires_grad and not other.scale.requires_grad
+
+
+def test_a_save_leaves_a_fresh_optimizer_as_it_is(store: memstore.Store) -> None:
+    model = Net()
+    optimizer = OPTIMIZERS["adamw"](groups(model))
+    before = copy.deepcopy(model.state_dict())
+    store.save_model("run", model, optimizer)
+    assert not optimizer.state
+    assert_same(before, model.state_dict())
+    later = OPTIMIZERS["adamw"](groups(model))
+    train(model, later, 1)
+    store.load_model("run", model, later)
+    assert not later.state
+
+
+def test_dtype_casts_the_model_and_not_the_optimizer(store: memstore.Store) -> None:
+    model = Net()
+    optimizer = OPTIMIZERS["adamw"](groups(model))
+    train(model, optimizer, 1)
+    store.save_model("run", model, optimizer, dtype=torch.bfloat16)
+    found = store.get("run")
+    assert {leaf.dtype for name, leaf in found["model"].items() if name[0] != "_"} == {torch.bfloat16, torch.int64}
+    assert found["optimizer"]["state"]["embed.weight"]["exp_avg"].dtype == torch.float32
+    other = Net().to(torch.bfloat16)
+    store.load_model("run", other)
+    assert torch.equal(other.embed.weight, model.embed.weight.to(torch.bfloat16))
+
+
+def test_names_are_those_of_the_bare_module(store: memstore.Store) -> None:
+    wrapped = nn.DataParallel(nn.Sequential(torch.compile(nn.Linear(2, 3)), nn.Sequential(nn.Linear(3, 1))))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    for parameter in wrapped.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    store.save_model("run", wrapped, optimizer)
+    found = store.get("run")
+    assert list(found["model"]) == ["0.weight", "0.bias", "1.0.weight", "1.0.bias"]
+    assert list(found["optimizer"]["state"]) == list(found["model"])
+    bare = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 1)))
+    later = torch.optim.SGD(bare.parameters(), lr=0.1, momentum=0.9)
+    store.load_model("run", bare, later)
+    assert_same(list(wrapped.state_dict().values()), list(bare.state_dict().values()))
+    store.save_model("run", bare, later)
+    store.load_model("run", wrapped, optimizer)
+
+
+def test_checkpointed_modules_have_their_own_names(store: memstore.Store) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    bare = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), nn.Linear(3, 1))
+    wrapped = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(2, 3))), nn.Linear(3, 1))
+    store.save_model("run", wrapped, torch.optim.Adam(wrapped.parameters()))
+    assert list(store.get("run")["model"]) == list(bare.state_dict())
+    store.load_model("run", bare, torch.optim.Adam(bare.parameters()))
+    assert_same(list(wrapped.state_dict().values()), list(bare.state_dict().values()))
+
+
+def test_a_process_group_without_torch_distributed_is_refused(store: memstore.Store) -> None:
+    model = nn.Linear(1, 1)
+    for call in (store.save_model, store.load_model):
+        with pytest.raises(TypeError, match="torch.distributed is not initialized"):
+            call("run", model, process_group=object())
+
+
+def test_all_that_doesnt_fit_is_told_at_once_and_nothing_is_written(store: memstore.Store) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1), nn.Linear(1, 1))
+    store.save_model("run", model, torch.optim.SGD(model.parameters(), lr=0.1))
+    other = nn.Sequential(nn.Linear(2, 4), nn.Linear(3, 1).double(), nn.Identity(), nn.Linear(1, 1))
+    later = torch.optim.SGD(other.parameters(), lr=0.1)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(StructureMismatchError) as raised:
+        store.load_model("run", other, later)
+    lines = str(raised.value).splitlines()
+    for expected in (
+        "  model['0.weight']: stored with shape [3, 2], here [4, 2]",
+        "  model['1.weight']: stored as torch.float32, here torch.float64; save_model(dtype=) stores another",
+        "  model['3.weight']: not stored",
+        "  optimizer: it had no parameter '3.bias'",
+        "  model['2.weight']",
+        "  optimizer: parameter '2.bias'",
+    ):
+        assert expected in lines, lines
+    assert_same(before, other.state_dict())
+    with pytest.raises(StructureMismatchError, match="here \\[4, 2\\]"):
+        store.load_model("run", other, strict=False)
+
+
+def test_without_strict_what_is_common_is_loaded(store: memstore.Store) -> None:
+    model, other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Sequential(nn.Linear(2, 3), nn.Identity())
+    store.save_model("run", model)
+    with pytest.raises(StructureMismatchError, match=r"strict=False leaves it out:\n  model\['1.weight'\]"):
+        store.load_model("run", other)
+    with pytest.raises(StructureMismatchError, match="optimizer: none is stored"):
+        store.load_model("run", model, torch.optim.SGD(model.parameters()))
+    store.load_model("run", other, torch.optim.SGD(other.parameters()), strict=False)
+    assert torch.equal(other[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), {"a": 1}, {"model": torch.ones(2)}, [1]])
+def test_what_is_no_model_is_told(store: memstore.Store, value: Any) -> None:
+    store.put("run", value)
+    with pytest.raises(StructureMismatchError, match="save_model makes what load_model reads"):
+        store.load_model("run", nn.Linear(1, 1))
+
+
+def test_modules_without_memory_are_told(store: memstore.Store) -> None:
+    store.save_model("run", nn.Linear(2, 2))
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(StructureMismatchError, match="to_empty"):
+        store.load_model("run", model)
+    model.to_empty(device="cpu")
+    store.load_model("run", model)
+
+
+def test_parameters_of_another_model_are_refused(store: memstore.Store) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(5))])
+    with pytest.raises(UnsupportedValueError, match=r"parameter 2 of the optimizer's group 0, of shape \[5\]"):
+        store.save_model("run", model, optimizer)
+    assert "run" not in store
+
+
+def test_stored_groups_may_be_split_but_not_joined_where_they_differ(store: memstore.Store) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    store.save_model("one", model, torch.optim.SGD(model.parameters(), lr=0.3))
+    split = torch.optim.SGD([{"params": list(layer.parameters()), "lr": 0.9} for layer in model])
+    store.load_model("one", model, split)
+    assert [group["lr"] for group in split.param_groups] == [0.3, 0.3]
+    split.param_groups[1]["lr"] = 0.5
+    store.save_model("two", model, split)
+    with pytest.raises(StructureMismatchError, match=r"of '0.weight' and '1.weight', whose options differ"):
+        store.load_model("two", model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_load_waits_for_a_newer_version(store: memstore.Store) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(KeyNotFoundError):
+        store.load_model("run", model)
+    version = store.save_model("run", model)
+    assert store.load_model("run", model, newer_than=0) == version
+    with pytest.raises(StoreTimeoutError):
+        store.load_model("run", model, newer_than=version, timeout=0.05)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_modes_of_torch_change_nothing(store: memstore.Store, mode: Callable[[], Any]) -> None:
+    model, other = Net(), Net()
+    with mode():
+        store.save_model("run", model)
+        store.load_model("run", other)
+    assert torch.equal(model.embed.weight, other.embed.weight) and not other.embed.weight.is_inference()
+    other.embed.weight.sum().backward()
