@@ -19,7 +19,7 @@ WORKLOADS = {
     "large-fresh": "first put of a large tensor, and its huge pages",
     "large-get": "get of a large tensor: the call alone, until summed, and by size",
     "put-by-size": "bandwidth of a put by size: new files, and files used again",
-    "slice": "256 KiB out of a tensor of 1 GiB, stored as one tensor and as 16",
+    "slice": "256 KiB out of a tensor of 1 GiB, stored whole and as 16 shards",
     "view": "view of 300 leaves, and lazy slices of them",
     "row": "rows of a view and of a memory map, one by one",
     "gather-warm": "256 random rows out of 100,000, in memory",
