@@ -67,10 +67,11 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     pinned = f"{usage.pinned_bytes:,} replaced but held"
     if usage.pinned_by:
         pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
+    waiting = f"{usage.pending_bytes:,} in sharded puts that wait for ranks, " if usage.pending_bytes else ""
     detail = reason if isinstance(reason, StoreFullError) else reason.strerror
     return StoreFullError(
         f"{root.path} has no room{what} ({detail}): {limit}, {usage.live_bytes:,} bytes live, {pinned}, "
-        f"{usage.filling_bytes:,} being written, {usage.catalog_bytes:,} of catalog: delete keys, drop held values, or "
-        "enlarge the file system or the capacity; nothing was changed",
+        f"{usage.filling_bytes:,} being written, {waiting}{usage.catalog_bytes:,} of catalog: delete keys, drop held "
+        "values, or enlarge the file system or the capacity; nothing was changed",
         key=key,
     )

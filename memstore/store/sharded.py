@@ -54,7 +54,7 @@ _TOLD = (
     NotAStoreError,
 )
 _WAITING = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
-_GIVE_UP = 5.0  # seconds for the mutex, to end an attempt whose time is up
+GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is up
 
 
 class PendingPut:
@@ -159,8 +159,10 @@ def put_sharded(
     except BaseException as error:
         if isinstance(error, MemstoreError):
             error.key = key
-        if not isinstance(error, _TOLD) or (isinstance(error, StoreTimeoutError) and not member.number):
-            _fail(root, member, error)
+        has_no_part = isinstance(error, StoreTimeoutError) and not member.number
+        outcome = _fail(root, member, error) if has_no_part or not isinstance(error, _TOLD) else None
+        if has_no_part and outcome is not None and outcome.version:  # with the part that it put before a restart
+            return outcome.version if wait else PendingPut(root, member, timeout, outcome)
         raise
 
 
@@ -203,21 +205,22 @@ def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     return StoreTimeoutError(text, key=key)
 
 
-def _fail(root: Root, member: Member, error: BaseException) -> None:
-    """Tells the other ranks that this one can't put its part."""
+def _fail(root: Root, member: Member, error: BaseException) -> Outcome | None:
+    """Tells the other ranks that this one can't put its part. Returns the attempt's outcome, if it can be known."""
     why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
     try:
-        _end(root, member, ended(member, (), why))
+        return _end(root, member, ended(member, (), why))
     except UnknownOutcomeError as unknown:
         if isinstance(error, Exception):
             raise
         log.warning("%s", str(unknown))  # an interrupt stays one
+        return None
 
 
 def _end(root: Root, member: Member, failure: Failure) -> Outcome:
     key = member.key.decode()
     try:
-        return give_up(root, member, failure, deadline_after(_GIVE_UP))
+        return give_up(root, member, failure, deadline_after(GIVE_UP_WITHIN))
     except UnknownOutcomeError:
         raise
     except (MemstoreError, OSError) as error:

@@ -218,9 +218,9 @@ def test_nobody_is_told_to_remove_what_is_theirs(scratch: str) -> None:
 def test_a_newer_format(scratch: str) -> None:
     make(scratch)
     path = Path(scratch, folder.SETTINGS)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2, "durability": "in stone"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3, "durability": "in stone"}))
     for mode in ("r", "r+", "a"):
-        with pytest.raises(memstore.FormatVersionError, match="format 2.*reads up to 1.*upgrade"):
+        with pytest.raises(memstore.FormatVersionError, match="format 3.*reads up to 2.*upgrade"):
             memstore.open(scratch, mode)  # type: ignore[arg-type]
     with pytest.raises((memstore.AlreadyExistsError, memstore.FormatVersionError)):
         memstore.open(scratch, "x")

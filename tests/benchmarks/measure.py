@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from tests.benchmarks.report import Figure, Role, Series, Spread
 
@@ -93,16 +94,32 @@ def compare(
 ) -> Series:
     """Times the contestants in turns. Every figure's ratio says how many times `reference`'s time it took."""
     samples = take_turns(contestants, rounds=rounds, burst_seconds=burst_seconds)
-    base = next(sample for c, sample in zip(contestants, samples, strict=True) if c.name == reference)
+    entrants = [Entrant(contestant.name, contestant.role, contestant.note) for contestant in contestants]
+    return as_series(id, title, entrants, samples, reference=reference)
+
+
+class Entrant(NamedTuple):
+    """Who was measured, as a figure says it."""
+
+    name: str
+    role: Role
+    note: str = ""
+
+
+def as_series(
+    id: str, title: str, entrants: Sequence[Entrant], samples: Sequence[Samples], *, reference: str
+) -> Series:
+    """A figure for each, with how many times `reference`'s time it took."""
+    base = next(sample for entrant, sample in zip(entrants, samples, strict=True) if entrant.name == reference)
     figures = [
         Figure(
-            name=contestant.name,
-            role=contestant.role,
+            name=entrant.name,
+            role=entrant.role,
             value=spread(sample.all()),
             calls=sum(map(len, sample.rounds)),
             ratio=sample.ratio_to(base),
-            note=contestant.note,
+            note=entrant.note,
         )
-        for contestant, sample in zip(contestants, samples, strict=True)
+        for entrant, sample in zip(entrants, samples, strict=True)
     ]
     return Series(id=id, title=title, unit="s", figures=figures, reference=reference)

@@ -255,7 +255,8 @@ def test_a_slice_has_rows_of_two_shards(shards: int, shape: tuple[int, int]) -> 
     stored = dict(enumerate(matrix.split(4096 // shards)))
     for row, column in boxes.all():
         pieces = boxes.pieces(row, column)
-        parts = [stored[int(name.removeprefix("rows-"))][rows, columns] for name, rows, columns in pieces]
+        assert pieces[0].row == row
+        parts = [stored[int(name.removeprefix("rows-"))][rows, columns] for name, rows, columns, _ in pieces]
         assert torch.equal(torch.cat(parts), matrix[row : row + shape[0], column : column + shape[1]])
         assert len(pieces) == min(shards, 2)
 

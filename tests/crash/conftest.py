@@ -13,7 +13,8 @@ from memstore.testing.fork_server import ForkServer
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
-    with ForkServer(preload=[f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal")]) as started:
+    names = ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")
+    with ForkServer(preload=[f"tests.crash.{name}" for name in names]) as started:
         yield started
 
 

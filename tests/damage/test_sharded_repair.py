@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import memstore
+from memstore.engine.format import STATE_AT
+from memstore.testing import faults
 from memstore.testing.equality import is_same
+from tests.children import in_child
 from tests.damage.sharded_stores import RANKS, check, make, put, whole
 from tests.damage.stores import CATALOG, content_of, files_of, header_size, overwrite
 
@@ -210,3 +213,53 @@ def test_a_plain_put_over_a_sharded_one_and_back(scratch: str) -> None:
     with memstore.open(scratch, verify=True) as store:
         assert (store.get("a") == 0).all()
         assert is_same(store.get("plain"), whole(2)) and store.verify().ok
+
+
+@pytest.mark.parametrize("with_catalog", [True, False])
+def test_a_publication_that_was_cut_off_is_swept(scratch: str, with_catalog: bool) -> None:
+    """Its headers say live already; the lock page has its note."""
+    make(scratch)
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        in_child(publish_and_die, scratch)
+    assert len(live_parts(scratch, "half")) == RANKS
+    if not with_catalog:
+        os.truncate(f"{scratch}/{CATALOG}", 0)
+    assert memstore.repair(scratch).lost == ()
+    assert len(files_of(scratch)) == 2 * RANKS + 1
+    check(scratch)
+
+
+@pytest.mark.parametrize("synced", [RANKS - 1, RANKS])
+def test_a_publication_that_a_crash_of_the_host_cut_off(scratch: str, synced: int) -> None:
+    """Nothing notes it then. If all of its headers say live, it may have been acknowledged: so it is there."""
+    make(scratch)
+    page = content_of(f"{scratch}/lock")
+    with pytest.raises(RuntimeError, match="exit code -9"):
+        in_child(publish_and_die, scratch)
+    overwrite(f"{scratch}/lock", 0, page)
+    for name in live_parts(scratch, "half")[synced:]:
+        overwrite(f"{scratch}/segments/{name}", STATE_AT, b"filling")
+    assert memstore.repair(scratch).lost == ()
+    with memstore.open(scratch, verify=True) as store:
+        assert ("half" in store) == (synced == RANKS)
+        if synced == RANKS:
+            assert is_same(store.get("half"), whole()) and store.verify().ok
+            store.delete("half")
+    check(scratch)
+
+
+def publish_and_die(root: str) -> None:
+    with memstore.open(root) as store:
+        commits = faults.record(lambda: put(store, "whole"), names=frozenset({faults.COMMIT}))
+        store.delete("whole")
+        with faults.at_step(len(commits), faults.die, names=frozenset({faults.COMMIT})):
+            put(store, "half")
+
+
+def live_parts(root: str, key: str) -> list[str]:
+    found: list[str] = []
+    for name in files_of(root):
+        head = content_of(f"{root}/segments/{name}")[:4096]
+        if b" state=live " in head and f'"key":"{key}"'.encode() in head:
+            found.append(name)
+    return found

@@ -99,6 +99,25 @@ def _overwrite(wire: Wire, root: str) -> None:
             wire.send()
 
 
+def put_theirs(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("theirs", of_size(3 * MIB))
+
+
+def test_a_writer_takes_the_file_that_it_has_mapped_before_an_older_one_of_others(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("live", of_size(16 * MIB))  # a sweep leaves less than that of what may be used again
+        in_child(put_theirs, root)  # before our own: a fork gives up what is mapped
+        store.put("ours", of_size(3 * MIB))
+        ours, theirs = store.info("ours").files, store.info("theirs").files
+        store.delete("theirs")
+        store.delete("ours")
+        store.put("ours", of_size(3 * MIB))
+        assert store.info("ours").files == ours
+        store.put("more", of_size(3 * MIB))
+        assert store.info("more").files == theirs
+
+
 def test_a_writer_keeps_few_mappings_and_none_when_it_closes(root: str) -> None:
     store = memstore.open(root)
     for number in range(10):

@@ -33,6 +33,13 @@ class Spares:
     def __init__(self) -> None:
         self._kept: OrderedDict[int, Spare] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def has(self, segment: int, size: int) -> bool:
+        spare = self._kept.get(segment)
+        return spare is not None and spare.size == size
+
     def take(self, segment: int, size: int) -> Spare | None:
         spare = self._kept.pop(segment, None)
         return spare if spare is not None and spare.size == size else None

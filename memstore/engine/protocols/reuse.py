@@ -1,8 +1,10 @@
 """Retired segments: how a put claims one, to use its file again.
 
 A put claims the smallest file that fits, and among equal sizes the oldest, so that readers of the last versions have
-time to let go. A file that somebody locks or leases is *held*: it is set aside, and later sweeps look at it again
-(`sweep.py`). A file is never cut nor extended: a process that has it mapped would die of SIGBUS.
+time to let go; but before all others one that this process has mapped (`spares.py`): if the ranks of sharded puts took
+each other's files, each would map its file anew, and fault it in. A file that somebody locks or leases is *held*: it is
+set aside, and later sweeps look at it again (`sweep.py`). A file is never cut nor extended: a process that has it
+mapped would die of SIGBUS.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """
@@ -23,6 +25,7 @@ from memstore.engine.sync import boot_clock
 
 _CLASSES_A_DOUBLING = 8
 _TRIES = 4  # files that a claim asks for
+_LOOKS = 64  # rows among which it looks for files that this process has mapped
 
 
 class Row(NamedTuple):
@@ -71,8 +74,7 @@ class Reuse:
     def _ask(self, root: Root, transaction: Transaction) -> None:
         most = self._need + self._need // _CLASSES_A_DOUBLING + syscalls.PAGE
         now = boot_clock()
-        for found in transaction.retired(self._need, most, _TRIES):
-            row = Row(*found)
+        for row in _rows(root, transaction, self._need, most):
             if not is_leased(transaction, row.segment, now):
                 self.file = lock_retired(root, transaction, row.segment)
             if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
@@ -87,6 +89,15 @@ class Reuse:
         if self.file is not None:
             self.file.close()
         self.file = None
+
+
+def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[Row]:
+    """The files to ask for, in this order."""
+    if not root.spares:
+        return [Row(*found) for found in transaction.retired(need, most, _TRIES)]
+    rows = [Row(*found) for found in transaction.retired(need, most, _LOOKS)]
+    rows.sort(key=lambda row: not root.spares.has(row.segment, row.size))
+    return rows[:_TRIES]
 
 
 def set_aside(transaction: Transaction, counters: Counters, row: Row) -> None:

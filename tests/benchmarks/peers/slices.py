@@ -1,17 +1,34 @@
-"""Ways to read a box of a stored matrix. Values are dicts of tensors: a matrix is one of them, or some, by rows."""
+"""Ways to read a box of a stored matrix. Values are dicts of tensors: a matrix is one of them, or several, by rows.
+
+Who knows of shards stores one matrix in several; all others store several tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter, LoadPlan
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    FileSystemReader,
+    FileSystemWriter,
+    LoadPlan,
+    SavePlan,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+import memstore
 from tests.benchmarks.peers import Peer, needs
 from tests.benchmarks.peers.store import Store
 from tests.benchmarks.report import Role
@@ -20,15 +37,21 @@ KEY = "matrix"
 
 
 class Piece(NamedTuple):
-    """The part of a box that one stored tensor has."""
+    """The part of a box that one stored tensor has. `start` is that tensor's first row in the matrix."""
 
     name: str
     rows: slice
     columns: slice
+    start: int = 0
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+    def height(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def row(self) -> int:
+        """The first of the piece in the matrix."""
+        return self.start + self.rows.start
 
 
 class SlicePeer(Peer):
@@ -37,25 +60,46 @@ class SlicePeer(Peer):
 
     def read(self, pieces: Sequence[Piece], out: torch.Tensor) -> None:
         """Fills `out` with the pieces, one below the other, from a value that is opened for it."""
-        fill(self.open(), pieces, out)
+        self.copy(self.open(), pieces, out)
 
     def open(self) -> Any:
         """The value as a mapping whose tensors are read when they are sliced."""
         raise NotImplementedError
 
-
-def fill(value: Any, pieces: Sequence[Piece], out: torch.Tensor) -> None:
-    for (name, rows, columns), target in zip(pieces, parts(pieces, out), strict=True):
-        target.copy_(value[name][rows, columns])
-
-
-def parts(pieces: Sequence[Piece], out: torch.Tensor) -> Sequence[torch.Tensor]:
-    return out.split([piece.shape[0] for piece in pieces])
+    def copy(self, value: Any, pieces: Sequence[Piece], out: torch.Tensor) -> None:
+        for piece, target in zip(pieces, out.split([piece.height for piece in pieces]), strict=True):
+            target.copy_(value[piece.name][piece.rows, piece.columns])
 
 
 class StoreSlices(Store, SlicePeer):
+    """Several tensors are put as the shards of one, each by a rank of its own."""
+
+    settings: ClassVar[str] = "view(key)[rows, columns]; shards: one tensor, put_sharded by as many ranks"
+
+    def put(self, key: str, value: Any) -> None:
+        parts = shards_of(value)
+        if len(parts) == 1:
+            self.store.put(key, {KEY: parts[0].local})
+        for rank, part in enumerate(parts if len(parts) > 1 else ()):
+            self.store.put_sharded(
+                key, {KEY: part}, attempt="all", rank=rank, world_size=len(parts), wait=rank == len(parts) - 1
+            )
+
     def open(self) -> Any:
         return self.store.view(KEY)
+
+    def copy(self, value: Any, pieces: Sequence[Piece], out: torch.Tensor) -> None:
+        """However many shards the box meets, it is one slice of one tensor."""
+        row = pieces[0].row
+        out.copy_(value[KEY][row : row + len(out), pieces[0].columns])
+
+
+def shards_of(value: dict[str, torch.Tensor]) -> list[memstore.TensorShard]:
+    """The tensors, one below the other, as the shards of one matrix."""
+    parts = list(value.values())
+    shape = (sum(map(len, parts)), parts[0].shape[1])
+    starts = accumulate(map(len, parts), initial=0)
+    return [memstore.TensorShard(part, shape, (start, 0)) for part, start in zip(parts, starts, strict=False)]
 
 
 class Kept(SlicePeer):
@@ -64,7 +108,7 @@ class Kept(SlicePeer):
     def read(self, pieces: Sequence[Piece], out: torch.Tensor) -> None:
         if not hasattr(self, "_open"):
             self._open = self.open()
-        fill(self._open, pieces, out)
+        self.copy(self._open, pieces, out)
 
     def close(self) -> None:
         self.__dict__.pop("_open", None)
@@ -121,40 +165,58 @@ class _Slices:
 
 
 class Dcp(SlicePeer):
-    """torch.distributed.checkpoint in one process. Its reader loads whole the stored tensors that a box touches."""
+    """torch.distributed.checkpoint in one process. Its reader loads whole the shards that a box touches."""
 
     id: ClassVar[str] = "dcp"
     name: ClassVar[str] = "DCP FileSystemReader"
     settings: ClassVar[str] = "no_dist=True, a planner that asks for the box alone"
 
     def put(self, key: str, value: Any) -> None:
-        dcp.save(dict(value), storage_writer=FileSystemWriter(self.root / KEY), no_dist=True)
+        writer = FileSystemWriter(self.root / KEY)
+        dcp.save({}, storage_writer=writer, planner=_ShardsPlanner(shards_of(value)), no_dist=True)
 
     def read(self, pieces: Sequence[Piece], out: torch.Tensor) -> None:
-        targets = dict(zip([piece.name for piece in pieces], parts(pieces, out), strict=True))
+        start = torch.Size((pieces[0].row, pieces[0].columns.start))
         reader = FileSystemReader(self.root / KEY)
-        dcp.load(targets, storage_reader=reader, planner=_BoxPlanner(pieces, targets), no_dist=True)
+        dcp.load({KEY: out}, storage_reader=reader, planner=_BoxPlanner(start, out), no_dist=True)
+
+
+class _ShardsPlanner(DefaultSavePlanner):
+    """Saves the shards of one tensor as the ranks that have them would."""
+
+    def __init__(self, shards: Sequence[memstore.TensorShard]) -> None:
+        super().__init__()
+        self._shards = {torch.Size(shard.offsets): shard for shard in shards}
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan([_item(start, shard) for start, shard in self._shards.items()], planner_data={})
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        assert write_item.index.offset is not None
+        return self._shards[write_item.index.offset].local
+
+
+def _item(start: torch.Size, shard: memstore.TensorShard) -> WriteItem:
+    properties = TensorProperties.create_from_tensor(shard.local)
+    data = TensorWriteData(ChunkStorageMetadata(start, shard.local.shape), properties, torch.Size(shard.global_shape))
+    return WriteItem(MetadataIndex(KEY, start), WriteItemType.SHARD, tensor_data=data)
 
 
 class _BoxPlanner(DefaultLoadPlanner):
-    def __init__(self, pieces: Sequence[Piece], targets: dict[str, torch.Tensor]) -> None:
+    def __init__(self, start: torch.Size, out: torch.Tensor) -> None:
         super().__init__()
-        self._pieces, self._targets = pieces, targets
+        self._start, self._out = start, out
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
-        items: list[ReadItem] = []
-        for piece in self._pieces:
-            stored = self.metadata.state_dict_metadata[piece.name]
-            assert isinstance(stored, TensorStorageMetadata)
-            start = torch.Size((piece.rows.start, piece.columns.start))
-            items += create_read_items_for_chunk_list(
-                piece.name, stored, [ChunkStorageMetadata(start, torch.Size(piece.shape))]
-            )
-        return LoadPlan(items)
+        stored = self.metadata.state_dict_metadata[KEY]
+        assert isinstance(stored, TensorStorageMetadata)
+        chunk = ChunkStorageMetadata(self._start, self._out.shape)
+        return LoadPlan(create_read_items_for_chunk_list(KEY, stored, [chunk]))
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        target = self._targets[read_item.dest_index.fqn]
+        target = self._out
         for dimension, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             target = target.narrow(dimension, start, length)
         return target

@@ -43,7 +43,7 @@ class Boxes(NamedTuple):
     def title(self) -> str:
         rows, columns = self.shape
         what = f"{rows} whole rows" if columns == self.side else f"a box of {rows} x {columns}"
-        return f"{what}, stored as {self.shards} tensor{'s' if self.shards > 1 else ''}"
+        return f"{what}, stored as {self.shards} shard{'s' if self.shards > 1 else ''}"
 
     def all(self) -> list[tuple[int, int]]:
         """The first row and column of each."""
@@ -59,6 +59,7 @@ class Boxes(NamedTuple):
                 _name(shard),
                 slice(max(row - start, 0), min(row + rows - start, height)),
                 slice(column, column + columns),
+                start,
             )
             for shard, start in enumerate(range(0, self.side, height))
             if start < row + rows and row < start + height
@@ -92,8 +93,9 @@ def measure(session: Session) -> Workload:
     return Workload(
         id="slice",
         title=f"A slice of 256 KiB out of {matrix.nbytes >> 20} MiB",
-        text=f"A matrix of {side:,} x {side:,} float32, stored as one tensor, and by rows as {SHARDS[-1]} tensors, "
-        "where each slice has rows of two of them. Whole rows are one run of bytes in a tensor; a box is a run a row. "
+        text=f"A matrix of {side:,} x {side:,} float32, stored whole, and by rows as {SHARDS[-1]} shards, where each "
+        "slice has rows of two of them: memstore and DCP store one tensor that so many ranks hold, the others so many "
+        "tensors. Whole rows are one run of bytes in a shard; a box is a run a row. "
         "Each call copies its slice into memory that is there, from a value that it opens for that or, where it says "
         "kept, that stays open.",
         series=series,

@@ -1,0 +1,173 @@
+"""Ranks that wait: for who died, for who is stopped, in forked children, and in a store that goes away meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import memstore
+from memstore.engine.protocols import attempts
+from memstore.store import sharded
+from memstore.testing import faults
+from memstore.testing.fork_server import ForkServer
+from tests.children import in_child
+from tests.crash import blockers, shards
+from tests.crash.blockers import sleepers
+from tests.crash.leftovers import left_after_gc
+from tests.crash.shards import KEY, NEW, put, put_all, stamp_at
+from tests.crash.test_kill_at_steps import KILLED
+from tests.crash.test_stopped_owner import until_stopped
+from tests.crash.values import stamp_of
+
+QUICKLY = 0.2  # seconds, not one, after which a rank that waits looks by itself
+DEATHS = [(2, True), (3, False), (3, True)]  # right after its part is there, and right before and after it publishes
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_who_waits_goes_on_for_the_dead(
+    store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one dies, and rings nobody: those who sleep look by themselves, publish, and get the version."""
+    monkeypatch.setattr(attempts, "LOOK_EVERY", QUICKLY)
+    keys = [f"{commit} {after}" for commit, after in DEATHS]
+    put_all(store, NEW, "so that the store is no new one")
+    with ThreadPoolExecutor(len(keys)) as pool:
+        waiting = [pool.submit(put(store, 0, NEW, "first", key=key).wait, 60.0) for key in keys]
+        until(lambda: sleepers(store) == len(keys))
+        for key, (commit, after) in zip(keys, DEATHS, strict=True):
+            with server.start(shards.die_as_the_last, store.root, key, commit, after) as worker:
+                assert worker.wait() == KILLED
+        versions = [one.result(30) for one in waiting]
+    assert [store.version(key) for key in keys] == versions
+    assert [stamp_at(store, key) for key in keys] == [NEW] * len(keys)
+    assert left_after_gc(store) == []
+
+
+def test_ranks_of_several_processes_get_one_version(store: memstore.Store, server: ForkServer) -> None:
+    with (
+        server.start(shards.put_on, store.root, 0, "first") as first,
+        server.start(shards.put_on, store.root, 1, "first") as second,
+    ):
+        for worker in (first, second):
+            assert worker.recv() == "opened"
+        for worker in (second, first):
+            worker.send("go")
+        assert [worker.recv() for worker in (first, second)] == [store.wait(KEY, timeout=0)] * 2
+    assert stamp_at(store) == NEW
+
+
+# --- a process is stopped, and holds the mutex ------------------------------------------------------------------------
+
+
+def test_a_stopped_owner(store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits end in time and say who it is. Who put nothing, and can't say so, doesn't know what the others will do."""
+    monkeypatch.setattr(sharded, "GIVE_UP_WITHIN", 0.1)
+    monkeypatch.setattr(attempts, "LOOK_EVERY", QUICKLY)
+    pending = put(store, 0, NEW, "first")
+    with server.start(blockers.hold_mutex, store.root) as owner:
+        assert owner.recv() == "held"
+        owner.kill(19)
+        until_stopped(owner)
+        assert not pending.done() and store.pending()[0].ranks == (0,)
+        with pytest.raises(memstore.StoreTimeoutError, match="1 ranks of 2 had put nothing: 1"):
+            pending.wait(QUICKLY / 4)
+        started = time.monotonic()
+        with pytest.raises(memstore.StoreTimeoutError, match=rf"held by pid {owner.pid}\b.*stopped"):
+            pending.wait(3 * QUICKLY)
+        assert time.monotonic() - started < 5
+        with pytest.raises(memstore.UnknownOutcomeError, match="could not be given up"):
+            put(store, 1, NEW, "first", timeout=0.2)
+        owner.kill(18)
+        owner.send("release")
+        assert owner.recv() == "released"
+    assert put(store, 1, NEW, "first").wait(10.0) == pending.wait(10.0)
+
+
+def test_a_part_is_in_where_its_publication_has_to_wait(store: memstore.Store, server: ForkServer) -> None:
+    """With wait=False nothing is raised then: the attempt may be published as soon as the mutex is free."""
+    put(store, 0, NEW, "steps")
+    steps = faults.record(lambda: put(store, 1, NEW, "steps"))
+    third = [number for number, name in enumerate(steps, 1) if name == "mutex_lock"][2]
+    first = put(store, 0, NEW, "first")
+    with server.start(blockers.hold_mutex, store.root) as owner:
+        with faults.at_step(third, lambda: owner.recv() == "held" or pytest.fail("it is not held")):
+            second = put(store, 1, NEW, "first", timeout=0.2)
+        assert isinstance(second, memstore.PendingPut)
+        owner.send("release")
+        assert second.wait(10.0) == first.wait(10.0) == store.version(KEY)
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.full)])
+def test_fork_at_each_step_of_another_threads_put(stride: int, store: memstore.Store, server: ForkServer) -> None:
+    with server.start(shards.fork_at_steps, store.root, stride) as worker:
+        assert worker.recv(250).count("mutex_lock") >= 3
+        worker.join(250)
+    assert left_after_gc(store) == []
+
+
+def test_a_forked_child_of_a_rank_waits_for_its_put(store: memstore.Store) -> None:
+    first = put(store, 0, NEW, "first")
+    version = in_child(lambda: (put(store, 1, NEW, "first"), first.wait(20.0))[1])
+    assert first.wait(0.0) == version and first.done()
+
+
+# --- the store goes away ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "closed"])
+def test_a_store_that_goes_away_ends_a_wait(scratch: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "LOOK_EVERY", QUICKLY)
+    store = memstore.open(scratch, timeout=10.0)
+    first = put(store, 0, NEW, "first")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(put, store, 0, NEW, "second", wait=True, timeout=60.0)
+        until(lambda: sleepers(store) == 1)
+        if how == "closed":
+            store.close()
+        elif how == "moved":
+            os.rename(scratch, f"{scratch}.moved")
+        else:
+            shutil.rmtree(scratch)
+        expected = memstore.StoreClosedError if how == "closed" else memstore.NotAStoreError
+        with pytest.raises((expected, memstore.UnknownOutcomeError)):
+            waiting.result(30)
+        with pytest.raises(expected):
+            first.wait(3.0)
+    store.close()
+
+
+def test_a_moved_store_keeps_what_it_had(scratch: str) -> None:
+    with memstore.open(scratch) as store:
+        put(store, 0, NEW, "first")
+        os.rename(scratch, f"{scratch}.moved")
+        with pytest.raises(memstore.NotAStoreError):
+            put(store, 1, NEW, "first")
+    with memstore.open(f"{scratch}.moved") as store:
+        assert [one.ranks for one in store.pending()] == [(0,)] and KEY not in store
+        assert put(store, 1, NEW, "first").wait(10.0) == 1
+        assert stamp_at(store) == NEW
+
+
+def test_what_is_held_outlives_attempts(store: memstore.Store) -> None:
+    """Neither an attempt that ends nor one that is published touches what a reader has."""
+    put_all(store, 1, "first")
+    held = store.get(KEY)
+    for number in range(2, 8):
+        put(store, 0, 100, f"given up {number}").abort()
+        put_all(store, number, f"attempt {number}")
+        assert {stamp_of(leaf) for leaf in held.values()} == {1}
+        assert stamp_at(store) == number
