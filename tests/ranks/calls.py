@@ -101,6 +101,12 @@ def put_unless(root: str, bad: int, timeout: float) -> Any:
         return store.put_sharded("key", value, timeout=timeout)
 
 
+def put_more_than_there_is_room_for(root: str, bad: int) -> Any:
+    large = {"large": torch.ones(4 << 20)} if dist.get_rank() == bad else {}
+    with memstore.open(root) as store:
+        return store.put_sharded("key", {"w": shard(), **large}, timeout=600)
+
+
 def put_shapes(root: str, other: int) -> Any:
     columns = 4 if dist.get_rank() == other else 3
     with memstore.open(root) as store:

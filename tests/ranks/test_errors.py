@@ -11,6 +11,7 @@ import memstore
 from memstore.errors import (
     PartialCommitError,
     ShardMismatchError,
+    StoreFullError,
     StoreTimeoutError,
     UnsupportedValueError,
     VersionConflictError,
@@ -43,6 +44,19 @@ def test_what_one_rank_cant_store_all_are_told(root: str, ranks4: Ranks, bad: in
     for error in errors:
         assert isinstance(error, PartialCommitError), error
         assert f"rank {bad} failed" in str(error) and "value['other']" in str(error)
+    check_that_the_next_put_works(root, ranks4)
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_a_full_store_is_told_to_all_and_holds_no_part(root: str, ranks4: Ranks, bad: int) -> None:
+    with memstore.open(root, capacity="8 MiB"):
+        pass
+    errors = ranks4.errors(calls.put_more_than_there_is_room_for, root, bad)
+    assert isinstance(errors.pop(bad), StoreFullError)
+    for error in errors:
+        assert isinstance(error, PartialCommitError) and f"rank {bad} failed: StoreFullError" in str(error), error
+    with memstore.open(root) as store:
+        assert store.stats().pending_bytes == 0
     check_that_the_next_put_works(root, ranks4)
 
 
@@ -103,6 +117,17 @@ def test_rank_0_that_never_comes_is_named(root: str, ranks2: Ranks) -> None:
     ranks2.begin(_put_with_patience, root, 1, ranks=[0])
     assert "rank 1 of 2 had put nothing" in str(ranks2.answer(0).error)
     check_that_the_next_put_works(root, ranks2)
+
+
+@pytest.mark.full
+def test_a_rank_that_leaves_a_call_out_is_one_behind_and_mixes_nothing(root: str, ranks2: Ranks) -> None:
+    ranks2.begin(_put_with_patience, root, 1, ranks=[0])
+    assert isinstance(ranks2.answer(0).error, StoreTimeoutError)
+    for _ in range(3):
+        for error in ranks2.errors(_put_with_patience, root, 1):
+            assert isinstance(error, StoreTimeoutError), error
+    with memstore.open(root) as store:
+        assert "key" not in store and store.pending() == ()
 
 
 def test_a_killed_rank_is_named(root: str, server: ForkServer) -> None:
