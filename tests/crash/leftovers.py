@@ -109,6 +109,20 @@ def headers_not_live(store: memstore.Store) -> list[str]:
     return found
 
 
+def headers_unlike_rows(store: memstore.Store) -> list[str]:
+    """Segments whose header says that they are live, and whose row doesn't, or the other way round."""
+    root = root_of(store)
+    with root.guard:
+        rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
+    found: list[str] = []
+    for segment, row in rows.items():
+        with open(segment_path(root.segments, segment), "rb") as file:
+            head = file.read(128)
+        if (b" state=live " in head) is not (row.state == LIVE):
+            found.append(f"{segment} has the row {row} and the header {head[8:]!r}")
+    return found
+
+
 def held_locks(store: memstore.Store) -> list[str]:
     """The store's locks that somebody holds, as another thread of this process finds them."""
     root = root_of(store)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ KEY = "a"
 OLD, NEW, OTHER = 1, 2, 7
 WORLD = 2
 ROW = 700  # elements of one rank's rows
+COMMITS, MUTEX_STEPS = frozenset({faults.COMMIT}), frozenset({"mutex_unlock"})
 
 
 def shard(rank: int, stamp: int, *, world: int = WORLD, elements: int = ROW) -> dict[str, Any]:
@@ -145,8 +148,23 @@ def steps_of(channel: Connection, path: str, name: str, attempt: str) -> None:
 def die_as_the_last(channel: Connection, path: str, key: str, commit: int, after: bool) -> None:
     """Puts the last part, and dies at a commit: that of its claim (1), of its prepare, or of the publication (3)."""
     store = memstore.open(path)
-    with faults.at_step(commit, faults.die, after=after, names=frozenset({faults.COMMIT})):
+    with faults.at_step(commit, faults.die, after=after, names=COMMITS):
         put(store, 1, NEW, "first", key=key)
+
+
+def die_in_an_abort(channel: Connection, path: str, key: str) -> None:
+    """Right after its commit."""
+    store = memstore.open(path)
+    with faults.at_step(1, faults.die, after=True, names=COMMITS):
+        store.abort(key, "first")
+
+
+def stop_as_the_last(channel: Connection, path: str) -> None:
+    """Puts the last part, and stops when it is there, before anything else. Then it sends the version."""
+    store = memstore.open(path)
+    with faults.at_step(2, lambda: os.kill(os.getpid(), signal.SIGSTOP), after=True, names=MUTEX_STEPS):
+        channel.send(put(store, 1, NEW, "first", wait=True))
+    channel.recv()
 
 
 def put_on(channel: Connection, path: str, rank: int, attempt: str) -> None:

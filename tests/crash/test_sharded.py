@@ -7,10 +7,10 @@ import pytest
 import memstore
 from memstore.testing.fork_server import ForkServer
 from tests.crash import shards
-from tests.crash.leftovers import headers_not_live, left_after_gc
+from tests.crash.leftovers import headers_not_live, headers_unlike_rows, left_after_gc
 from tests.crash.shards import KEY, NEW, OLD, SCENES, Scene, put, put_all, stamp_at
 from tests.crash.test_kill_at_steps import FIRST, KILLED
-from tests.crash.values import SMALL, stamped
+from tests.crash.values import INLINE, SMALL, stamped
 from tests.inside import root_of
 
 
@@ -46,6 +46,8 @@ def test_kill_at_each_step(
             assert worker.wait() == KILLED, what
         FIRST[half // stride % len(FIRST)](store, server)
         assert stamp_at(store) in (NEW, OLD if scene.over != "none" else None), what
+        store.put("other", stamped(6, INLINE))  # who gets the mutex next recovers
+        assert headers_unlike_rows(store) == [], what
         outcomes.append(check_and_go_on(store, scene, attempt, before, what))
     # Once it has ended, it stays so.
     assert outcomes == sorted(outcomes, reverse=True), outcomes

@@ -17,7 +17,7 @@ from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.children import in_child
 from tests.crash import blockers, shards
-from tests.crash.blockers import sleepers
+from tests.crash.blockers import NEVER, sleepers
 from tests.crash.leftovers import left_after_gc
 from tests.crash.shards import KEY, NEW, put, put_all, stamp_at
 from tests.crash.test_kill_at_steps import KILLED
@@ -52,6 +52,41 @@ def test_who_waits_goes_on_for_the_dead(
     assert [store.version(key) for key in keys] == versions
     assert [stamp_at(store, key) for key in keys] == [NEW] * len(keys)
     assert left_after_gc(store) == []
+
+
+def test_the_next_owner_rings_for_the_dead(
+    store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here nobody looks by itself, and whoever should have rung is dead."""
+    put_all(store, NEW, "so that the store is no new one")
+    monkeypatch.setattr(attempts, "LOOK_EVERY", NEVER)
+    with ThreadPoolExecutor(2) as pool:
+        published = pool.submit(put(store, 0, NEW, "first", key="published").wait, 60.0)
+        aborted = pool.submit(put(store, 0, NEW, "first", key="aborted").wait, 60.0)
+        until(lambda: sleepers(store) == 2)
+        with server.start(shards.die_as_the_last, store.root, "published", 3, True) as worker:
+            assert worker.wait() == KILLED
+        store.put("other", 1)
+        assert published.result(30) == store.version("published")
+        until(lambda: sleepers(store) == 1)
+        with server.start(shards.die_in_an_abort, store.root, "aborted") as worker:
+            assert worker.wait() == KILLED
+        store.put("other", 2)
+        with pytest.raises(memstore.PartialCommitError, match=r"Store\.abort was called"):
+            aborted.result(30)
+
+
+def test_a_part_of_a_process_that_is_stopped(store: memstore.Store, server: ForkServer) -> None:
+    """It has let go of its file by then: others publish it, and read it."""
+    first = put(store, 0, NEW, "first")
+    with server.start(shards.stop_as_the_last, store.root) as worker:
+        until_stopped(worker)
+        version = first.wait(30.0)
+        assert stamp_at(store) == NEW
+        with memstore.open(store.root, "r") as reader:
+            assert stamp_at(reader) == NEW
+        worker.kill(18)
+        assert worker.recv() == version
 
 
 def test_ranks_of_several_processes_get_one_version(store: memstore.Store, server: ForkServer) -> None:
