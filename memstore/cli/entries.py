@@ -39,7 +39,7 @@ def ls(root: str, prefix: str, pending: bool, as_json: bool) -> None:
 
 
 def _list_pending(root: str, prefix: str, *, as_json: bool) -> None:
-    with memstore.open(root, "r") as store:
+    with open_keyspace(root, "r") as store:
         found = [one for one in store.pending() if one.key.startswith(prefix)]
     if as_json:
         render.print_json(found)

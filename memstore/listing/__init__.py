@@ -1,6 +1,7 @@
 """An opened store without its values, and what is told of them from records alone. Imports no torch.
 
 keyspace    an opened store as keys and versions; `Store` adds the values
+pending     sharded puts that wait for other ranks
 entries     what the catalog says of each entry; its leaves by the description's tree
 """
 

@@ -30,8 +30,9 @@ from memstore.engine import (
     sweep_all,
 )
 from memstore.errors import ReadOnlyError, StoreClosedError
-from memstore.info import StoreStats
+from memstore.info import PendingInfo, StoreStats
 from memstore.keys import encode_key, encode_prefix, several
+from memstore.listing.pending import pending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -114,6 +115,10 @@ class Keyspace:
         self._opened()
         seconds = self._timeout if timeout is None else timeout
         return index.wait_for(self._opened, encode_key(key), newer_than, seconds)
+
+    def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
+        """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""
+        return pending(self._opened(), None if key is None else encode_key(key))
 
     def stats(self) -> StoreStats:
         """Measures the store; takes milliseconds, and more where hundreds of processes run."""

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memstore.engine import deadline_after
-from memstore.info import PendingInfo
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.listing import Keyspace
@@ -238,13 +237,6 @@ class ByRanks(Keyspace):
 
     def _pin_options(self) -> PinOptions:
         raise NotImplementedError
-
-    def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
-        """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""
-        with between_forks():
-            from memstore.store.sharded import pending
-
-        return pending(self._opened(), None if key is None else encode_key(key))
 
     def abort(self, key: str, attempt: str) -> bool:
         """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one."""

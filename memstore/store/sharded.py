@@ -38,7 +38,6 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.info import PendingInfo
 from memstore.store.ranks import Place
 from memstore.structure import HeldValue
 
@@ -245,21 +244,3 @@ def _abort(root: Root, member: Member, why: str, timeout: float) -> bool:
         return give_up(root, member, failure, deadline_after(timeout)).message == str(failure)
     except UnknownOutcomeError:  # it was over long ago
         return False
-
-
-def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:
-    """The attempts that wait for parts: of one key, or all."""
-    found: dict[tuple[bytes, str], list[tuple[Part, float]]] = {}
-    for part, left in pending_parts(root, key):
-        found.setdefault((part.key, part.attempt), []).append((part, left))
-    return tuple(
-        PendingInfo(
-            key=name.decode(),
-            attempt=attempt,
-            world_size=parts[0][0].world_size,
-            ranks=tuple(part.rank for part, _ in parts),
-            nbytes=sum(part.size for part, _ in parts),
-            expires=time.time() + max(left for _, left in parts),
-        )
-        for (name, attempt), parts in found.items()
-    )
