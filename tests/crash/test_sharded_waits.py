@@ -143,6 +143,18 @@ def test_a_part_is_in_where_its_publication_has_to_wait(store: memstore.Store, s
         assert second.wait(10.0) == first.wait(10.0) == store.version(KEY)
 
 
+def test_a_rank_that_is_started_again_gets_the_version(store: memstore.Store, server: ForkServer) -> None:
+    """Also where the mutex is not to be had for its part: the one that it has put before is in the version."""
+    version = put_all(store, NEW, "first")
+    with server.start(blockers.hold_mutex, store.root) as owner, ThreadPoolExecutor(1) as pool:
+        assert owner.recv() == "held"
+        again = pool.submit(put, store, 0, NEW, "first", wait=True, timeout=0.1)
+        with pytest.raises(TimeoutError):
+            again.result(0.3)
+        owner.send("release")
+        assert again.result(30) == version == store.version(KEY)
+
+
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 

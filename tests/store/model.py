@@ -32,7 +32,7 @@ class Model(RuleBasedStateMachine):
         self.there = OtherSide(self.path, self.options)
         self.model: dict[str, tuple[Named, int]] = {}
         self.sent: list[tuple[bytes, Named]] = []  # refs, pickled
-        self.highest = self.holds = 0
+        self.highest = self.holds = self.attempts = 0
         self.is_full = False
 
     def side(self, number: int) -> Any:

@@ -18,7 +18,8 @@ from tests.store.two_stores import Named
 
 KEYS = st.sampled_from(["a", "a", "a", "b", "b", "a/b", "🐍", "z" * 500])  # few, so that each has many versions
 KINDS = ["object", "inline", *["segment"] * 3, *["like it"] * 5, "medium", "large"]
-VALUES = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**31))
+NUMBERS = st.integers(0, 2**31)
+VALUES = st.tuples(st.sampled_from(KINDS), NUMBERS)
 ITEMS = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3)
 SIDES = st.sampled_from([0, 1])
 SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
@@ -79,6 +80,31 @@ class StoreMachine(Model):
             assert not wrong
             self.note({key: value}, {key: version})
 
+    @rule(side=SIDES, key=KEYS, number=NUMBERS)
+    def put_sharded(self, side: int, key: str, number: int) -> None:
+        """Each process is one of two ranks."""
+        self.attempts += 1
+        try:
+            assert self.side(side).put_shard(key, number, self.attempts, 0) is None
+            assert [one.ranks for one in self.here.store.pending(key)] == [(0,)]
+            version = self.side(1 - side).put_shard(key, number, self.attempts, 1)
+        except memstore.StoreFullError:
+            assert self.is_full
+        else:
+            self.note({key: ("sharded", number)}, {key: version})
+        assert self.here.store.pending() == ()
+
+    @rule(side=SIDES, by=SIDES, key=KEYS, number=NUMBERS)
+    def give_up_a_sharded_put(self, side: int, by: int, key: str, number: int) -> None:
+        self.attempts += 1
+        try:
+            assert self.side(side).put_shard(key, number, self.attempts, 0) is None
+        except memstore.StoreFullError:
+            assert self.is_full
+        else:
+            assert self.side(by).abort(key, self.attempts)
+        assert not self.side(by).abort(key, self.attempts)
+
     @rule(side=SIDES, key=KEYS)
     def delete(self, side: int, key: str) -> None:
         assert self.side(side).delete(key) is (self.model.pop(key, None) is not None)
@@ -109,6 +135,23 @@ class StoreMachine(Model):
             assert changed in (set(), set(items))
             if changed:
                 self.note({key: items[key] for key in versions}, versions)
+
+    @rule(key=KEYS, number=NUMBERS, step=st.integers(1, 40), after=st.booleans())
+    def die_in_a_sharded_put(self, key: str, number: int, step: int, after: bool) -> None:
+        """The other rank gives it up then, unless it was published."""
+        self.attempts += 1
+        try:
+            assert self.here.put_shard(key, number, self.attempts, 0) is None
+            version = self.there.dying(step, after, "put_shard", [key, number, self.attempts, 1])
+            self.note({key: ("sharded", number)}, {key: version})
+        except memstore.StoreFullError:
+            assert self.is_full
+        except RuntimeError as error:
+            self.replace_the_dead(error)
+            event("died in a sharded put")
+            if not self.here.abort(key, self.attempts):
+                self.note({key: ("sharded", number)}, {key: self.here.store.version(key)})
+        assert self.here.store.pending() == ()
 
     @rule(key=KEYS, step=st.integers(1, 15), after=st.booleans())
     def die_in_a_delete(self, key: str, step: int, after: bool) -> None:

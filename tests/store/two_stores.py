@@ -39,6 +39,11 @@ def make(named: Named) -> Any:
         "segment": lambda: {"x": torch.full((700,), number), "y": [number, torch.tensor(number)]},
         "like it": lambda: torch.full((700 + number % 300,), number),  # some fit into one another's files
         "medium": lambda: torch.full((9000,), number),
+        "sharded": lambda: {
+            "rows": torch.full((2, 700), number),
+            "of 0": torch.tensor([number]),
+            "of 1": torch.tensor([number]),
+        },
         "large": lambda: torch.full(((1 << 18) + (number % 5 << 15),), number),  # from 2 MiB on it is mapped
     }[kind]()
 
@@ -58,6 +63,17 @@ class Side:
 
     def put_many(self, items: dict[str, Named]) -> dict[str, int]:
         return self.store.put_many({key: make(named) for key, named in items.items()})
+
+    def put_shard(self, key: str, number: int, attempt: int, rank: int) -> int | None:
+        """One of two ranks' part of a value of the kind "sharded". Returns the version, if that makes it one."""
+        row = memstore.TensorShard(torch.full((1, 700), number), global_shape=(2, 700), offsets=(rank, 0))
+        value = {"rows": row, f"of {rank}": torch.tensor([number])}
+        put = self.store.put_sharded(key, value, attempt=str(attempt), rank=rank, world_size=2, wait=False)
+        assert isinstance(put, memstore.PendingPut)
+        return put.wait(0) if put.done() else None
+
+    def abort(self, key: str, attempt: int) -> bool:
+        return self.store.abort(key, str(attempt))
 
     def put_in_a_fork(self, key: str, named: Named) -> int:
         return in_child(self.put, key, named)
