@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from memstore.errors import PartialCommitError, ShardMismatchError
 from memstore.sharding import Box, overlap, uncovered, whole
 
 _SHOWN = 8  # boxes in one message
+_CACHED = 256  # layouts
 
 
 class LeafOfRank(NamedTuple):
@@ -88,7 +90,7 @@ def merge_boxes(key: str, name: str, found: Sequence[LeafOfRank]) -> MergedLeaf:
                 chosen[box] = _stored(held, held.leaf.boxes[number], number)
                 break
     boxes = sorted(chosen)
-    pair = overlap(boxes)
+    pair, missing = _compare(tuple(found[0].leaf.shape), tuple(boxes))
     if pair is not None:
         one, two = boxes[pair[0]], boxes[pair[1]]
         ranks = [chosen[one].rank, chosen[two].rank]
@@ -97,10 +99,15 @@ def merge_boxes(key: str, name: str, found: Sequence[LeafOfRank]) -> MergedLeaf:
             "and are not the same box",
             key=key,
         )
-    missing = uncovered(whole(found[0].leaf.shape), boxes)
     if missing:
         raise _missing(key, [(name, box) for box in missing])
     return MergedLeaf(found[0].leaf, tuple(chosen[box] for box in boxes), 0)
+
+
+@functools.lru_cache(_CACHED)
+def _compare(shape: tuple[int, ...], boxes: tuple[Box, ...]) -> tuple[tuple[int, int] | None, list[Box]]:
+    """Two boxes that overlap, if any do, and what none of them has. Cached: leaves of one shape are cut alike."""
+    return overlap(boxes), uncovered(whole(shape), boxes)
 
 
 def _check_equal(key: str, name: str, box: Box, same: Sequence[tuple[LeafOfRank, int]]) -> None:

@@ -33,6 +33,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.sharding import Box, StoredBox, whole
 from memstore.structure import HeldLeaf, HeldValue, LeafNames, MalformedError, require
 
+_CACHED = 64  # of what parts say
 _MOST_RANKS = 1 << 20
 _MOST_DIMENSIONS = 64  # of a leaf in boxes, as in torch's own operators
 _MOST_BYTES = 1 << 62
@@ -105,15 +106,21 @@ class RankPart(NamedTuple):
 def read_part(said: bytes, segment: SegmentExtent | None, sums: tuple[bytes | None, ...] = ()) -> RankPart:
     """A part by what the header of its segment says. Raises CorruptionError unless a put could have said it."""
     try:
-        value = _decode(said.removeprefix(PART_MARK))
-        names = structure.tree_names(value.tree)
-        _check(value, names, 0 if segment is None else segment.size - segment.start)
-        boxes = sum(len(leaf.boxes) for leaf in value.leaves)
+        value, names, boxes = _read_value(said, 0 if segment is None else segment.size - segment.start)
         require(not sums or len(sums) == boxes, "other checksums than boxes")
         require(all(one is None or len(one) == CHECKSUM_SIZE for one in sums), "a checksum of another size")
     except (msgspec.MsgspecError, MalformedError, UnsupportedValueError, RecursionError) as error:
         raise CorruptionError(f"what a part says of its value can't be read: {error}") from None
     return RankPart(value, names, segment, sums)
+
+
+@functools.lru_cache(_CACHED)
+def _read_value(said: bytes, nbytes: int) -> tuple[PartValue, LeafNames, int]:
+    """What a part says, the names of its leaves, and the number of its boxes. Cached: the next step says the same."""
+    value = _decode(said.removeprefix(PART_MARK))
+    names = structure.tree_names(value.tree)
+    _check(value, names, nbytes)
+    return value, names, sum(len(leaf.boxes) for leaf in value.leaves)
 
 
 def _check(said: PartValue, names: LeafNames, nbytes: int) -> None:
