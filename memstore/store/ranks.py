@@ -5,6 +5,7 @@ With torch.distributed, rank 0 chooses the name and tells the others (`meeting.p
 
 from __future__ import annotations
 
+import operator
 import uuid
 from typing import Any
 
@@ -14,6 +15,7 @@ from memstore.engine import Path
 from memstore.store.meeting import Meeting, meet
 
 _BEGIN = "begin"
+_MOST_RANKS = 1 << 16
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
@@ -29,8 +31,15 @@ class Place:
     def __init__(self, attempt: str, rank: int, world_size: int) -> None:
         if not (isinstance(attempt, str) and attempt):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size}: ranks count from 0 to world_size - 1")
+        try:
+            attempt.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"attempt has a lone surrogate: {attempt!r} is no Unicode text") from None
+        rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
+        if not 0 <= rank < world_size <= _MOST_RANKS:
+            raise ValueError(
+                f"rank {rank} of {world_size}: ranks count from 0, and there are {_MOST_RANKS:,} at most"
+            )
         self._attempt, self.rank, self.world_size = attempt, rank, world_size
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
@@ -72,3 +81,13 @@ def find_place(
             "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
         )
     return DistributedPlace(meeting)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Raises TypeError for what is none: a bool, a float, a text."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a whole number, and not {value!r}") from None

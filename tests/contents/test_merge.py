@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -239,3 +240,35 @@ def test_any_grid_of_boxes_gives_the_whole(store: memstore.Store, data: st.DataO
     put(store, [{"w": shard, "all": torch.ones(2)} for shard in shards])
     assert torch.equal(store.get("key")["w"], tensor)
     assert torch.equal(store.view("key")["w"].clone(), tensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        ({"rank": False}, TypeError, "rank is a whole number, and not False"),
+        ({"rank": 0.0}, TypeError, "rank is a whole number"),
+        ({"rank": "0"}, TypeError, "rank is a whole number"),
+        ({"rank": 1}, ValueError, "rank 1 of 1"),
+        ({"world_size": 10**10}, ValueError, "65,536 at most"),
+        ({"world_size": True}, TypeError, "world_size is a whole number"),
+        ({"attempt": ""}, TypeError, "attempt is a text"),
+        ({"attempt": "\ud800"}, ValueError, "lone surrogate"),
+        ({"expect_version": True}, TypeError, "expect_version is a whole number"),
+        ({"expect_version": 1.5}, TypeError, "expect_version is a whole number"),
+        ({"lease": 0}, ValueError, "lease is seconds, more than 0"),
+        ({"lease": math.nan}, ValueError, "lease is seconds"),
+        ({"lease": "1"}, ValueError, "lease is seconds"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_written(
+    store: memstore.Store, options: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    place = {"attempt": f"wrong {next(numbers)}", "rank": 0, "world_size": 1}
+    with pytest.raises(error, match=told):
+        store.put_sharded("wrong", torch.ones(2), **(place | options))
+    assert store.pending() == () and store.stats().pending_bytes == 0 and "wrong" not in store
+
+
+def test_numbers_of_other_kinds_are_taken(store: memstore.Store) -> None:
+    options: Any = {"rank": np.int64(0), "world_size": torch.tensor(1), "expect_version": np.int64(store.put("n", 1))}
+    assert store.put_sharded("n", torch.ones(2), attempt=f"numbers {next(numbers)}", **options)

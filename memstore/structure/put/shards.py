@@ -52,16 +52,23 @@ class HeldValue(NamedTuple):
 
 
 class _ShardedWalk(Walk):
-    __slots__ = ("sharded",)
+    """Attributes:
+    sharded: by number of the tensor, what this rank holds of it.
+    has_shards: whether there was one, though it may have been refused.
+    """
+
+    __slots__ = ("has_shards", "sharded")
 
     def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
         super().__init__(allow_pickle, careful)
         self.sharded: dict[int, tuple[ShardedLeaf, Traits]] = {}
+        self.has_shards = False
 
     def visit(self, value: Any) -> Tree:
         try:
             found = sharded_leaf(value)
         except UnsupportedValueError as error:
+            self.has_shards = True
             raise RefusedError(error.message) from None
         if found is None:
             return super().visit(value)
@@ -109,7 +116,7 @@ def has_shards(value: Any) -> bool:
     aside = modes.put_aside(entirely=True) if modes.are_active() else contextlib.nullcontext()
     with aside, contextlib.suppress(RefusedError, RuntimeError, NotImplementedError):
         walk.visit(value)
-    return bool(walk.sharded)
+    return walk.has_shards or bool(walk.sharded)
 
 
 def _check_names(names: list[Path]) -> None:
