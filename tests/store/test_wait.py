@@ -112,7 +112,7 @@ def test_a_follower_ends_at_the_last_version(store: memstore.Store) -> None:
     seen: list[int] = []
 
     def follow() -> None:
-        while "end" not in store or seen[-1] < store.version("key"):
+        while not seen or "end" not in store or seen[-1] < store.version("key"):
             seen.append(store.wait("key", newer_than=seen[-1] if seen else 0, timeout=30))
 
     thread = threading.Thread(target=follow)

@@ -37,7 +37,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().contiguous()
     if tensor.is_floating_point() and tensor.dtype is not FP4:
         tensor = torch.where(tensor.double().isnan(), torch.full_like(tensor, float("nan")), tensor)
-    return tensor.reshape(-1).view(torch.uint8)
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a tensor of one element may have any stride
+    return flat.copy_(tensor.reshape(-1)).view(torch.uint8)
 
 
 def assert_cast(value: torch.Tensor, got: torch.Tensor, dtype: torch.dtype) -> None:
