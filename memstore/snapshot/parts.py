@@ -28,12 +28,14 @@ from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, is_id, part_name, ta
 from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.storage import Storage
 
+PUBLISHED = b"published"
+
 
 def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
     """The last step of a rank's writer, once its files are there: leaves the part, and publishes if it is the last one.
 
     Returns:
-        The manifest, or nothing if other ranks' parts are missing.
+        PUBLISHED, or nothing if other ranks' parts are missing. (The manifest itself may be too long for a message.)
     """
     part = with_sums(msgspec.msgpack.decode(argument, type=Part), sums)
     take = part.take
@@ -41,7 +43,10 @@ def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], du
     try:
         storage.publish(own, msgspec.msgpack.encode(part), durable=durable)
         parts = read_parts(storage, take)
-        return b"" if parts is None else publish(storage, parts)
+        if parts is None:
+            return b""
+        publish(storage, parts)
+        return PUBLISHED
     except BaseException as error:
         # Where the part is there, another rank's writer may be publishing, and count on these files.
         if isinstance(error, AlreadyExistsError) or storage.size(own) is None:

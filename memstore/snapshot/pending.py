@@ -22,6 +22,7 @@ from memstore.errors import (
     CorruptionError,
     KeyNotFoundError,
     MemstoreError,
+    NotAStoreError,
     StoreTimeoutError,
     UnknownOutcomeError,
 )
@@ -75,7 +76,7 @@ class PendingTake:
     def _own_outcome(self, timeout: float | None) -> Manifest | None:
         """The manifest, if this rank's writer was the last one."""
         try:
-            text = self._write.wait(timeout)
+            last = bool(self._write.wait(timeout))
         except StoreTimeoutError:
             raise
         except UnknownOutcomeError as error:  # killed: before the publication, or after it
@@ -85,7 +86,10 @@ class PendingTake:
             return found
         except (MemstoreError, OSError) as error:
             self._give_up(error, [])  # the writer has removed its files
-        return read_manifest(self.path, text) if text else None
+        found = self._published() if last else None
+        if last and found is None:
+            raise NotAStoreError(f"{self.path}: the snapshot was published, and has been removed since")
+        return found
 
     def _give_up(self, error: Exception, files: list[str]) -> NoReturn:
         """Tells the other ranks, removes what this one has written, and raises."""

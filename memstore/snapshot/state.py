@@ -114,6 +114,8 @@ class StateWalker:
         else:
             shards = leaf.shards
         path = path_of((key, *name))
+        if any(traits.is_cut(shard.local) for shard in shards):
+            raise UnsupportedValueError(f"{path}: a tensor whose storage was freed or cut: its bytes aren't there")
         while path in self._paths:  # the keys 1 and "1" make one path
             path += "~"
         self._paths.add(path)

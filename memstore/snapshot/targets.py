@@ -67,9 +67,7 @@ def _target(value: Any) -> Target | None:
         why_not = "it is a conjugated or negated view"
     elif traits.overlaps_itself(shape, tensor.stride()):
         why_not = "several of its elements are one in memory"
-    elif tensor.untyped_storage().nbytes() < (
-        (tensor.storage_offset() + traits.reach(shape, tensor.stride())) * tensor.itemsize if tensor.numel() else 0
-    ):
+    elif traits.is_cut(tensor):
         why_not = "its storage was freed or cut"
     shards = (Shard(whole(shape), plain),) if tensor.numel() else ()
     return Target(value, tensor.dtype, shape, shards, why_not)

@@ -74,6 +74,22 @@ def test_progress_and_options(path: str) -> None:
     assert snapshot.get_state_dict_for_key("state")["y"] is complex
 
 
+def test_a_manifest_may_be_longer_than_a_message(path: str) -> None:
+    state = {f"layer.{i}": torch.tensor(float(i)) for i in range(5000)}
+    snapshot = Snapshot.async_take(path, {"state": StateDict(**state)}, durability="process").wait()
+    assert os.path.getsize(f"{path}/{MANIFEST}") > 1 << 16
+    assert snapshot.get_state_dict_for_key("state") == state
+
+
+def test_a_snapshot_that_was_removed_before_the_wait_says_so(path: str) -> None:
+    pending = Snapshot.async_take(path, {"state": StateDict(x=torch.ones(3))}, durability="process")
+    other = Snapshot.async_take(f"{path}2", {"state": StateDict(x=torch.ones(3))}, durability="process")
+    other.wait()  # which the same writer makes after the first one
+    os.remove(f"{path}/{MANIFEST}")
+    with pytest.raises(memstore.NotAStoreError, match="removed since"):
+        pending.wait()
+
+
 def test_what_can_be_told_at_once_is(path: str) -> None:
     Snapshot.take(path, state_of(1.0))
     with pytest.raises(memstore.AlreadyExistsError):

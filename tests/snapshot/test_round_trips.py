@@ -238,3 +238,13 @@ def test_the_path_may_be_an_empty_folder_or_a_pathlib_one(tmp_path: Path) -> Non
     Snapshot.take(tmp_path, {"state": StateDict(x=torch.arange(3))})
     assert Snapshot(tmp_path).read_object("0/state/x").tolist() == [0, 1, 2]
     assert sorted(os.listdir(tmp_path)) == ["memstore_snapshot.json", "state.safetensors"]
+
+
+@pytest.mark.parametrize("left", [0, 400])
+@pytest.mark.parametrize("take", [Snapshot.take, Snapshot.async_take])
+def test_a_tensor_whose_storage_was_cut_is_named_and_left_as_it_is(path: str, take: Any, left: int) -> None:
+    cut = torch.ones(1000)
+    cut.untyped_storage().resize_(left)
+    with pytest.raises(memstore.UnsupportedValueError, match="state/b/0: .* freed or cut"):
+        take(path, {"state": StateDict(a=torch.ones(3), b=[cut])})
+    assert cut.untyped_storage().nbytes() == left and not os.path.exists(path)

@@ -442,6 +442,22 @@ def test_short_calls_of_the_kernel_go_on(storage: FileStorage, monkeypatch: pyte
     assert (bytes(first), bytes(second)) == (b"12345", b"7890ab")
 
 
+def test_memory_that_changes_meanwhile_makes_a_file_that_fits_its_sums(
+    storage: FileStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytearray(3 << 20)
+    write_now = syscalls.write_parts_at
+
+    def change_first(fd: int, parts: list[memoryview], offset: int) -> None:
+        data[:] = bytes([data[0] + 1]) * len(data)
+        write_now(fd, parts, offset)
+
+    monkeypatch.setattr(syscalls, "write_parts_at", change_first)
+    sums = storage.write("file", len(data), [FilePart(0, data)], durable=False, checksum=True)
+    assert data[0]
+    verify_file(storage, "file", len(data), sums)
+
+
 def test_after_an_error_in_parallel_nothing_runs() -> None:
     running: list[int] = []
     finished: list[int] = []

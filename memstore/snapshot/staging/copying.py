@@ -14,7 +14,7 @@ from memstore.engine import ALIGNMENT, syscalls
 from memstore.errors import UnsupportedValueError
 from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.staging.pinning import own_streams
-from memstore.structure import Copies, GatheredCopy, PlainCopy, copy_tensors, modes
+from memstore.structure import Copies, GatheredCopy, PlainCopy, copy_tensors, modes, traits
 
 _BRIEF = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
 _SHARE = 16 << 20  # bytes that one thread copies at a time
@@ -82,9 +82,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _check_storage(tensor: torch.Tensor, number: int) -> None:
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + last + 1) * tensor.dtype.itemsize
-    if tensor.untyped_storage().nbytes() < end:
+    if traits.is_cut(tensor):
         raise UnsupportedValueError(
             f"tensor {number} of the snapshot, of shape {list(tensor.shape)}, has a storage that was freed or cut: its "
             "bytes aren't there"

@@ -48,10 +48,11 @@ class Storage(Protocol):
         Args:
             name: of a file that doesn't exist.
             size: of the file, in bytes. The parts cover it without gap and overlap, in any order.
-            parts: what the file consists of. Their memory is read in place; it must not change meanwhile.
+            parts: what the file consists of. Where their memory changes meanwhile, the file has some of both; the sums
+                are of the bytes that it has.
             durable: when it returns, the bytes are on the disk. (The file's name is there when a later durable
                 `publish` returns.)
-            checksum: whether to compute the sums, of each piece of memory right before it is written.
+            checksum: whether to compute the sums, of each piece right before it is written.
             done: told the bytes written.
 
         Returns:

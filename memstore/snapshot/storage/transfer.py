@@ -23,12 +23,15 @@ def check_cover(runs: Sequence[Run], size: int) -> None:
 
 
 def write_run(file: OwnedFile, run: Run, *, checksum: bool) -> bytes:
-    """Writes a chunk. Returns its sum."""
+    """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
+
+    For that, each step is copied first; the copy stays in the processor's cache.
+    """
     hasher = new_sum() if checksum else None
     for offset, pieces in _steps(run):
         if hasher is not None:
-            for piece in pieces:
-                hasher.update(piece)
+            pieces = [memoryview(b"".join(pieces))]
+            hasher.update(pieces[0])
         syscalls.write_parts_at(file.fd, pieces, offset)
     return hasher.digest() if hasher is not None else b""
 

@@ -155,6 +155,12 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
     return last + 1
 
 
+def is_cut(tensor: torch.Tensor) -> bool:
+    """Whether its storage was freed or made shorter, and so lacks some of its bytes: FSDP frees parameters so."""
+    end = (int(tensor.storage_offset()) + reach(tensor.shape, tensor.stride())) * tensor.itemsize
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() < end
+
+
 def repeats(tensor: torch.Tensor) -> bool:
     """Whether elements share bytes: then a few bytes can claim any number of elements."""
     return reach(tensor.shape, tensor.stride()) < tensor.numel()
