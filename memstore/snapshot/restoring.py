@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from memstore.snapshot.names import path_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
+from memstore.snapshot.sharing import Place, come_apart
 from memstore.snapshot.stateful import AppState, RNGState, check_app_state
 from memstore.snapshot.stored import Stored, Value
 from memstore.snapshot.targets import Name, Target, find_targets, new_target, why_not_filled
@@ -33,12 +35,19 @@ class Match(NamedTuple):
     Attributes:
         tensors: one for each leaf of the value.
         others: of leaves that this rank's value lacks and the object has: values of other ranks, by their keys.
+        places: where what is stored is read to.
     """
 
     value: Value
     tensors: list[Any]
     others: dict[str, Any]
-    wants: list[Want]
+    places: list[Place]
+
+    def replace(self, number: int, made: Any) -> None:
+        """Puts another tensor in the stead of a leaf's, and of those that are the very same."""
+        same = [other for other, first in self.value.plan.same.items() if first == number]
+        for leaf in (number, *same):
+            self.tensors[leaf] = traits.with_traits(made, self.value.plan.traits[leaf])
 
 
 def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
@@ -53,6 +62,7 @@ def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, 
             dicts[key] = app_state[key].state_dict()
         ranks.wait()
     matches: dict[str, Match] = {}
+    wants: list[Want] = []
 
     def match() -> bytes:
         differences: list[str] = []
@@ -60,11 +70,13 @@ def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, 
             found = _match(stored, ranks.rank, key, app_state[key], state_dict, strict, differences)
             if found is not None:
                 matches[key] = found
+        if not differences:
+            places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
+            wants.extend(Want(place.tensor, place.shards) for place in places)
         _raise(stored, differences)
         return b""
 
     def read() -> bytes:
-        wants = [want for found in matches.values() for want in found.wants]
         read_into(stored, wants, Meter(None, 0, ""))
         return b""
 
@@ -102,17 +114,18 @@ def _match(
         if i in value.plan.same:
             match.tensors.append(match.tensors[value.plan.same[i]])
             continue
-        target = targets.get(leaf.name)
+        path, target = path_of((key, *leaf.name)), targets.get(leaf.name)
         problem = None if target is None else why_not_filled(tensor, target)
         if problem and must_fit:
-            differences.append(f"{path_of((key, *leaf.name))}: {problem}")
+            differences.append(f"{path}: {problem}")
         if target is None or problem:
             made = layouts.make(leaf.name, tensor)
             match.tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
         else:
             made = target
             match.tensors.append(target.value)
-        match.wants.append(Want(tensor, made.shards))
+        replace = None if is_module else partial(match.replace, i)
+        match.places.append(Place(path, tensor, made.value, made.shards, replace))
     if is_module:
         _match_module(stored, match, state_dict, targets, strict, differences)
     return match
@@ -141,7 +154,7 @@ def _match_module(
             problem = why_not_filled(other, target)
             if problem is None:
                 match.others[str(name)] = target.value
-                match.wants.append(Want(other, target.shards))
+                match.places.append(Place(path, other, target.value, target.shards))
                 continue
         elif not strict:
             continue
