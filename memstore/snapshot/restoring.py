@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from memstore import structure
@@ -21,7 +23,7 @@ from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.sharing import Place, come_apart
-from memstore.snapshot.stateful import AppState, RNGState, check_app_state
+from memstore.snapshot.stateful import RNGState, check_app_state
 from memstore.snapshot.stored import Stored, Value
 from memstore.snapshot.targets import Name, Target, find_targets, new_target, why_not_filled
 from memstore.structure import traits
@@ -50,17 +52,31 @@ class Match(NamedTuple):
             self.tensors[leaf] = traits.with_traits(made, self.value.plan.traits[leaf])
 
 
-def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
+def restore(
+    open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, *, strict: bool, allow_pickle: bool
+) -> None:
     """As `Snapshot.restore`."""
-    said = ranks.together(lambda: "\0".join(check_app_state(app_state)).encode())
-    keys = sorted({key for names in said for key in names.decode().split("\0") if key})
-    last = [key for key in keys if isinstance(app_state.get(key), RNGState)]
-    order = [key for key in keys if key not in last]
-    dicts = {key: app_state[key].state_dict() for key in last}
-    for key in order:
-        if key in app_state:
+    opened: list[Stored] = []
+    dicts: dict[str, Any] = {}
+
+    def begin() -> bytes:
+        names = list(check_app_state(app_state))
+        opened.append(open_stored())
+        # the random state first: other state dicts may draw from it
+        dicts.update((name, app_state[name].state_dict()) for name in names if isinstance(app_state[name], RNGState))
+        return msgspec.msgpack.encode((names, list(dicts)))
+
+    def ask(key: str) -> bytes:
+        if key in app_state and key not in dicts:
             dicts[key] = app_state[key].state_dict()
-        ranks.wait()
+        return b""
+
+    said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
+    last = sorted({key for _, random in said for key in random})
+    order = sorted({key for names, _ in said for key in names} - set(last))
+    (stored,) = opened
+    for key in order:  # one after the other on all ranks, since they may have collectives inside
+        ranks.together(partial(ask, key))
     matches: dict[str, Match] = {}
     wants: list[Want] = []
 
@@ -80,13 +96,15 @@ def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, 
         read_into(stored, wants, Meter(None, 0, ""))
         return b""
 
+    def load(key: str) -> bytes:
+        if key in matches:
+            _load(stored, app_state[key], matches[key], strict, allow_pickle)
+        return b""
+
     ranks.together(match)
     ranks.together(read)
     for key in [*order, *last]:
-        if key in matches:
-            _load(stored, app_state[key], matches[key], strict, allow_pickle)
-        if key not in last:
-            ranks.wait()
+        ranks.together(partial(load, key))
 
 
 def _raise(stored: Stored, differences: list[str]) -> None:
