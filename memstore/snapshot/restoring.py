@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from memstore import structure
@@ -19,7 +22,8 @@ from memstore.snapshot.names import path_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
-from memstore.snapshot.stateful import AppState, RNGState, check_app_state
+from memstore.snapshot.sharing import Place, come_apart
+from memstore.snapshot.stateful import RNGState, check_app_state
 from memstore.snapshot.stored import Stored, Value
 from memstore.snapshot.targets import Name, Target, find_targets, new_target, why_not_filled
 from memstore.structure import traits
@@ -33,26 +37,48 @@ class Match(NamedTuple):
     Attributes:
         tensors: one for each leaf of the value.
         others: of leaves that this rank's value lacks and the object has: values of other ranks, by their keys.
+        places: where what is stored is read to.
     """
 
     value: Value
     tensors: list[Any]
     others: dict[str, Any]
-    wants: list[Want]
+    places: list[Place]
+
+    def replace(self, number: int, made: Any) -> None:
+        """Puts another tensor in the stead of a leaf's, and of those that are the very same."""
+        same = [other for other, first in self.value.plan.same.items() if first == number]
+        for leaf in (number, *same):
+            self.tensors[leaf] = traits.with_traits(made, self.value.plan.traits[leaf])
 
 
-def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
+def restore(
+    open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, *, strict: bool, allow_pickle: bool
+) -> None:
     """As `Snapshot.restore`."""
-    said = ranks.together(lambda: "\0".join(check_app_state(app_state)).encode())
-    keys = sorted({key for names in said for key in names.decode().split("\0") if key})
-    last = [key for key in keys if isinstance(app_state.get(key), RNGState)]
-    order = [key for key in keys if key not in last]
-    dicts = {key: app_state[key].state_dict() for key in last}
-    for key in order:
-        if key in app_state:
+    opened: list[Stored] = []
+    dicts: dict[str, Any] = {}
+
+    def begin() -> bytes:
+        names = list(check_app_state(app_state))
+        opened.append(open_stored())
+        # the random state first: other state dicts may draw from it
+        dicts.update((name, app_state[name].state_dict()) for name in names if isinstance(app_state[name], RNGState))
+        return msgspec.msgpack.encode((names, list(dicts)))
+
+    def ask(key: str) -> bytes:
+        if key in app_state and key not in dicts:
             dicts[key] = app_state[key].state_dict()
-        ranks.wait()
+        return b""
+
+    said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
+    last = sorted({key for _, random in said for key in random})
+    order = sorted({key for names, _ in said for key in names} - set(last))
+    (stored,) = opened
+    for key in order:  # one after the other on all ranks, since they may have collectives inside
+        ranks.together(partial(ask, key))
     matches: dict[str, Match] = {}
+    wants: list[Want] = []
 
     def match() -> bytes:
         differences: list[str] = []
@@ -60,21 +86,25 @@ def restore(stored: Stored, app_state: AppState, ranks: Ranks, *, strict: bool, 
             found = _match(stored, ranks.rank, key, app_state[key], state_dict, strict, differences)
             if found is not None:
                 matches[key] = found
+        if not differences:
+            places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
+            wants.extend(Want(place.tensor, place.shards) for place in places)
         _raise(stored, differences)
         return b""
 
     def read() -> bytes:
-        wants = [want for found in matches.values() for want in found.wants]
         read_into(stored, wants, Meter(None, 0, ""))
+        return b""
+
+    def load(key: str) -> bytes:
+        if key in matches:
+            _load(stored, app_state[key], matches[key], strict, allow_pickle)
         return b""
 
     ranks.together(match)
     ranks.together(read)
     for key in [*order, *last]:
-        if key in matches:
-            _load(stored, app_state[key], matches[key], strict, allow_pickle)
-        if key not in last:
-            ranks.wait()
+        ranks.together(partial(load, key))
 
 
 def _raise(stored: Stored, differences: list[str]) -> None:
@@ -102,17 +132,18 @@ def _match(
         if i in value.plan.same:
             match.tensors.append(match.tensors[value.plan.same[i]])
             continue
-        target = targets.get(leaf.name)
+        path, target = path_of((key, *leaf.name)), targets.get(leaf.name)
         problem = None if target is None else why_not_filled(tensor, target)
         if problem and must_fit:
-            differences.append(f"{path_of((key, *leaf.name))}: {problem}")
+            differences.append(f"{path}: {problem}")
         if target is None or problem:
             made = layouts.make(leaf.name, tensor)
             match.tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
         else:
             made = target
             match.tensors.append(target.value)
-        match.wants.append(Want(tensor, made.shards))
+        replace = None if is_module else partial(match.replace, i)
+        match.places.append(Place(path, tensor, made.value, made.shards, replace))
     if is_module:
         _match_module(stored, match, state_dict, targets, strict, differences)
     return match
@@ -141,7 +172,7 @@ def _match_module(
             problem = why_not_filled(other, target)
             if problem is None:
                 match.others[str(name)] = target.value
-                match.wants.append(Want(other, target.shards))
+                match.places.append(Place(path, other, target.value, target.shards))
                 continue
         elif not strict:
             continue

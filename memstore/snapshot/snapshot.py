@@ -16,7 +16,7 @@ from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.restoring import restore, state_dict_of
 from memstore.snapshot.served import view
-from memstore.snapshot.stateful import AppState, check_app_state
+from memstore.snapshot.stateful import AppState
 from memstore.snapshot.stored import Stored
 from memstore.snapshot.taking import take
 from memstore.snapshot.verifying import verify
@@ -94,8 +94,9 @@ class Snapshot:
             MemstoreError: another rank failed; the message names it, and its reason.
         """
         options = Options(replicated or (), durability, checksum, allow_pickle)
-        manifest = take(path, app_state, pg, options, progress)
-        return cls.of(manifest, path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+        prepared = prepare(path, app_state, pg, options)
+        manifest = take(prepared, progress)
+        return cls.of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
     @classmethod
     def async_take(
@@ -155,8 +156,7 @@ class Snapshot:
             CorruptionError: stored bytes are damaged. The objects' tensors then have any content.
             NotAStoreError: there is no snapshot at the path.
         """
-        ranks = Ranks(self.pg)
-        restore(self.open(), check_app_state(app_state), ranks, strict=strict, allow_pickle=self._allow_pickle)
+        restore(self.open, app_state, Ranks(self.pg), strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and no more of the snapshot than it takes.

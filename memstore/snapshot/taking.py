@@ -13,8 +13,6 @@ every rank knows of it, or this one has not told the others yet that its files a
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from memstore import modes
@@ -23,15 +21,14 @@ from memstore.snapshot.drafts import FileDraft
 from memstore.snapshot.manifest import Manifest, read_manifest
 from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.parts import publish
-from memstore.snapshot.preparing import Options, abandon, prepare
+from memstore.snapshot.preparing import Prepared, abandon
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import bytes_of
 from memstore.snapshot.storage import FilePart, FileStorage
 
 
-def take(path: Any, app_state: Any, group: Any, options: Options, progress: Progress | bool | None) -> Manifest:
-    """Takes a snapshot, and returns its manifest."""
-    prepared = prepare(path, app_state, group, options)
+def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
+    """Steps 4 and 5, for a take that is prepared. Returns the snapshot's manifest."""
     ranks, storage, files = prepared.ranks, prepared.storage, prepared.files
     take = prepared.part.take
     written: list[str] = []

@@ -253,3 +253,37 @@ def test_a_mismatch_on_one_rank_restores_nothing_on_any(path: str) -> None:
     Snapshot.take(path, {"model": torch.nn.Linear(2, 2), "state": StateDict(x=torch.ones(3))})
     for outcome in on_ranks(2, _differ, path):
         assert isinstance(outcome, memstore.StructureMismatchError) and "model/weight" in str(outcome)
+
+
+def _take_and_fail_to_restore(rank: int, path: str) -> tuple[str, list[str]]:
+    snapshot = Snapshot.take(path if rank == 0 else f"{path}-of-rank-1", {"state": StateDict(x=torch.ones(3))})
+
+    class Broken(StateDict):
+        where = ""
+
+        def state_dict(self) -> dict[str, Any]:
+            if self.where == "state_dict":
+                raise ArithmeticError("no state today")
+            return super().state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+            if self.where == "load_state_dict":
+                raise ArithmeticError("no loading today")
+
+    said: list[str] = []
+    for where in ("path", "app_state", "state_dict", "load_state_dict"):
+        state = Broken(x=torch.zeros(3))
+        state.where = where if rank else ""
+        app_state: Any = {"state": 7 if rank and where == "app_state" else state}
+        try:
+            Snapshot(f"{path}-not" if rank and where == "path" else path).restore(app_state)
+        except Exception as error:
+            said.append(f"{type(error).__name__} {error}")
+    return snapshot.path, said
+
+
+def test_rank_0_says_where_a_snapshot_is_and_a_failure_of_one_rank_to_restore_is_told_by_all(path: str) -> None:
+    (first_path, first), (second_path, second) = all_right(on_ranks(2, _take_and_fail_to_restore, path))
+    assert first_path == second_path == path
+    assert [text.split()[0] for text in second] == ["NotAStoreError", "TypeError", *["ArithmeticError"] * 2]
+    assert len(first) == 4 and all("rank 1" in text for text in first), first

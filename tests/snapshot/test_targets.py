@@ -1,0 +1,77 @@
+"""What a snapshot is restored into: tensors that share memory, modules without memory, optimizers of another kind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import memstore
+from memstore import Snapshot, StateDict
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
+        yield f"{folder}/snapshot"
+
+
+def test_weights_that_are_stored_apart_come_apart_from_the_models(path: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    best = {name: torch.full_like(value, 7.0) for name, value in model.state_dict().items()}
+    Snapshot.take(path, {"model": model, "zbest": StateDict(best)})
+    want = model.weight.detach().clone()
+    other = torch.nn.Linear(3, 2)
+    alias = StateDict(other.state_dict())
+    address = other.weight.data_ptr()
+    Snapshot(path).restore({"model": other, "zbest": alias})
+    assert torch.equal(other.weight, want) and other.weight.data_ptr() == address
+    assert torch.equal(alias["weight"], torch.full((2, 3), 7.0))
+
+
+def test_entries_of_a_dict_that_are_one_tensor_come_apart(path: str) -> None:
+    Snapshot.take(path, {"state": StateDict(a=torch.zeros(9), b=torch.ones(9), c=[torch.zeros(9)])})
+    tensor = torch.full((9,), 5.0)
+    state = StateDict(a=tensor, b=tensor, c=[tensor])
+    Snapshot(path).restore({"state": state})
+    assert state["a"] is tensor and [state[key][0].max().item() for key in "abc"] == [0.0, 1.0, 0.0]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        if tied:
+            self.b.weight = self.a.weight
+
+
+def test_a_tied_module_takes_what_is_stored_apart_only_if_it_agrees(path: str) -> None:
+    apart = Tied(tied=False)
+    Snapshot.take(path, {"model": apart})
+    tied = Tied(tied=True)
+    before = tied.a.weight.detach().clone()
+    with pytest.raises(memstore.StructureMismatchError, match=r"model/a.weight, model/b.weight: .*stored apart"):
+        Snapshot(path).restore({"model": tied})
+    assert torch.equal(tied.a.weight, before)
+    apart.b.load_state_dict({"weight": apart.a.weight, "bias": apart.b.bias})
+    Snapshot.take(f"{path}-2", {"model": apart})
+    Snapshot(f"{path}-2").restore({"model": tied})
+    assert torch.equal(tied.b.weight, apart.a.weight)
+    Snapshot.take(f"{path}-3", {"model": tied})
+    Snapshot(f"{path}-3").restore({"model": tied})
+
+
+def test_slices_that_overlap_are_restored_only_if_what_is_stored_agrees(path: str) -> None:
+    base = torch.arange(12.0)
+    state = StateDict(a=base[:8], b=base[4:], c=base[1::2])
+    Snapshot.take(path, {"state": state}, checksum=False)
+    want = base.clone()
+    base.zero_()
+    Snapshot(path).restore({"state": state})
+    assert torch.equal(base, want)
+    Snapshot.take(f"{path}-2", {"state": StateDict(a=torch.ones(8), b=torch.zeros(8))}, checksum=False)
+    with pytest.raises(memstore.StructureMismatchError, match="state/a, state/b"):
+        Snapshot(f"{path}-2").restore({"state": state})
+    assert torch.equal(base, want)
