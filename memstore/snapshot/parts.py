@@ -83,7 +83,7 @@ def publish(storage: Storage, parts: Sequence[Part]) -> bytes:
     index = index_of(parts, manifest)
     if index and take.plain:
         with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
-            storage.publish(INDEX, index, durable=False)
+            storage.publish(INDEX, index, durable=take.durable)
     try:
         storage.publish(MANIFEST, text, durable=take.durable)
     except AlreadyExistsError:

@@ -259,6 +259,7 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int)
     if rank == 0:
         with contextlib.suppress(OSError):
             if claimant(storage) == take.id:
+                storage.remove(INDEX)  # first: while the claim is there, it is known whose it is
                 storage.remove(CLAIM)
             if not storage.names():
                 os.rmdir(take.path)

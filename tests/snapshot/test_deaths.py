@@ -190,6 +190,28 @@ def test_a_rank_that_is_killed_at_every_step_of_a_take(path: str, victim: int) -
         check_rank_dies(f"{path}{step}", victim, step)
 
 
+def _the_manifest_fails(rank: int, path: str) -> tuple[str, list[str]]:
+    state = {"model": torch.nn.Linear(3, 2)}
+    steps: list[str] = []
+    failing = faults.raising(OSError(errno.ENOSPC, "injected"))
+    watched = frozenset({"link"})
+    with faults.watching(lambda _, name: steps.append(name), lambda *_: None, names=frozenset({"link", "sync"})):
+        Snapshot.take(f"{path}-whole", state)
+    try:
+        with faults.at_step(3 if rank == 0 else 99, failing, names=watched):  # of the claim, the index, the manifest
+            Snapshot.take(path, state)
+    except (OSError, memstore.MemstoreError) as error:
+        return str(error), steps
+    return "", steps
+
+
+def test_the_index_is_as_durable_as_the_manifest_and_goes_if_that_fails(path: str) -> None:
+    (first, steps), (second, _) = all_right(on_ranks(2, _the_manifest_fails, path))
+    assert steps[-8:] == ["sync", "sync", "link", "sync"] * 2, steps
+    assert "rank 0" in second and first, (first, second)
+    assert not os.path.exists(path) or not os.listdir(path)
+
+
 def _dies_beside_the_publication(rank: int, path: str) -> str:
     """Rank 2 dies, which rank 1 learns, while rank 0 is about to link the manifest."""
     if rank == 2:
@@ -283,8 +305,8 @@ def test_of_jobs_that_take_to_one_path_one_wins(path: str, asynchronous: bool) -
 
 def _take_in_the_middle(path: str) -> str:
     """Another job publishes right before this one links its manifest."""
-    links = [i for i, name in enumerate(steps(), 1) if name == "link"]
-    with faults.at_step(links[-1], lambda: in_child(take, path, 2.0)):
+    links = frozenset({"link"})  # of the claim, and of the manifest
+    with faults.at_step(2, lambda: in_child(take, path, 2.0), names=links):
         try:
             take(path, 1.0)
         except memstore.AlreadyExistsError as error:

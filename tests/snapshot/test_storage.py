@@ -173,6 +173,14 @@ def test_folders_are_made_for_their_owner_alone(tmp_path: Path) -> None:
         FileStorage(tmp_path / "a/b/manifest")
 
 
+def test_the_name_of_the_folder_is_synced_whoever_made_it(tmp_path: Path) -> None:
+    def create() -> None:
+        FileStorage.create(tmp_path / "a", durable=True)
+
+    assert faults.record(create, names=frozenset({"make_folder", "sync_folder"})) == ["make_folder", "sync_folder"]
+    assert "sync_folder" in faults.record(create)
+
+
 def test_the_folder_is_the_one_that_was_opened(tmp_path: Path) -> None:
     storage = FileStorage.create(tmp_path / "before", durable=False)
     os.rename(tmp_path / "before", tmp_path / "after")

@@ -69,10 +69,18 @@ class FileStorage:
         parent = os.path.dirname(path)
         if not os.path.isdir(parent):
             cls.create(parent, durable=durable, folder_mode=0o777)
-        with file_errors(path), contextlib.suppress(FileExistsError):
-            syscalls.make_folder(path, folder_mode)
-            if durable:
-                syscalls.sync_folder(parent)
+        with file_errors(path):
+            try:
+                syscalls.make_folder(path, folder_mode)
+                made = True
+            except FileExistsError:
+                made = False
+            if durable:  # whoever made a folder that is there may not have synced its name
+                try:
+                    syscalls.sync_folder(parent)
+                except PermissionError:  # this process may not look into the folder above
+                    if made:
+                        raise
         return cls(path, file_mode=file_mode)
 
     def write(
