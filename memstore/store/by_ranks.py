@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from memstore.engine import deadline_after
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.listing import Keyspace
@@ -186,7 +185,10 @@ class ByRanks(Keyspace):
         """Fills a module, and its optimizer, in place with what `save_model` has stored, from whatever mesh.
 
         With torch.distributed every rank calls it. All of them load the version that rank 0 finds, whatever others put
-        meanwhile, or none loads anything. Each rank reads its own boxes, straight into the module's tensors.
+        meanwhile, or all raise. Each rank reads its own boxes, straight into the module's tensors.
+
+        What doesn't fit on one rank is found before anything is written on any. If a copy fails, as of damaged bytes,
+        all ranks raise, and their modules are filled in part or whole: load again before they are used.
 
         Args:
             key: as in `get`.
@@ -196,7 +198,8 @@ class ByRanks(Keyspace):
                 other shapes and dtypes are an error still.
             newer_than: wait first for a version that is newer than this one.
             process_group: of torch.distributed; None: the default one. No collective is called.
-            timeout: seconds, for all of it but the copy; None: the store's.
+            timeout: seconds until this rank's copy begins, and again for the other ranks once it is done; None: the
+                store's.
 
         Returns:
             The version.
@@ -205,7 +208,7 @@ class ByRanks(Keyspace):
             KeyNotFoundError: no such key.
             StructureMismatchError: it doesn't fit; all differences are listed, and no rank has loaded anything.
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
-            CorruptionError: the stored bytes are damaged.
+            CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
         """
         with between_forks():
             from memstore.engine import unpack
@@ -215,7 +218,6 @@ class ByRanks(Keyspace):
         root = self._opened()
         encode_key(key)
         seconds = self._timeout if timeout is None else timeout
-        deadline = deadline_after(seconds)
 
         def take() -> Pin:
             if newer_than is not None:
@@ -229,7 +231,7 @@ class ByRanks(Keyspace):
             version = pin.record.version
         else:
             receive = partial(unpack, root, key, options=self._pin_options())
-            version = load_together(meeting, take, receive, model, optimizer, strict=strict, deadline=deadline)
+            version = load_together(meeting, take, receive, model, optimizer, strict=strict, timeout=seconds)
         self._gets += 1
         return version
 

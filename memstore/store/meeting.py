@@ -39,6 +39,7 @@ class Meeting:
     """One call that the ranks of a process group make together.
 
     Attributes:
+        key: what it is about.
         rank, world_size: this rank, and how many there are, in the group.
     """
 
@@ -60,7 +61,7 @@ class Meeting:
         counter = _counts.setdefault(group, {}).setdefault(name, itertools.count(1))
         self._name = f"{name}/{next(counter)}"
         self._store: Any = dist.distributed_c10d._get_process_group_store(group)
-        self._kind, self._key = kind, key
+        self._kind, self.key = kind, key
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def say(self, word: str, message: msgspec.Struct) -> None:
@@ -87,8 +88,8 @@ class Meeting:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if time.monotonic() >= deadline:
                     waited = f"rank {self.rank} waited {max(deadline - started, 0):.3g} s for rank {rank}"
-                    text = f"{self._key!r}: {waited}, which did not come to this {self._kind}"
-                    raise StoreTimeoutError(text, key=self._key)
+                    text = f"{self.key!r}: {waited}, which did not come to this {self._kind}"
+                    raise StoreTimeoutError(text, key=self.key)
             return msgspec.msgpack.decode(self._store.get(name), type=kind)
         except (dist.DistError, RuntimeError) as error:
             raise self._cut_off(error) from None
@@ -104,5 +105,5 @@ class Meeting:
 
     def _cut_off(self, error: Exception) -> PartialCommitError:
         why = str(error).partition("\n")[0]
-        text = f"{self._key!r}: rank {self.rank} can't reach the store of its process group: {why}"
-        return PartialCommitError(text, key=self._key)
+        text = f"{self.key!r}: rank {self.rank} can't reach the store of its process group: {why}"
+        return PartialCommitError(text, key=self.key)

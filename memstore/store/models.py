@@ -6,7 +6,8 @@ A save is a sharded put. A load, in which all ranks fill their modules, or none 
    version until the others have theirs, so that no lease is taken.
 2. Each rank compares the version with its module, and tells rank 0 what doesn't fit, and what it has no place for.
 3. Rank 0 tells all what was found: a name that is stored is unexpected if no rank has a place for it.
-4. If all fits, each rank copies its own boxes straight into its module.
+4. If all fits, each rank copies its own boxes straight into its module, and tells rank 0 whether that went well.
+5. Rank 0 tells all: no rank returns while another has failed.
 
 A rank that fails on its way says so, and the others raise at once; of one that dies, they learn by their timeout.
 """
@@ -14,13 +15,14 @@ A rank that fails on its way says so, and the others raise at once; of one that 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import msgspec
 import torch
 
 from memstore import errors, structure
-from memstore.engine import Pin, pack
+from memstore.engine import Pin, deadline_after, pack
 from memstore.errors import MemstoreError, StructureMismatchError
 from memstore.store.meeting import Meeting
 from memstore.store.model_fit import MODEL, OPTIMIZER, Fit
@@ -29,7 +31,7 @@ from memstore.structure import HeldValue
 
 _SHOWN = 20  # lines of each kind in one error
 _LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
-_VERSION, _VERDICT = "version", "verdict"
+_VERSION, _VERDICT, _ENDED = "version", "verdict", "ended"
 
 
 def value_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -67,22 +69,27 @@ def load_together(
     optimizer: torch.optim.Optimizer | None,
     *,
     strict: bool,
-    deadline: float,
+    timeout: float,
 ) -> int:
     """Fills the modules of all ranks. Returns the version.
 
     Args:
         take: on rank 0, takes the version to be loaded.
         receive: on the others, maps what rank 0 has packed.
+        timeout: seconds until this rank's copy begins, and again for the others once it is done.
     """
+    deadline = deadline_after(timeout)
     if meeting.rank == 0:
         pin, fit, verdict = _lead(meeting, take, model, optimizer, strict=strict, deadline=deadline)
     else:
         pin, fit, verdict = _follow(meeting, receive, model, optimizer, strict=strict, deadline=deadline + _LATER)
     if verdict.error is not None:
-        _raise_error(verdict.error)
+        _raise_error(meeting, verdict.error)
     _raise_problems(pin, verdict.problems, verdict.unexpected)
-    fit.fill()
+    if meeting.rank == 0:
+        _lead_filling(meeting, fit, timeout)
+    else:
+        _follow_filling(meeting, fit, timeout + _LATER)
     return pin.record.version
 
 
@@ -103,6 +110,17 @@ class _Finding(msgspec.Struct, frozen=True, array_like=True):
 
     problems: list[str] = []
     unexpected: list[str] = []
+    error: _Error | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Of what rank 0 says: whether the ranks go on and fill their modules."""
+        return self.error is None and not self.problems and not self.unexpected
+
+
+class _End(msgspec.Struct, frozen=True, array_like=True):
+    """Whether a rank has filled its module; and whether all have, as rank 0 says."""
+
     error: _Error | None = None
 
 
@@ -134,7 +152,7 @@ def _follow(
     version = meeting.hear(_VERSION, _Version, deadline)
     if version.error is not None:
         meeting.leave([_VERSION], meeting.world_size - 1)
-        _raise_error(version.error)
+        _raise_error(meeting, version.error)
     try:
         pin = receive(version.record)
         fit = Fit(pin, model, optimizer, strict=strict)
@@ -148,13 +166,59 @@ def _follow(
 
 def _hear_verdict(meeting: Meeting, deadline: float) -> _Finding:
     verdict = meeting.hear(_VERDICT, _Finding, deadline)
-    words = [_VERSION, _VERDICT, *map(_found, range(1, meeting.world_size))]
-    meeting.leave(words, meeting.world_size - 1)
+    if not verdict.fits:
+        meeting.leave(_words(meeting), meeting.world_size - 1)
     return verdict
+
+
+def _lead_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
+    try:
+        fit.fill()
+        deadline = deadline_after(timeout)
+        ends = [meeting.hear(_filled(rank), _End, deadline, rank) for rank in range(1, meeting.world_size)]
+    except BaseException as error:
+        meeting.say(_ENDED, _End(_told(error, 0)))
+        raise
+    end = next((end for end in ends if end.error is not None), _End())
+    meeting.say(_ENDED, end)
+    _raise_unfilled(meeting, end)
+
+
+def _follow_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
+    try:
+        fit.fill()
+    except BaseException as error:
+        meeting.say(_filled(meeting.rank), _End(_told(error, meeting.rank)))
+        with suppress(MemstoreError):
+            _hear_end(meeting, timeout)
+        raise
+    meeting.say(_filled(meeting.rank), _End())
+    _raise_unfilled(meeting, _hear_end(meeting, timeout))
+
+
+def _hear_end(meeting: Meeting, timeout: float) -> _End:
+    end = meeting.hear(_ENDED, _End, deadline_after(timeout))
+    meeting.leave([*_words(meeting), *map(_filled, range(1, meeting.world_size)), _ENDED], meeting.world_size - 1)
+    return end
+
+
+def _raise_unfilled(meeting: Meeting, end: _End) -> None:
+    if end.error is not None:
+        text = f"{end.error.text}; so the ranks don't all have it, and modules may be filled in part: load again"
+        _raise_error(meeting, _Error(end.error.kind, text))
+
+
+def _words(meeting: Meeting) -> list[str]:
+    """What is said until all know whether it fits."""
+    return [_VERSION, _VERDICT, *map(_found, range(1, meeting.world_size))]
 
 
 def _found(rank: int) -> str:
     return f"found {rank}"
+
+
+def _filled(rank: int) -> str:
+    return f"filled {rank}"
 
 
 def _judge(findings: Sequence[_Finding], strict: bool) -> _Finding:
@@ -180,10 +244,12 @@ def _told(error: BaseException, rank: int) -> _Error:
     return _Error(type(error).__name__, f"rank {rank}: {text}")
 
 
-def _raise_error(error: _Error) -> NoReturn:
+def _raise_error(meeting: Meeting, error: _Error) -> NoReturn:
     """Raises as the rank did that says so."""
     kind = getattr(errors, error.kind, None)
-    raise (kind if isinstance(kind, type) and issubclass(kind, MemstoreError) else MemstoreError)(error.text)
+    raised = (kind if isinstance(kind, type) and issubclass(kind, MemstoreError) else MemstoreError)(error.text)
+    raised.key = meeting.key
+    raise raised
 
 
 def _raise_problems(pin: Pin, problems: Sequence[str], unexpected: Sequence[str]) -> None:

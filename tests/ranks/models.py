@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import memstore
 from memstore import engine
+from memstore.errors import CorruptionError
 from tests.ranks.layouts import mesh_of
 
 KINDS = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp and tp")
@@ -172,6 +174,32 @@ def load_unfit(root: str, unfit: int) -> None:
 def load_with_timeout(root: str, timeout: float, newer_than: int | None = None) -> int:
     with memstore.open(root) as store:
         return store.load_model("run", Stage(0, 2), newer_than=newer_than, timeout=timeout)
+
+
+class Refusing(nn.Module):
+    """One rank can't load it, which is found out only when it is filled."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__()
+        self.layer, self.bad = nn.Linear(2, 2), bad
+
+    def get_extra_state(self) -> int:
+        return 1
+
+    def set_extra_state(self, state: int) -> None:
+        if self.bad == dist.get_rank():
+            raise CorruptionError("damaged bytes")
+
+
+def load_refusing(root: str, bad: int) -> str:
+    """What this rank raises."""
+    with memstore.open(root) as store:
+        store.save_model("run", Refusing(bad))
+        with pytest.raises(CorruptionError) as raised:
+            store.load_model("run", Refusing(bad), timeout=600)
+        assert raised.value.key == (None if dist.get_rank() == bad else "run")
+        store.load_model("run", Refusing(-1), timeout=600)
+    return str(raised.value)
 
 
 def save_with_foreign_parameter(root: str, bad: int) -> int:

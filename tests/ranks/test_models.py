@@ -105,6 +105,13 @@ def test_if_it_doesnt_fit_on_one_rank_none_loads(root: str, ranks4: Ranks, unfit
         assert f"model['other.weight']: not stored (rank {unfit})" in str(error)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_rank_that_fails_while_it_fills_is_told_to_all(root: str, ranks2: Ranks, bad: int) -> None:
+    texts = ranks2.run(models.load_refusing, root, bad)
+    assert texts.pop(bad) == "damaged bytes"
+    assert texts[0].startswith(f"rank {bad}: damaged bytes; so the ranks don't all have it")
+
+
 def test_groups_save_and_load_apart(root: str, ranks4: Ranks) -> None:
     assert ranks4.run(models.save_in_groups, root) == [[1.0], [0.0], [1.0], [0.0]]
 
