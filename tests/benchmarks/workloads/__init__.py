@@ -28,6 +28,7 @@ WORKLOADS = {
     "readers": "1 to 64 processes that read a key while it is overwritten",
     "reshard": "1 GiB of DTensors from 4 ranks to 2 of another mesh",
     "follow": "weights of 4 ranks, followed by 2 ranks of another mesh",
+    "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
     "wake": "wait() in another process: from the put to the wake",
     "memory": "what held gets and a large put add to a process",
     "start": "import, open and the first get of a new process",
