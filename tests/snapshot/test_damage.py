@@ -220,6 +220,20 @@ def test_a_manifest_that_is_too_large_is_not_read(path: str, monkeypatch: pytest
         restored(path)
 
 
+@pytest.mark.parametrize("take", [Snapshot.take, lambda *args: Snapshot.async_take(*args).wait()])
+def test_a_take_that_could_not_be_read_fails_and_leaves_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(manifests, "LIMIT", 10_000)
+    path = f"{tmp_path}/s"
+    with pytest.raises(memstore.UnsupportedValueError, match="'blob'.* bytes.*, app_state.'small'"):
+        take(path, {"small": StateDict(x=1), "blob": StateDict(b=bytes(8000), w=torch.ones(3))})
+    assert not os.path.exists(path)
+    with pytest.raises(memstore.UnsupportedValueError, match="10,000"):  # told when all of it is put together
+        Snapshot.take(path, {"many": StateDict({f"{i:04}": torch.ones(()) for i in range(150)})})
+    assert not os.path.exists(path)
+
+
 def test_without_checksums_cuts_are_found_and_flips_are_not_looked_for(tmp_path: Any) -> None:
     path = f"{tmp_path}/s"
     Snapshot.take(path, {"state": StateDict(value())}, checksum=False)
