@@ -107,7 +107,7 @@ def check_length(nbytes: int, values: Iterable[StoredValue]) -> None:
         largest = sorted(values, key=lambda value: -value.manifest_bytes)[:3]
         found = ", ".join(f"app_state[{short(value.key)}] ({value.manifest_bytes:,} bytes)" for value in largest)
         raise UnsupportedValueError(
-            f"what is no tensor, and the names of tensors, stand in a snapshot's manifest: it would have {nbytes:,} bytes, "
+            f"what is no tensor, and the names of tensors, stand in a manifest: it would have {nbytes:,} bytes, "
             f"and {LIMIT:,} are the most. The largest are {found}: save large bytes and texts as uint8 tensors"
         )
 
