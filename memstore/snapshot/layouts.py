@@ -14,7 +14,7 @@ import torch
 from memstore import modes
 from memstore.sharding import sharded_leaf
 from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.targets import Name, Target, new_target
+from memstore.snapshot.targets import Name, Target, new_memory, new_target
 from memstore.structure import DTYPES
 
 _STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the parameter's number, "exp_avg"
@@ -40,7 +40,7 @@ def _spread_as(parameter: Any, tensor: StoredTensor) -> Target:
     with torch.inference_mode(False), torch.no_grad(), modes.put_aside():
         like: torch.Tensor = parameter.to_local()
         made: Any = type(parameter).from_local(
-            torch.empty(like.shape, dtype=DTYPES[tensor.dtype], device=like.device),
+            new_memory(tensor.path, like.shape, DTYPES[tensor.dtype], like.device),
             parameter.device_mesh,
             parameter.placements,
             run_check=False,

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Annotated, Any, NoReturn
 
 import msgspec
@@ -18,7 +19,7 @@ from msgspec import Meta
 
 from memstore.depth import nests_too_deeply
 from memstore.engine import SAFETENSORS_DTYPES
-from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError
+from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError, UnsupportedValueError
 from memstore.snapshot.names import MANIFEST, is_file_name, is_id
 from memstore.snapshot.storage import CHUNK, SUM_SIZE, FileStorage
 from memstore.wording import short
@@ -68,6 +69,11 @@ class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     objects: bytes
     tensors: tuple[Size, ...]
 
+    @property
+    def manifest_bytes(self) -> int:
+        """About how much of a manifest it takes, where bytes are in base64."""
+        return (len(self.structure) + len(self.objects)) * 4 // 3
+
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of a snapshot. `ranks` has, for each rank, its values by the names in its app state."""
@@ -88,9 +94,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
+    """Raises UnsupportedValueError for one that would be too large to be read."""
     body = msgspec.json.encode(manifest)[1:]
     text = b'{"memstore_snapshot":%d,"checksum":"%s",' % (VERSION, _NO_SUM) + body
+    check_length(len(text), manifest.values)
     return text.replace(_NO_SUM, xxhash.xxh3_64_hexdigest(text).encode(), 1)
+
+
+def check_length(nbytes: int, values: Iterable[StoredValue]) -> None:
+    """Raises UnsupportedValueError if so many bytes of a manifest, or a part of one, are too many; names the values."""
+    if nbytes > LIMIT:
+        largest = sorted(values, key=lambda value: -value.manifest_bytes)[:3]
+        found = ", ".join(f"app_state[{short(value.key)}] ({value.manifest_bytes:,} bytes)" for value in largest)
+        raise UnsupportedValueError(
+            f"what is no tensor, and the names of tensors, stand in a manifest: it would have {nbytes:,} bytes, "
+            f"and {LIMIT:,} are the most. The largest are {found}: save large bytes and texts as uint8 tensors"
+        )
 
 
 def read_manifest(path: str, text: bytes) -> Manifest:

@@ -16,6 +16,7 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
     """As `Snapshot.read_object`."""
     if budget is not None and budget < 1:
         raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {budget!r}")
+    stored.check_files([tensor])
     if obj_out is None:
         target = new_target(tensor)
     else:

@@ -20,6 +20,7 @@ import msgspec
 from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError
 from memstore.snapshot.manifest import (
     LIMIT,
+    check_length,
     encode_manifest,
     read_manifest,
 )
@@ -41,7 +42,9 @@ def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], du
     take = part.take
     own = part_name(take.id, part.rank)
     try:
-        storage.publish(own, msgspec.msgpack.encode(part), durable=durable)
+        text = msgspec.msgpack.encode(part)
+        check_length(len(text), part.values)
+        storage.publish(own, text, durable=durable)
         parts = read_parts(storage, take)
         if parts is None:
             return b""

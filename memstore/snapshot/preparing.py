@@ -21,7 +21,7 @@ import torch
 from memstore import modes
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.snapshot.drafts import FileDraft, Naming, draft, offers_of, own_bytes
-from memstore.snapshot.manifest import read_manifest
+from memstore.snapshot.manifest import StoredValue, check_length, read_manifest
 from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, path_of
 from memstore.snapshot.part import Part, Take
 from memstore.snapshot.partition import Offer, lone_replicas, partition
@@ -154,6 +154,8 @@ def _prepare(ranks: Ranks, opening: list[_Opening], app_state: AppState, options
         walker = StateWalker(allow_pickle=options.allow_pickle)
         states.extend(walker.add(key, value) for key, value in dicts().items())
         tensors.extend(walker.tensors)
+        values = [StoredValue(*state) for state in states]
+        check_length(sum(value.manifest_bytes for value in values) + sum(len(one.path) for one in tensors), values)
         if ranks.size > 1:
             shared.update(tensor.path for tensor in tensors if tensor.is_sharded or _matches(tensor.path, globs, ranks))
         else:

@@ -123,6 +123,7 @@ def _match(
     if value is None:
         differences.append(f"{key}: the snapshot has nothing of this name; it has {', '.join(stored.keys(rank))}")
         return None
+    stored.check_files(value.tensors)
     is_module = isinstance(stateful, torch.nn.Module)
     must_fit = is_module or isinstance(stateful, torch.optim.Optimizer)
     targets = find_targets(state_dict)
@@ -195,6 +196,7 @@ def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickl
 
 def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
     """A stored state dict in new memory."""
+    stored.check_files(value.tensors)
     tensors: list[Any] = []
     wants: list[Want] = []
     for i, tensor in enumerate(value.tensors):

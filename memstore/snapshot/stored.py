@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from memstore import structure
@@ -121,6 +121,11 @@ class Stored:
             raise self.damaged_file(file.name, "the file is missing")
         if size != file.size:
             raise self.damaged_file(file.name, f"it has {size:,} bytes, and the manifest says {file.size:,}")
+
+    def check_files(self, tensors: Iterable[StoredTensor]) -> None:
+        """`check_size` of the files that have these tensors: before memory is taken that only a manifest asks for."""
+        for index in {box.file for tensor in tensors for box in tensor.boxes}:
+            self.check_size(self.manifest.files[index])
 
     def damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(path=f"{self.path}/{MANIFEST}", detail=detail)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from memstore import modes, structure
+from memstore.errors import ResourceLimitError
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
 from memstore.snapshot.manifest import StoredTensor
 from memstore.structure import DTYPES, name_of, traits
@@ -73,10 +74,20 @@ def _target(value: Any) -> Target | None:
     return Target(value, tensor.dtype, shape, shards, why_not)
 
 
+def new_memory(path: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """An empty tensor. Raises ResourceLimitError if there is no memory for it."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise ResourceLimitError(
+            f"{path}: there is no memory on {device} for a tensor of shape {list(shape)}, {dtype}: {error}"
+        ) from error
+
+
 def new_target(tensor: StoredTensor) -> Target:
     """A new tensor on the CPU."""
     with torch.inference_mode(False), modes.put_aside():
-        made = torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="cpu")
+        made = new_memory(tensor.path, tensor.shape, DTYPES[tensor.dtype], "cpu")
     shards = (Shard(whole(tensor.shape), made),) if made.numel() else ()
     return Target(made, made.dtype, tuple(tensor.shape), shards)
 

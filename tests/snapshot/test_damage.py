@@ -17,6 +17,7 @@ import memstore
 from memstore import CorruptionError, Snapshot, StateDict
 from memstore.snapshot import manifest as manifests
 from memstore.snapshot.manifest import Manifest, encode_manifest, read_manifest
+from memstore.snapshot.state import StateWalker
 from memstore.testing.equality import assert_same
 
 MANIFEST = "memstore_snapshot.json"
@@ -218,6 +219,46 @@ def test_a_manifest_that_is_too_large_is_not_read(path: str, monkeypatch: pytest
     monkeypatch.setattr(manifests, "LIMIT", 100)
     with pytest.raises(CorruptionError, match=MANIFEST):
         restored(path)
+
+
+@pytest.mark.parametrize("take", [Snapshot.take, lambda *args: Snapshot.async_take(*args).wait()])
+def test_a_take_that_could_not_be_read_fails_and_leaves_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, take: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(manifests, "LIMIT", 10_000)
+    path = f"{tmp_path}/s"
+    with pytest.raises(memstore.UnsupportedValueError, match="'blob'.* bytes.*, app_state.'small'"):
+        take(path, {"small": StateDict(x=1), "blob": StateDict(b=bytes(8000), w=torch.ones(3))})
+    assert not os.path.exists(path)
+    with pytest.raises(memstore.UnsupportedValueError, match="10,000"):  # told when all of it is put together
+        Snapshot.take(path, {"many": StateDict({f"{i:04}": torch.ones(()) for i in range(150)})})
+    assert not os.path.exists(path)
+
+
+def test_no_memory_is_taken_for_more_than_the_files_have(path: str) -> None:
+    """All calls that make new tensors look at the files first; where they are so large, torch's error is ours."""
+    path = f"{path}-2"
+    Snapshot.take(path, {"state": StateDict(a=torch.ones(1))}, checksum=False)
+    found, count = the_manifest(path), 1 << 45
+    state = StateWalker(allow_pickle=False).add("state", {"a": torch.zeros(()).expand(count)})
+    box, name = found.tensors[0].boxes[0], f"{path}/{found.files[0].name}"
+    found = with_tensor(found, shape=(count,), boxes=(change(box, nbytes=4 * count, shape=(count,)),))
+    found = with_file(with_value(found, structure=state.structure), size=box.offset + 4 * count)
+    with open(f"{path}/{MANIFEST}", "wb") as file:
+        file.write(encode_manifest(found))
+    snapshot = Snapshot(path)
+    calls: list[Callable[[], Any]] = [
+        lambda: snapshot.restore({"state": StateDict()}),
+        lambda: snapshot.read_object("0/state/a"),
+        lambda: snapshot.get_state_dict_for_key("state"),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptionError, match="bytes, and the manifest says"):
+            call()
+    os.truncate(name, box.offset + 4 * count)  # a sparse file, of no bytes on the disk
+    for call in calls:
+        with pytest.raises(memstore.ResourceLimitError, match="state/a: there is no memory"):
+            call()
 
 
 def test_without_checksums_cuts_are_found_and_flips_are_not_looked_for(tmp_path: Any) -> None:

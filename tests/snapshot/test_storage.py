@@ -8,6 +8,7 @@ import os
 import resource
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,6 +95,20 @@ def test_any_parts_make_the_file_and_any_runs_are_read(
         targets = [FilePart(start, np.zeros(end - start, np.uint8)) for start, end in read]
         storage.read("file", targets, sums=sums if checked else None)
         assert all(target.memory.tobytes() == data[target.offset :][: len(target.memory)] for target in targets)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_few_bytes_of_a_large_file_take_little_memory(tmp_path: Path, checked: bool) -> None:
+    storage, size = FileStorage(tmp_path), 3 * CHUNK
+    sums = storage.write("file", size, [FilePart(0, np.arange(size // 8))], durable=False, checksum=True)
+    parts = [FilePart(start + at, bytearray(8)) for start in range(0, size, CHUNK) for at in (0, 8000, CHUNK - 8)]
+    tracemalloc.start()
+    try:
+        storage.read("file", parts, sums=sums if checked else None)
+        assert tracemalloc.get_traced_memory()[1] < CHUNK // 2
+    finally:
+        tracemalloc.stop()
+    assert [int.from_bytes(part.memory, "little") for part in parts] == [part.offset // 8 for part in parts]
 
 
 def test_large_files_go_through_several_threads(storage: FileStorage) -> None:

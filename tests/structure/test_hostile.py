@@ -103,6 +103,19 @@ def test_random_trees(node: Any, leaves: Any, inline: bool) -> None:
     try_to_read(pack([[node[0], *node[1]], leaves, inline]), pack([1, [2]][: len(leaves)]), np.zeros(64, np.uint8))
 
 
+@pytest.mark.parametrize("numbers", [[0, 2, 1 << 40], [0, -2, 4], [-1, 2, 4], [3, 2, 4]])
+def test_offsets_of_jagged_tensors_lie_in_their_values(numbers: list[int]) -> None:
+    rows = [torch.ones(2, 3), torch.ones(2, 3)]
+    plan, objects, memory = stored(torch.nested.nested_tensor(rows, layout=torch.jagged))
+    rebuild(plan, objects, memory, None)
+    start = plan.leaves[1].offset
+    assert plan.leaves[1].shape == (3,) and plan.leaves[1].dtype == "int64"
+    changed = np.array(memory)
+    changed[start : start + 24] = np.array(numbers).view(np.uint8)
+    with pytest.raises(CorruptionError, match="jagged"):
+        rebuild(plan, objects, changed, None)
+
+
 def mutated(data: bytes, generator: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(generator.randint(1, 3)):

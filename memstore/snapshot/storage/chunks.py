@@ -11,14 +11,17 @@ from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, FilePart
 
 
 class Run(NamedTuple):
-    """Bytes that lie one after the other in one chunk of a file, and the memory that they come from or go to."""
+    """Bytes that lie one after the other in one chunk of a file, and the memory that they come from or go to.
+
+    A piece that is a number stands for so many bytes that are read, and that nobody wants.
+    """
 
     offset: int  # in the file
-    pieces: list[memoryview]
+    pieces: list[memoryview | int]
 
     @property
     def nbytes(self) -> int:
-        return sum(map(len, self.pieces))
+        return sum(piece if isinstance(piece, int) else len(piece) for piece in self.pieces)
 
     @property
     def end(self) -> int:
@@ -30,7 +33,7 @@ def runs_of(parts: Iterable[FilePart], *, join: int = 0) -> list[Run]:
 
     Args:
         parts: none of them may overlap another one in the file.
-        join: gaps of up to so many bytes within a chunk are joined too, by memory that nobody looks at.
+        join: gaps of up to so many bytes within a chunk are joined too.
     """
     runs: list[Run] = []
     end = 0
@@ -39,7 +42,7 @@ def runs_of(parts: Iterable[FilePart], *, join: int = 0) -> list[Run]:
         if gap < 0:
             raise ValueError(f"parts of the file overlap at byte {start:,}")
         if runs and start % CHUNK and start // CHUNK == runs[-1].offset // CHUNK and gap <= join:
-            runs[-1].pieces.extend([_scratch(gap), piece] if gap else [piece])
+            runs[-1].pieces.extend([gap, piece] if gap else [piece])
         else:
             runs.append(Run(start, [piece]))
         end = start + len(piece)
@@ -58,17 +61,13 @@ def _pieces(parts: Iterable[FilePart]) -> Iterator[tuple[int, memoryview]]:
             yield offset + start, view[start : start + CHUNK]
 
 
-def _scratch(nbytes: int) -> memoryview:
-    return memoryview(bytearray(nbytes))
-
-
 def whole_chunks(parts: Iterable[FilePart], size: int) -> list[Run]:
-    """All of each chunk that a part touches. What the parts leave out goes to memory that nobody looks at."""
+    """All of each chunk that a part touches."""
     found: list[Run] = []
     for run in runs_of(parts, join=CHUNK):
         before = run.offset % CHUNK
         after = max(min(run.offset - before + CHUNK, size) - run.end, 0)
-        found.append(Run(run.offset - before, [_scratch(before), *run.pieces, _scratch(after)]))
+        found.append(Run(run.offset - before, [before, *run.pieces, after]))
     return found
 
 

@@ -38,14 +38,13 @@ def write_run(file: OwnedFile, run: Run, *, checksum: bool) -> bytes:
 
 def read_run(file: OwnedFile, path: str, run: Run, *, sums: bytes | None) -> None:
     """Reads a run; with sums, it is a whole chunk and is compared with its own."""
-    if sums is None:
-        _read(file, path, run.offset, run.pieces)
-        return
     hasher = new_sum()
     for offset, pieces in _steps(run):
         _read(file, path, offset, pieces)
-        for piece in pieces:
+        for piece in pieces if sums is not None else ():
             hasher.update(piece)
+    if sums is None:
+        return
     chunk = run.offset // CHUNK
     if hasher.digest() != expected_sum(sums, chunk):
         raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
@@ -58,16 +57,26 @@ def _read(file: OwnedFile, path: str, offset: int, pieces: Sequence[memoryview])
 
 
 def _steps(run: Run) -> Iterator[tuple[int, list[memoryview]]]:
-    """A run in pieces that are summed while they are in the processor's cache: where they start in the file."""
-    offset, pieces, nbytes = run.offset, list[memoryview](), 0
+    """A run in pieces that are summed while they are in the processor's cache: where they start in the file.
+
+    What nobody wants goes to memory that all steps share.
+    """
+    gaps = [piece for piece in run.pieces if isinstance(piece, int)]
+    scratch = memoryview(bytearray(min(sum(gaps), 2 * _STEP)))
+    offset, pieces, nbytes, used = run.offset, list[memoryview](), 0, 0
     for whole in run.pieces:
-        for start in range(0, len(whole), _STEP):
-            piece = whole[start : start + _STEP]
-            pieces.append(piece)
-            nbytes += len(piece)
+        size = whole if isinstance(whole, int) else len(whole)
+        for start in range(0, size, _STEP):
+            length = min(_STEP, size - start)
+            if isinstance(whole, int):
+                pieces.append(scratch[used : used + length])
+                used += length
+            else:
+                pieces.append(whole[start : start + length])
+            nbytes += length
             if nbytes >= _STEP:
                 yield offset, pieces
-                offset, pieces, nbytes = offset + nbytes, [], 0
+                offset, pieces, nbytes, used = offset + nbytes, [], 0, 0
     if pieces:
         yield offset, pieces
 

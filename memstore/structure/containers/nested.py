@@ -75,6 +75,7 @@ class JaggedNode(Node):
         values, offsets, lengths = [*self.entries.build(parts), None][:3]
         require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "a malformed jagged tensor")
         require(lengths is None or lengths.shape == (len(offsets) - 1,), "a malformed jagged tensor")
+        _check_offsets(offsets, lengths, values.shape[self.ragged - 1])
         cache = {key: torch.zeros(bound, 0, device="cpu") for key, bound in self.bounds.items() if bound is not None}
         return NestedTensor(
             values,
@@ -90,6 +91,19 @@ class JaggedNode(Node):
 
     def describe(self) -> str:
         return "nested tensor"
+
+
+def _check_offsets(offsets: torch.Tensor, lengths: torch.Tensor | None, end: int) -> None:
+    """The rows lie in the values: torch trusts these numbers, and would read beyond."""
+    for tensor in (offsets,) if lengths is None else (offsets, lengths):
+        require(tensor.dtype in (torch.int32, torch.int64), "malformed offsets of a jagged tensor")
+        require(not traits.repeats(tensor), "malformed offsets of a jagged tensor")
+    if offsets.is_meta:
+        return
+    starts: list[int] = offsets.tolist()
+    stops = starts[1:] if lengths is None else list(map(operator.add, starts, lengths.tolist()))
+    fits = all(0 <= start <= stop <= end for start, stop in zip(starts, stops, strict=False))
+    require(fits, "malformed offsets of a jagged tensor")
 
 
 def flatten_nested(value: torch.Tensor, walk: Walk) -> Tree:
