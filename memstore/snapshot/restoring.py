@@ -19,6 +19,7 @@ from memstore import structure
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.layouts import layouts_of
 from memstore.snapshot.names import path_of
+from memstore.snapshot.optimizer_fit import differences_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
@@ -86,6 +87,9 @@ def restore(
             found = _match(stored, ranks.rank, key, app_state[key], state_dict, strict, differences)
             if found is not None:
                 matches[key] = found
+            if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
+                saved = stored.build(found.value, found.tensors, allow_pickle=allow_pickle)
+                differences += differences_of(path_of((key,)), app_state[key], saved)
         if not differences:
             places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
             wants.extend(Want(place.tensor, place.shards) for place in places)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +76,50 @@ def test_slices_that_overlap_are_restored_only_if_what_is_stored_agrees(path: st
     with pytest.raises(memstore.StructureMismatchError, match="state/a, state/b"):
         Snapshot(f"{path}-2").restore({"state": state})
     assert torch.equal(base, want)
+
+
+def _stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+OTHERS: list[tuple[Callable[[Any], torch.optim.Optimizer], str]] = [
+    (lambda weights: torch.optim.AdamW([{"params": [weight]} for weight in weights]), "stored with 1 groups, here 2"),
+    (lambda weights: torch.optim.AdamW(weights[:1]), "param_groups/0: stored with 2 parameters, here 1"),
+    (lambda weights: torch.optim.SGD(weights), "stored without momentum, dampening, which SGD needs"),
+    (
+        lambda weights: torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2)), weights[1]]),
+        r"state/0/exp_avg: stored with shape \[16, 8\], and its parameter has \[2, 2\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("make, match", OTHERS)
+def test_another_optimizer_is_told_before_the_model_is_filled(
+    path: str, make: Callable[[Any], torch.optim.Optimizer], match: str
+) -> None:
+    model = torch.nn.Linear(8, 16)
+    Snapshot.take(path, {"model": model, "optimizer": _stepped(model, torch.optim.AdamW(model.parameters()))})
+    other = torch.nn.Linear(8, 16)
+    before = other.weight.detach().clone()
+    with pytest.raises(memstore.StructureMismatchError, match=match):
+        Snapshot(path).restore({"model": other, "optimizer": make(list(other.parameters()))})
+    assert torch.equal(other.weight, before)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adafactor", "LBFGS", "Rprop", "ASGD", "NAdam", "RAdam", "Adagrad", "Adamax"])
+def test_optimizers_of_one_kind_fit_before_their_first_step(path: str, name: str) -> None:
+    kind: Any = getattr(torch.optim, name)
+    model, other = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+    optimizer = kind(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):
+        optimizer.step(lambda: torch.ones(()))
+    Snapshot.take(path, {"optimizer": optimizer}, durability="process")
+    fresh = kind(other.parameters())
+    torch.optim.lr_scheduler.StepLR(fresh, 10)  # adds a key to the groups
+    Snapshot(path).restore({"optimizer": fresh})
+    assert fresh.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
