@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot.ranks import error_of_rank
 
 
 @pytest.fixture
@@ -123,3 +125,31 @@ def test_optimizers_of_one_kind_fit_before_their_first_step(path: str, name: str
     torch.optim.lr_scheduler.StepLR(fresh, 10)  # adds a key to the groups
     Snapshot(path).restore({"optimizer": fresh})
     assert fresh.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+def test_a_module_on_the_meta_device_is_refused(path: str) -> None:
+    Snapshot.take(path, {"model": torch.nn.Linear(2, 2), "state": StateDict(x=torch.ones(2))})
+    meta = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(memstore.StructureMismatchError, match=r"model/bias: .*to_empty"):
+        Snapshot(path).restore({"model": meta})
+    state = StateDict(x=torch.ones(2, device="meta"))
+    Snapshot(path).restore({"state": state})
+    assert state["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_models_tensors_have_their_names_whatever_else_holds_them(path: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    Snapshot.take(path, {"best": StateDict(model.state_dict()), "model": model})
+    assert sorted(load_file(f"{path}/model.safetensors")) == ["bias", "weight"]
+
+
+def test_a_name_that_is_no_unicode_text_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="lone surrogate") as raised:
+        Snapshot.take(path, {"a\ud800": StateDict()})
+    assert not isinstance(raised.value, UnicodeError)
+
+
+@pytest.mark.parametrize("kind", ["annotations", "Path", "OSError", "__name__", "no such"])
+def test_an_error_of_a_rank_is_one_of_memstores_or_names_its_kind(kind: str) -> None:
+    assert type(error_of_rank(1, kind, "why")) is memstore.MemstoreError
+    assert str(error_of_rank(1, "CorruptionError", "why")) == "rank 1: why"
