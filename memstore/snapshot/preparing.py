@@ -152,7 +152,9 @@ def _prepare(ranks: Ranks, opening: list[_Opening], app_state: AppState, options
     def walk() -> bytes:
         storages.append(FileStorage(take.path))
         walker = StateWalker(allow_pickle=options.allow_pickle)
-        states.extend(walker.add(key, value) for key, value in dicts().items())
+        # modules first: a tensor has the name of its first leaf, and a dict may hold a model's tensors, too
+        found = sorted(dicts().items(), key=lambda item: not isinstance(app_state[item[0]], torch.nn.Module))
+        states.extend(walker.add(key, value) for key, value in found)
         tensors.extend(walker.tensors)
         values = [StoredValue(*state) for state in states]
         check_length(sum(value.manifest_bytes for value in values) + sum(len(one.path) for one in tensors), values)

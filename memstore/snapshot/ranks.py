@@ -6,7 +6,7 @@ Only small messages pass here. A step that fails on one rank fails on all: the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
@@ -74,7 +74,7 @@ class Ranks:
 
 def error_of_rank(rank: int, kind: str, text: str) -> MemstoreError:
     """What failed on another rank, as an error of the same type here."""
-    found = cast("type[MemstoreError] | None", getattr(errors, kind, None))
-    if found is None:
+    found = getattr(errors, kind, None)
+    if not (isinstance(found, type) and issubclass(found, MemstoreError)):
         return MemstoreError(f"rank {rank} failed: {kind}: {text}")
     return found(f"rank {rank}: {text}")

@@ -19,6 +19,7 @@ from memstore import structure
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.layouts import layouts_of
 from memstore.snapshot.names import path_of
+from memstore.snapshot.optimizer_fit import differences_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
@@ -38,12 +39,14 @@ class Match(NamedTuple):
         tensors: one for each leaf of the value.
         others: of leaves that this rank's value lacks and the object has: values of other ranks, by their keys.
         places: where what is stored is read to.
+        left: names of a module's leaves that this rank's value has, and only other ranks' modules do.
     """
 
     value: Value
     tensors: list[Any]
     others: dict[str, Any]
     places: list[Place]
+    left: set[Any]
 
     def replace(self, number: int, made: Any) -> None:
         """Puts another tensor in the stead of a leaf's, and of those that are the very same."""
@@ -77,15 +80,23 @@ def restore(
     (stored,) = opened
     for key in order:  # one after the other on all ranks, since they may have collectives inside
         ranks.together(partial(ask, key))
+    elsewhere: dict[str, set[str]] = {}
+    for text in ranks.together(lambda: msgspec.msgpack.encode(_spread_names(stored, dicts, app_state))):
+        for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
+            elsewhere.setdefault(key, set()).update(names)
     matches: dict[str, Match] = {}
     wants: list[Want] = []
 
     def match() -> bytes:
         differences: list[str] = []
         for key, state_dict in dicts.items():
-            found = _match(stored, ranks.rank, key, app_state[key], state_dict, strict, differences)
+            others = elsewhere.get(key, set())
+            found = _match(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
             if found is not None:
                 matches[key] = found
+            if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
+                saved = stored.build(found.value, found.tensors, allow_pickle=allow_pickle)
+                differences += differences_of(path_of((key,)), app_state[key], saved)
         if not differences:
             places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
             wants.extend(Want(place.tensor, place.shards) for place in places)
@@ -107,6 +118,16 @@ def restore(
         ranks.together(partial(load, key))
 
 
+def _spread_names(stored: Stored, dicts: dict[str, Any], app_state: Any) -> dict[str, list[str]]:
+    """What this rank's modules have, where the ranks that took the snapshot had different ones (pipelines)."""
+    return {
+        key: [str(structure.name_of(name)) for name in state_dict]
+        for key, state_dict in dicts.items()
+        if isinstance(app_state[key], torch.nn.Module)
+        and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
+    }
+
+
 def _raise(stored: Stored, differences: list[str]) -> None:
     if differences:
         more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
@@ -117,7 +138,14 @@ def _raise(stored: Stored, differences: list[str]) -> None:
 
 
 def _match(
-    stored: Stored, rank: int, key: str, stateful: Any, state_dict: Any, strict: bool, differences: list[str]
+    stored: Stored,
+    rank: int,
+    key: str,
+    stateful: Any,
+    state_dict: Any,
+    elsewhere: set[str],
+    strict: bool,
+    differences: list[str],
 ) -> Match | None:
     value = stored.value(rank, key)
     if value is None:
@@ -128,7 +156,9 @@ def _match(
     must_fit = is_module or isinstance(stateful, torch.optim.Optimizer)
     targets = find_targets(state_dict)
     layouts = layouts_of(stateful)
-    match = Match(value, [], {}, [])
+    reused = set(value.plan.same.values())
+    left = {leaf.name[0] for leaf in value.plan.leaves if leaf.name and str(leaf.name[0]) in elsewhere}
+    match = Match(value, [], {}, [], left - set(map(structure.name_of, state_dict)))
     for i, (leaf, tensor) in enumerate(zip(value.plan.leaves, value.tensors, strict=True)):
         if i in value.plan.same:
             match.tensors.append(match.tensors[value.plan.same[i]])
@@ -144,7 +174,8 @@ def _match(
             made = target
             match.tensors.append(target.value)
         replace = None if is_module else partial(match.replace, i)
-        match.places.append(Place(path, tensor, made.value, made.shards, replace))
+        if i in reused or not leaf.name or leaf.name[0] not in match.left:
+            match.places.append(Place(path, tensor, made.value, made.shards, replace))
     if is_module:
         _match_module(stored, match, state_dict, targets, strict, differences)
     return match
@@ -181,13 +212,15 @@ def _match_module(
     if strict:
         differences += [
             f"{path_of((key, name))}: unexpected: the snapshot has it, and the module doesn't"
-            for name in sorted(have - want, key=str)
+            for name in sorted(have - want - match.left, key=str)
         ]
 
 
 def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
     state_dict = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
     if isinstance(stateful, torch.nn.Module):
+        for name in match.left:
+            del state_dict[name]
         state_dict.update(match.others)
         stateful.load_state_dict(state_dict, strict=strict)
     else:

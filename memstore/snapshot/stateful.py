@@ -80,6 +80,10 @@ def check_app_state(app_state: Any) -> AppState:
     for key, value in checked.items():
         if not isinstance(key, str) or not key or "\0" in key:
             raise TypeError(f"the names in app_state are texts that aren't empty, and not {key!r}")
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"app_state has the name {key!r}: a lone surrogate is no Unicode text") from None
         if not isinstance(value, Stateful):
             raise TypeError(
                 f"app_state[{key!r}] is a {type(value).__name__}, which has no state_dict and load_state_dict: wrap it "

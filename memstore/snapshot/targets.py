@@ -17,6 +17,7 @@ from memstore.structure import DTYPES, name_of, traits
 
 Name = tuple[str | int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_META = "it is on the meta device, without memory: give the module memory first, with to_empty(device=...)"
 
 
 class Target(NamedTuple):
@@ -30,7 +31,7 @@ class Target(NamedTuple):
 
 
 def find_targets(state_dict: Any) -> dict[Name, Target]:
-    """By the names that leaves of a stored state dict have. What has no memory of its own is left out."""
+    """By the names that leaves of a stored state dict have. What is no strided tensor is left out."""
     found = list(_walk(state_dict, ()))
     counts = Counter(name for name, _ in found)
     targets = ((name, _target(value)) for name, value in found if counts[name] == 1)
@@ -56,15 +57,18 @@ def _target(value: Any) -> Target | None:
     if type(value) not in _PLAIN:
         leaf = sharded_leaf(value)
         if leaf is not None:
-            return Target(value, leaf.dtype, leaf.shape, leaf.shards)
+            on_meta = any(shard.local.is_meta for shard in leaf.shards)
+            return Target(value, leaf.dtype, leaf.shape, leaf.shards, _META if on_meta else "")
         return None
     tensor: torch.Tensor = value
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return None
     shape = tuple(tensor.shape)
     plain = tensor.detach()
     why_not = ""
-    if tensor.is_conj() or tensor.is_neg():
+    if tensor.is_meta:
+        why_not = _META
+    elif tensor.is_conj() or tensor.is_neg():
         why_not = "it is a conjugated or negated view"
     elif traits.overlaps_itself(shape, tensor.stride()):
         why_not = "several of its elements are one in memory"

@@ -222,6 +222,20 @@ def test_layers_of_several_ranks_are_put_together(path: str) -> None:
     assert [model[f"layer{i}"].weight.mean().item() for i in range(2)] == [0.0, 1.0]
 
 
+def _restore_swapped(rank: int, path: str) -> Any:
+    model = torch.nn.ModuleDict({f"layer{1 - rank}": torch.nn.Linear(2, 2)})
+    Snapshot(path).restore({"model": model})
+    refused = torch.nn.ModuleDict({"layer0": torch.nn.Linear(2, 2)})
+    with pytest.raises(memstore.StructureMismatchError, match=r"layer1\.bias: unexpected"):
+        Snapshot(path).restore({"model": refused})
+    return model[f"layer{1 - rank}"].state_dict()["weight"].mean().item()
+
+
+def test_layers_may_be_on_other_ranks_than_those_that_saved_them_but_each_on_one(path: str) -> None:
+    all_right(on_ranks(2, _take_pipeline, path))
+    assert all_right(on_ranks(2, _restore_swapped, path)) == [1.0, 0.0]
+
+
 def _fail(rank: int, path: str, where: str) -> None:
     class Broken(StateDict):
         def state_dict(self) -> dict[str, Any]:

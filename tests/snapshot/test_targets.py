@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot.ranks import error_of_rank
 
 
 @pytest.fixture
@@ -75,3 +78,78 @@ def test_slices_that_overlap_are_restored_only_if_what_is_stored_agrees(path: st
     with pytest.raises(memstore.StructureMismatchError, match="state/a, state/b"):
         Snapshot(f"{path}-2").restore({"state": state})
     assert torch.equal(base, want)
+
+
+def _stepped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+OTHERS: list[tuple[Callable[[Any], torch.optim.Optimizer], str]] = [
+    (lambda weights: torch.optim.AdamW([{"params": [weight]} for weight in weights]), "stored with 1 groups, here 2"),
+    (lambda weights: torch.optim.AdamW(weights[:1]), "param_groups/0: stored with 2 parameters, here 1"),
+    (lambda weights: torch.optim.SGD(weights), "stored without momentum, dampening, which SGD needs"),
+    (
+        lambda weights: torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, 2)), weights[1]]),
+        r"state/0/exp_avg: stored with shape \[16, 8\], and its parameter has \[2, 2\]",
+    ),
+]
+
+
+@pytest.mark.parametrize("make, match", OTHERS)
+def test_another_optimizer_is_told_before_the_model_is_filled(
+    path: str, make: Callable[[Any], torch.optim.Optimizer], match: str
+) -> None:
+    model = torch.nn.Linear(8, 16)
+    Snapshot.take(path, {"model": model, "optimizer": _stepped(model, torch.optim.AdamW(model.parameters()))})
+    other = torch.nn.Linear(8, 16)
+    before = other.weight.detach().clone()
+    with pytest.raises(memstore.StructureMismatchError, match=match):
+        Snapshot(path).restore({"model": other, "optimizer": make(list(other.parameters()))})
+    assert torch.equal(other.weight, before)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adafactor", "LBFGS", "Rprop", "ASGD", "NAdam", "RAdam", "Adagrad", "Adamax"])
+def test_optimizers_of_one_kind_fit_before_their_first_step(path: str, name: str) -> None:
+    kind: Any = getattr(torch.optim, name)
+    model, other = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+    optimizer = kind(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):
+        optimizer.step(lambda: torch.ones(()))
+    Snapshot.take(path, {"optimizer": optimizer}, durability="process")
+    fresh = kind(other.parameters())
+    torch.optim.lr_scheduler.StepLR(fresh, 10)  # adds a key to the groups
+    Snapshot(path).restore({"optimizer": fresh})
+    assert fresh.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
+
+
+def test_a_module_on_the_meta_device_is_refused(path: str) -> None:
+    Snapshot.take(path, {"model": torch.nn.Linear(2, 2), "state": StateDict(x=torch.ones(2))})
+    meta = torch.nn.Linear(2, 2, device="meta")
+    with pytest.raises(memstore.StructureMismatchError, match=r"model/bias: .*to_empty"):
+        Snapshot(path).restore({"model": meta})
+    state = StateDict(x=torch.ones(2, device="meta"))
+    Snapshot(path).restore({"state": state})
+    assert state["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_models_tensors_have_their_names_whatever_else_holds_them(path: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    Snapshot.take(path, {"best": StateDict(model.state_dict()), "model": model})
+    assert sorted(load_file(f"{path}/model.safetensors")) == ["bias", "weight"]
+
+
+def test_a_name_that_is_no_unicode_text_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="lone surrogate") as raised:
+        Snapshot.take(path, {"a\ud800": StateDict()})
+    assert not isinstance(raised.value, UnicodeError)
+
+
+@pytest.mark.parametrize("kind", ["annotations", "Path", "OSError", "__name__", "no such"])
+def test_an_error_of_a_rank_is_one_of_memstores_or_names_its_kind(kind: str) -> None:
+    assert type(error_of_rank(1, kind, "why")) is memstore.MemstoreError
+    assert str(error_of_rank(1, "CorruptionError", "why")) == "rank 1: why"
