@@ -22,7 +22,7 @@ from memstore import modes
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.snapshot.drafts import FileDraft, Naming, draft, offers_of, own_bytes
 from memstore.snapshot.manifest import read_manifest
-from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, path_of
+from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name, path_of
 from memstore.snapshot.part import Part, Take
 from memstore.snapshot.partition import Offer, lone_replicas, partition
 from memstore.snapshot.parts import claimant
@@ -75,7 +75,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: Options) -> Prepared
             return _prepare(ranks, opening, app_state, options)
     except BaseException:
         for take in begun:
-            abandon(FileStorage(take.path), take, [], ranks.rank)
+            abandon(FileStorage(take.path), take, [], ranks.rank, all_ended=ranks.all_know)
         raise
 
 
@@ -124,17 +124,18 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
     try:
         return msgspec.structs.replace(take, plain=_claim(storage, take.id))
     except BaseException:
-        abandon(storage, take, [], 0)
+        abandon(storage, take, [], 0, all_ended=True)
         raise
 
 
 def _claim(storage: FileStorage, take: str) -> bool:
-    """Whether the take may use the plain names: nobody else does, or has used them."""
-    if any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
-        return False
-    with contextlib.suppress(AlreadyExistsError):
-        storage.publish(CLAIM, take.encode(), durable=False)
-        return True
+    """Says whose the files of the take are; whether they may have the plain names: nobody else does, or has had them."""
+    plain = not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names())
+    if plain:
+        with contextlib.suppress(AlreadyExistsError):
+            storage.publish(CLAIM, take.encode(), durable=False)
+            return True
+    storage.publish(claim_name(take), b"", durable=False)
     return False
 
 
@@ -163,9 +164,13 @@ def _prepare(ranks: Ranks, opening: list[_Opening], app_state: AppState, options
     found = [msgspec.msgpack.decode(text, type=tuple[int, list[Offer]]) for text in ranks.together(walk)]
     alone = lone_replicas([mine for _, mine in found])
     shared -= alone
-    shares = partition(
-        [nbytes for nbytes, _ in found], [[offer for offer in mine if offer.path not in alone] for _, mine in found]
-    )
+    try:
+        shares = partition(
+            [nbytes for nbytes, _ in found], [[offer for offer in mine if offer.path not in alone] for _, mine in found]
+        )
+    except MemstoreError:
+        ranks.all_know = True  # each computes the same
+        raise
     part, files = draft(take, ranks.rank, states, tensors, shared, shares, _naming(opening))
     return Prepared(ranks, storages[0], part, files)
 
@@ -246,8 +251,14 @@ def _naming(opening: list[_Opening]) -> Naming:
 # --- afterwards -------------------------------------------------------------------------------------------------------
 
 
-def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int) -> None:
-    """Removes what a take has written that failed; what is published stays, and so does what can't be removed."""
+def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int, *, all_ended: bool) -> None:
+    """Removes what a take has written that failed; what is published stays, and so does what can't be removed.
+
+    Args:
+        written: this rank's files.
+        all_ended: whether every other rank writes no more, and removes its files. Else (one may have died) the claim
+            stays: by that the next take that is published in the folder knows whose they are.
+    """
     with contextlib.suppress(MemstoreError, OSError):
         if storage.size(MANIFEST) is not None:
             text = storage.read_bytes(MANIFEST, 1 << 28)
@@ -258,8 +269,12 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int)
             storage.remove(name)
     if rank == 0:
         with contextlib.suppress(OSError):
-            if claimant(storage) == take.id:
+            own = claimant(storage) == take.id
+            if own:
                 storage.remove(INDEX)  # first: while the claim is there, it is known whose it is
-                storage.remove(CLAIM)
+            if all_ended or take.world_size == 1:
+                storage.remove(claim_name(take.id))
+                if own:
+                    storage.remove(CLAIM)
             if not storage.names():
                 os.rmdir(take.path)

@@ -59,7 +59,7 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
     except BaseException:
         # A rank that has lost the others after step 4 doesn't know whether rank 0 is publishing its files just now.
         if ranks.rank == 0 or not handed_over or ranks.all_know:
-            abandon(storage, take, written, ranks.rank)
+            abandon(storage, take, written, ranks.rank, all_ended=ranks.all_know)
         raise
 
 
