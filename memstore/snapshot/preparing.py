@@ -21,7 +21,7 @@ import torch
 from memstore import modes
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.snapshot.drafts import FileDraft, Naming, draft, offers_of, own_bytes
-from memstore.snapshot.manifest import read_manifest
+from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
 from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name, path_of
 from memstore.snapshot.part import Part, Take
 from memstore.snapshot.partition import Offer, lone_replicas, partition
@@ -129,7 +129,7 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
 
 
 def _claim(storage: FileStorage, take: str) -> bool:
-    """Says whose the files of the take are; whether they may have the plain names: nobody else does, or has had them."""
+    """Claims names for a take. Whether it may use the plain ones: nobody else does, or has used them."""
     plain = not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names())
     if plain:
         with contextlib.suppress(AlreadyExistsError):
@@ -251,6 +251,15 @@ def _naming(opening: list[_Opening]) -> Naming:
 # --- afterwards -------------------------------------------------------------------------------------------------------
 
 
+def published(storage: FileStorage, take: Take) -> Manifest | None:
+    """The manifest of this take, if it is there, and can be read."""
+    with contextlib.suppress(MemstoreError, OSError):
+        if storage.size(MANIFEST) is not None:
+            found = read_manifest(take.path, storage.read_bytes(MANIFEST, LIMIT))
+            return found if found.id == take.id else None
+    return None
+
+
 def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int, *, all_ended: bool) -> None:
     """Removes what a take has written that failed; what is published stays, and so does what can't be removed.
 
@@ -259,11 +268,8 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int,
         all_ended: whether every other rank writes no more, and removes its files. Else (one may have died) the claim
             stays: by that the next take that is published in the folder knows whose they are.
     """
-    with contextlib.suppress(MemstoreError, OSError):
-        if storage.size(MANIFEST) is not None:
-            text = storage.read_bytes(MANIFEST, 1 << 28)
-            if read_manifest(take.path, text).id == take.id:
-                return
+    if published(storage, take) is not None:
+        return
     for name in written:
         with contextlib.suppress(OSError):
             storage.remove(name)

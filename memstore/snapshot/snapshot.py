@@ -91,6 +91,7 @@ class Snapshot:
             AlreadyExistsError: there is a snapshot at `path`, or another take was faster. It stays as it is.
             UnsupportedValueError: a leaf can't be saved, or the ranks disagree about a tensor.
             StoreFullError: no room. Nothing is left.
+            UnknownOutcomeError: a rank died when all had written; rank 0 may have published the snapshot.
             MemstoreError: another rank failed; the message names it, and its reason.
         """
         options = Options(replicated or (), durability, checksum, allow_pickle)
