@@ -68,7 +68,9 @@ class PendingTake:
         if not self._write.done():
             return False
         try:
-            return bool(self._write.wait(0)) or self._published() is not None or self._failure() is not None
+            if self._write.wait(0) or self._published() is not None or self._failure() is not None:
+                return True
+            return self._storage.is_removed
         except (MemstoreError, OSError):
             return True
 
@@ -115,6 +117,11 @@ class PendingTake:
                 return found
             if failure is not None:
                 raise failure
+            if self._storage.is_removed:
+                raise UnknownOutcomeError(
+                    f"{self.path} was removed since this rank wrote its part: another rank may have waited for the "
+                    "snapshot and then removed it; call wait on all ranks first"
+                )
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(
                     f"the snapshot {self.path}: ranks {self._missing()} have not written their parts: they may have "

@@ -8,8 +8,8 @@
 
 A rank that dies in 1 to 4 leaves files that no manifest names: there is no snapshot. The next take to the same path
 chooses other names, and removes them once its own manifest is there. When a rank is lost in 5, rank 0 has published the
-snapshot and returns it; the others look, and where there is none yet, they can't know. An error removes what the take has written, if
-every rank knows of it, or this one has not told the others yet that its files are there.
+snapshot and returns it; the others look, and where there is none yet, they can't know. An error removes what the take
+has written, if every rank knows of it, or this one has not told the others yet that its files are there.
 """
 
 from __future__ import annotations
