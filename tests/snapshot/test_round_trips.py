@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot.stored import Value
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 
@@ -238,3 +239,18 @@ def test_the_path_may_be_an_empty_folder_or_a_pathlib_one(tmp_path: Path) -> Non
     Snapshot.take(tmp_path, {"state": StateDict(x=torch.arange(3))})
     assert Snapshot(tmp_path).read_object("0/state/x").tolist() == [0, 1, 2]
     assert sorted(os.listdir(tmp_path)) == ["memstore_snapshot.json", "state.safetensors"]
+
+
+def test_tensors_are_found_without_looking_through_all_leaves_each_time(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDict(**{f"x{i}": torch.tensor(i) for i in range(50)}, y=["a", 1])
+    snapshot = Snapshot.take(path, {"state": state})
+    looks: list[Any] = []
+    paths_of = Value.paths
+    monkeypatch.setattr(Value, "paths", lambda value: looks.append(value) or paths_of(value))
+    assert [snapshot.read_object(f"0/state/x{i}").item() for i in range(50)] == list(range(50))
+    assert len(looks) == 1
+    assert snapshot.read_object("0/state/y/1") == 1
+    with pytest.raises(memstore.KeyNotFoundError):
+        snapshot.read_object("0/state/x50")

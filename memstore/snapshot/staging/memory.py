@@ -13,6 +13,7 @@ import torch
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError
 from memstore.snapshot.parallel import in_parallel
+from memstore.snapshot.staging.containers import container_limits
 from memstore.snapshot.staging.pinning import Pinned
 
 _RUN = 64 << 20  # bytes that one thread allocates at a time
@@ -132,9 +133,9 @@ class Pool:
 
 
 def default_limit() -> int:
-    """A quarter of the machine's memory, shared with the other ranks that torchrun started on it."""
+    """A quarter of the machine's memory, or of its container's, shared with the ranks that torchrun started on it."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *container_limits()])
     return total // 4 // max(int(ranks) if ranks.isdecimal() else 1, 1)
 
 
