@@ -265,6 +265,10 @@ def fork_while_something_is_staged(folder: FileStorage) -> None:
 def stage_in_child(folder: FileStorage, parents: PendingWrite, kept: Staged) -> None:
     with pytest.raises(MemstoreError, match=f"process {os.getppid()} asked for it"):
         parents.wait(0)
+    assert kept.memory[:8] == bytes(8)  # of the child's own
+    kept.memory[:8] = b"scrawled"
+    with open("/proc/self/maps") as maps:
+        assert "memfd:memstore" not in maps.read()
     kept.release()
     staged = stage([torch.zeros(1000)])
     pending = write(staged, folder, "child's")
