@@ -157,6 +157,9 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
         name = key.replace("%2F", "/").replace("%25", "%")
         value = stored.value(int(rank), name)
         if value is not None:
+            tensor = stored.tensors(int(rank), name).get(rest)
+            if tensor is not None:
+                return Leaf(tensor)
             found = dict(leaves_of(stored, value, allow_pickle=allow_pickle))
             if rest in found and found[rest].object is PICKLED:
                 stored.objects_of(value, allow_pickle=allow_pickle)  # which raises

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5}-of-[0-9]{5})?(?:-([0-9a-f]{16}))?\.safetensors")
-_PART = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:part|failure)-[0-9]{1,9}")
+_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -45,19 +45,30 @@ def failure_name(take: str, rank: int) -> str:
     return f"memstore_snapshot.{take}.failure-{rank}"
 
 
-def take_of(name: str, claimant: str | None) -> str | None:
+def claim_name(take: str) -> str:
+    """Of the file by which a take says that files with its id are its own."""
+    return f"memstore_snapshot.{take}.claim"
+
+
+def trace_of(name: str) -> str | None:
+    """The id of the take that left a file of this name to say that it was here: a claim, a part, a failure."""
+    found = _TRACE.fullmatch(name)
+    return None if found is None else found[1]
+
+
+def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
     """The id of the take that made a file of this name; None for files of others.
 
     Args:
         claimant: the id in the folder's claim.
+        traced: the ids of takes that have left a trace. A user's file may be called as a take's.
     """
-    part = _PART.fullmatch(name)
-    if part is not None:
-        return part[1]
+    if trace_of(name) is not None:
+        return trace_of(name)
     file = _FILE.fullmatch(name)
-    if file is not None:
-        return claimant if file[3] is None else file[3]
-    return claimant if name in (CLAIM, INDEX) else None
+    if file is not None and file[3] is not None:
+        return file[3] if file[3] in traced else None
+    return claimant if file is not None or name in (CLAIM, INDEX) else None
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:

@@ -25,7 +25,7 @@ from memstore.snapshot.manifest import (
     read_manifest,
 )
 from memstore.snapshot.merging import index_of, merge
-from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, is_id, part_name, take_of
+from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name, is_id, part_name, take_of, trace_of
 from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.storage import Storage
 
@@ -99,8 +99,7 @@ def publish(storage: Storage, parts: Sequence[Part]) -> bytes:
             storage.publish(INDEX, index, durable=take.durable)
     for part in parts:
         storage.remove(part_name(take.id, part.rank))
-    if take.plain:
-        storage.remove(CLAIM)
+    storage.remove(CLAIM if take.plain else claim_name(take.id))
     return text
 
 
@@ -119,16 +118,11 @@ def remove_other_takes(storage: Storage, take: str) -> None:
     Called where no manifest names them: with a manifest of one take there, no other can be published any more.
     """
     owner = claimant(storage)
-    last: list[str] = []
-    for name in storage.names():
-        id = take_of(name, owner)
-        if id is None or id == take:
-            continue
-        if name == CLAIM:
-            last.append(name)  # it says whose the plain names are: so it goes after them
-        else:
-            _remove(storage, name)
-    for name in last:
+    names = storage.names()
+    traced = {id for id in map(trace_of, names) if id is not None}
+    theirs = [name for name in names if take_of(name, owner, traced) not in (None, take)]
+    # Claims, parts and failures say whose the other files are: so they go after them.
+    for name in sorted(theirs, key=lambda name: name == CLAIM or trace_of(name) is not None):
         _remove(storage, name)
 
 

@@ -69,7 +69,9 @@ class PendingTake:
         if not self._write.done():
             return False
         try:
-            return bool(self._write.wait(0)) or self._published() is not None or self._failure() is not None
+            if self._write.wait(0) or self._published() is not None or self._failure() is not None:
+                return True
+            return self._storage.is_removed
         except (MemstoreError, OSError):
             return True
 
@@ -95,15 +97,20 @@ class PendingTake:
         """Tells the other ranks, removes what this one has written, and raises."""
         tell_others(self._storage, self._take, self._rank, error)
         if not self._has_part(self._rank):  # else another rank's writer may be publishing it
-            abandon(self._storage, self._take, files, self._rank)
+            self._abandon(files)
         raise error
 
     def _has_part(self, rank: int) -> bool:
         return self._storage.size(part_name(self._take.id, rank)) is not None
 
-    def _abandon(self) -> None:
+    def _abandon(self, files: list[str]) -> None:
         """Once the take can't be published any more."""
-        abandon(self._storage, self._take, [*self._files, part_name(self._take.id, self._rank)], self._rank)
+        others = set(range(self._take.world_size)) - {self._rank}
+        failed = all(self._storage.size(failure_name(self._take.id, rank)) is not None for rank in others)
+        abandon(self._storage, self._take, files, self._rank, all_ended=failed)
+
+    def _all_files(self) -> list[str]:
+        return [*self._files, part_name(self._take.id, self._rank)]
 
     def _others_outcome(self, deadline: float) -> Manifest:
         pause = _FIRST_LOOK
@@ -114,6 +121,11 @@ class PendingTake:
                 return found
             if failure is not None:
                 raise failure
+            if self._storage.is_removed:
+                raise UnknownOutcomeError(
+                    f"{self.path} was removed since this rank wrote its part: another rank may have waited for the "
+                    "snapshot and then removed it; call wait on all ranks first"
+                )
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(
                     f"the snapshot {self.path}: ranks {self._missing()} have not written their parts: they may have "
@@ -133,7 +145,7 @@ class PendingTake:
         except KeyNotFoundError:
             return None
         if found.id != self._take.id:
-            self._abandon()
+            self._abandon(self._all_files())
             raise AlreadyExistsError(f"{self.path}: another take to this path was first")
         return found
 
@@ -145,7 +157,7 @@ class PendingTake:
                 with contextlib.suppress(KeyNotFoundError, CorruptionError, msgspec.MsgspecError):
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
                     if not self._has_part(rank):
-                        self._abandon()
+                        self._abandon(self._all_files())
                     return error_of_rank(rank, kind, text)
         return None
 
@@ -184,7 +196,7 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
             held.release()
         if not prepared.ranks.all_know:
             tell_others(prepared.storage, take, prepared.ranks.rank, error)
-        abandon(prepared.storage, take, [], prepared.ranks.rank)
+        abandon(prepared.storage, take, [], prepared.ranks.rank, all_ended=prepared.ranks.all_know)
         raise
     return PendingTake(prepared, write, meter)
 

@@ -21,8 +21,20 @@ import torch
 from memstore import modes
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.snapshot.drafts import FileDraft, Naming, draft, offers_of, own_bytes
-from memstore.snapshot.manifest import StoredValue, check_length, read_manifest
-from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, path_of
+from memstore.snapshot.manifest import (
+    LIMIT,
+    Manifest,
+    StoredValue,
+    check_length,
+    read_manifest,
+)
+from memstore.snapshot.names import (
+    CLAIM,
+    INDEX,
+    MANIFEST,
+    claim_name,
+    path_of,
+)
 from memstore.snapshot.part import Part, Take
 from memstore.snapshot.partition import Offer, lone_replicas, partition
 from memstore.snapshot.parts import claimant
@@ -75,7 +87,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: Options) -> Prepared
             return _prepare(ranks, opening, app_state, options)
     except BaseException:
         for take in begun:
-            abandon(FileStorage(take.path), take, [], ranks.rank)
+            abandon(FileStorage(take.path), take, [], ranks.rank, all_ended=ranks.all_know)
         raise
 
 
@@ -124,17 +136,18 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
     try:
         return msgspec.structs.replace(take, plain=_claim(storage, take.id))
     except BaseException:
-        abandon(storage, take, [], 0)
+        abandon(storage, take, [], 0, all_ended=True)
         raise
 
 
 def _claim(storage: FileStorage, take: str) -> bool:
-    """Whether the take may use the plain names: nobody else does, or has used them."""
-    if any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
-        return False
-    with contextlib.suppress(AlreadyExistsError):
-        storage.publish(CLAIM, take.encode(), durable=False)
-        return True
+    """Claims names for a take. Whether it may use the plain ones: nobody else does, or has used them."""
+    plain = not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names())
+    if plain:
+        with contextlib.suppress(AlreadyExistsError):
+            storage.publish(CLAIM, take.encode(), durable=False)
+            return True
+    storage.publish(claim_name(take), b"", durable=False)
     return False
 
 
@@ -167,9 +180,13 @@ def _prepare(ranks: Ranks, opening: list[_Opening], app_state: AppState, options
     found = [msgspec.msgpack.decode(text, type=tuple[int, list[Offer]]) for text in ranks.together(walk)]
     alone = lone_replicas([mine for _, mine in found])
     shared -= alone
-    shares = partition(
-        [nbytes for nbytes, _ in found], [[offer for offer in mine if offer.path not in alone] for _, mine in found]
-    )
+    try:
+        shares = partition(
+            [nbytes for nbytes, _ in found], [[offer for offer in mine if offer.path not in alone] for _, mine in found]
+        )
+    except MemstoreError:
+        ranks.all_know = True  # each computes the same
+        raise
     part, files = draft(take, ranks.rank, states, tensors, shared, shares, _naming(opening))
     return Prepared(ranks, storages[0], part, files)
 
@@ -250,20 +267,36 @@ def _naming(opening: list[_Opening]) -> Naming:
 # --- afterwards -------------------------------------------------------------------------------------------------------
 
 
-def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int) -> None:
-    """Removes what a take has written that failed; what is published stays, and so does what can't be removed."""
+def published(storage: FileStorage, take: Take) -> Manifest | None:
+    """The manifest of this take, if it is there, and can be read."""
     with contextlib.suppress(MemstoreError, OSError):
         if storage.size(MANIFEST) is not None:
-            text = storage.read_bytes(MANIFEST, 1 << 28)
-            if read_manifest(take.path, text).id == take.id:
-                return
+            found = read_manifest(take.path, storage.read_bytes(MANIFEST, LIMIT))
+            return found if found.id == take.id else None
+    return None
+
+
+def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int, *, all_ended: bool) -> None:
+    """Removes what a take has written that failed; what is published stays, and so does what can't be removed.
+
+    Args:
+        written: this rank's files.
+        all_ended: whether every other rank writes no more, and removes its files. Else (one may have died) the claim
+            stays: by that the next take that is published in the folder knows whose they are.
+    """
+    if published(storage, take) is not None:
+        return
     for name in written:
         with contextlib.suppress(OSError):
             storage.remove(name)
     if rank == 0:
         with contextlib.suppress(OSError):
-            if claimant(storage) == take.id:
+            own = claimant(storage) == take.id
+            if own:
                 storage.remove(INDEX)  # first: while the claim is there, it is known whose it is
-                storage.remove(CLAIM)
+            if all_ended or take.world_size == 1:
+                storage.remove(claim_name(take.id))
+                if own:
+                    storage.remove(CLAIM)
             if not storage.names():
                 os.rmdir(take.path)

@@ -24,11 +24,12 @@ class Ranks:
     Attributes:
         rank, size: of this process, and of the group.
         all_know: a step has failed, and every rank knows it: none goes on to the next one.
+        lost: another rank doesn't answer any more.
     """
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
-        self.all_know = False
+        self.all_know = self.lost = False
         self.rank, self.size = 0, 1
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank, self.size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
@@ -49,7 +50,12 @@ class Ranks:
             mine = step()
         except Exception as error:
             raised, failure = error, (type(error).__name__, str(error) or repr(error))
-        outcomes = self._gather((*failure, mine))
+        try:
+            outcomes = self._gather((*failure, mine))
+        except MemstoreError as lost:
+            if raised is not None:
+                raise raised from lost
+            raise
         self.all_know = any(kind for kind, _, _ in outcomes)
         if raised is not None:
             raise raised
@@ -68,6 +74,7 @@ class Ranks:
         try:
             torch.distributed.all_gather_object(found, msgspec.msgpack.encode(mine), group=self._group)
         except RuntimeError as error:  # torch's errors of lost peers and of timeouts are RuntimeErrors
+            self.lost = True
             raise MemstoreError(f"rank {self.rank} lost the others, one of which may have died: {error}") from error
         return [msgspec.msgpack.decode(text, type=tuple[str, str, bytes]) for text in found]
 

@@ -55,6 +55,7 @@ class Snapshot:
         self.pg = pg
         self._allow_pickle = _allow_pickle(storage_options)
         self._stored: Stored | None = None
+        self._manifest: Manifest | None = None  # where it is known, before anything is opened
 
     @classmethod
     def take(
@@ -91,6 +92,7 @@ class Snapshot:
             AlreadyExistsError: there is a snapshot at `path`, or another take was faster. It stays as it is.
             UnsupportedValueError: a leaf can't be saved, or the ranks disagree about a tensor.
             StoreFullError: no room. Nothing is left.
+            UnknownOutcomeError: a rank died when all had written; rank 0 may have published the snapshot.
             MemstoreError: another rank failed; the message names it, and its reason.
         """
         options = Options(replicated or (), durability, checksum, allow_pickle)
@@ -138,7 +140,7 @@ class Snapshot:
     def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
         """A snapshot whose manifest is known already. For memstore's own use."""
         snapshot = cls(path, pg, storage_options)
-        snapshot._stored = Stored(snapshot.path, manifest)
+        snapshot._manifest = manifest
         return snapshot
 
     def restore(self, app_state: AppState, strict: bool = True) -> None:
@@ -218,7 +220,7 @@ class Snapshot:
         Raises:
             CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
         """
-        self._stored = None
+        self._stored = self._manifest = None
         verify(self.open(), progress, allow_pickle=self._allow_pickle)
 
     def _missing(self, stored: Stored, key: str) -> Exception:
@@ -228,7 +230,7 @@ class Snapshot:
     def open(self) -> Stored:
         """What is read of the snapshot. For memstore's own use."""
         if self._stored is None:
-            self._stored = Stored(self.path)
+            self._stored = Stored(self.path, self._manifest)
         return self._stored
 
     def __repr__(self) -> str:
@@ -256,6 +258,7 @@ class PendingSnapshot:
             StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be
                 called again.
             AlreadyExistsError: another take to this path was faster.
+            UnknownOutcomeError: the folder has been removed since.
             MemstoreError, OSError: what failed in the writer of this rank, or, naming it, of another.
         """
         return Snapshot.of(self._take.wait(timeout), self.path, self._pg, self._storage_options)

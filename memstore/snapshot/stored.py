@@ -42,6 +42,7 @@ class Stored:
         self.manifest = load_manifest(path) if manifest is None else manifest
         self.storage = FileStorage(path)
         self._values: dict[int, Value] = {}
+        self._tensors: dict[int, dict[str, StoredTensor]] = {}
         self._by_path: dict[str, StoredTensor] | None = None
 
     def rank_with(self, rank: int, key: str) -> int | None:
@@ -55,6 +56,16 @@ class Stored:
         """What this rank gets under a name of the app state; None if no rank has it."""
         found = self.rank_with(rank, key)
         return None if found is None else self._value(self.manifest.ranks[found][key])
+
+    def tensors(self, rank: int, key: str) -> dict[str, StoredTensor]:
+        """Those of `value`, by path."""
+        found = self.rank_with(rank, key)
+        if found is None:
+            return {}
+        index = self.manifest.ranks[found][key]
+        if index not in self._tensors:
+            self._tensors[index] = dict(self._value(index).paths())
+        return self._tensors[index]
 
     def keys(self, rank: int) -> list[str]:
         """The names that a rank has in its app state, one that is new: all."""

@@ -7,8 +7,9 @@
     5. rank 0 collects the parts and publishes the snapshot: parts.py says in which steps
 
 A rank that dies in 1 to 4 leaves files that no manifest names: there is no snapshot. The next take to the same path
-chooses other names, and removes them once its own manifest is there. An error removes what the take has written, if
-every rank knows of it, or this one has not told the others yet that its files are there.
+chooses other names, and removes them once its own manifest is there. When a rank is lost in 5, rank 0 has published the
+snapshot and returns it; the others look, and where there is none yet, they can't know. An error removes what the take
+has written, if every rank knows of it, or this one has not told the others yet that its files are there.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from __future__ import annotations
 import msgspec
 
 from memstore import modes
+from memstore.errors import UnknownOutcomeError
 from memstore.info import Progress
 from memstore.snapshot.drafts import FileDraft
 from memstore.snapshot.manifest import Manifest, read_manifest
+from memstore.snapshot.names import MANIFEST
 from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.parts import publish
-from memstore.snapshot.preparing import Prepared, abandon
+from memstore.snapshot.preparing import (
+    Prepared,
+    abandon,
+    published,
+)
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import bytes_of
 from memstore.snapshot.storage import FilePart, FileStorage
@@ -53,10 +60,19 @@ def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
             return publish(storage, [msgspec.msgpack.decode(part, type=Part) for part in parts])
 
         return read_manifest(take.path, ranks.together(finish)[0])
-    except BaseException:
+    except BaseException as error:
+        if ranks.lost and handed_over:
+            found = published(storage, take)
+            if found is not None:
+                return found
+            if ranks.rank:
+                raise UnknownOutcomeError(
+                    f"{error}. Whether rank 0 has published the snapshot is not known: {take.path}/{MANIFEST} is there "
+                    "if it has"
+                ) from error
         # A rank that has lost the others after step 4 doesn't know whether rank 0 is publishing its files just now.
         if ranks.rank == 0 or not handed_over or ranks.all_know:
-            abandon(storage, take, written, ranks.rank)
+            abandon(storage, take, written, ranks.rank, all_ended=ranks.all_know)
         raise
 
 

@@ -37,9 +37,7 @@ class Place:
             raise ValueError(f"attempt has a lone surrogate: {attempt!r} is no Unicode text") from None
         rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
         if not 0 <= rank < world_size <= _MOST_RANKS:
-            raise ValueError(
-                f"rank {rank} of {world_size}: ranks count from 0, and there are {_MOST_RANKS:,} at most"
-            )
+            raise ValueError(f"rank {rank} of {world_size}: ranks count from 0, and there are {_MOST_RANKS:,} at most")
         self._attempt, self.rank, self.world_size = attempt, rank, world_size
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:

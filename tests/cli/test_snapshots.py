@@ -44,6 +44,13 @@ def test_verify_finds_damage(path: str) -> None:
     assert json.loads(call("snapshot", "verify", path, "--json", code=1))["ok"] is False
 
 
+def test_verify_tells_that_it_had_nothing_to_compare_bytes_with(path: str) -> None:
+    assert json.loads(call("snapshot", "verify", path, "--json")) == {"ok": True, "compared": True}
+    Snapshot.take(f"{path}-3", {"state": StateDict(x=torch.zeros(3))}, checksum=False)
+    assert "not compared" in call("snapshot", "verify", f"{path}-3").replace("\n", " ")
+    assert json.loads(call("snapshot", "verify", f"{path}-3", "--json")) == {"ok": True, "compared": False}
+
+
 def test_diff_tells_what_differs(path: str) -> None:
     other = path[:-1] + "2"
     assert call("snapshot", "diff", path, path) == "equal\n"

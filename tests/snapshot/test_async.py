@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.snapshot import staging
+from memstore.snapshot.storage import FileStorage
 from tests.children import Child, Wire
 from tests.snapshot.ranks import all_right, on_ranks
 
@@ -134,6 +136,42 @@ def test_the_last_of_several_ranks_publishes(path: str) -> None:
     Snapshot(path).verify()
     left = os.listdir(path)
     assert not [name for name in left if "part" in name or name.endswith(".claim")], left
+
+
+def _rotated_before_it_waits(rank: int, path: str) -> str:
+    waiting = Snapshot.async_take(path, state_of(1.0, rank))
+    if rank == 0:
+        waiting.wait(60)
+        torch.distributed.barrier()  # the writer of rank 1 may have been the last
+        shutil.rmtree(path)
+        torch.distributed.barrier()
+        return ""
+    waiting._take._write.wait(60)
+    torch.distributed.barrier()
+    torch.distributed.barrier()
+    assert waiting.done()
+    try:
+        snapshot = waiting.wait(5)
+    except memstore.MemstoreError as error:
+        return str(error)
+    with pytest.raises(memstore.NotAStoreError):
+        snapshot.verify()
+    return "removed: it was this rank that published"
+
+
+def test_a_snapshot_that_was_removed_before_a_rank_waits(path: str) -> None:
+    _, second = all_right(on_ranks(2, _rotated_before_it_waits, path))
+    assert "removed" in second, second
+
+
+def test_a_folder_knows_that_it_is_removed(path: str) -> None:
+    there = FileStorage.create(path, durable=False)
+    assert not there.is_removed
+    os.rename(path, f"{path}2")
+    os.mkdir(path)
+    assert not there.is_removed
+    os.rmdir(f"{path}2")
+    assert there.is_removed
 
 
 def _die_after_staging(rank: int, path: str) -> None:

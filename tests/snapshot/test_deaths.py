@@ -163,6 +163,27 @@ def _ranks_restore(rank: int, path: str) -> tuple[float, float]:
     return state["state"]["number"], state["state"]["own"][0].item() - rank
 
 
+def _rank_1_dies_after_its_file(rank: int, path: str) -> None:
+    if rank == 1:
+        together = Ranks.together
+
+        def die_after_writing(self: Ranks, step: Any) -> Any:
+            if step.__name__ == "write":
+                step()
+                faults.die()
+            return together(self, step)
+
+        Ranks.together = die_after_writing  # type: ignore[method-assign]
+    Snapshot.take(path, ranks_state(rank, 1.0))
+
+
+def test_the_files_of_a_rank_that_died_go_with_the_next_take(path: str) -> None:
+    survivor, _ = on_ranks(2, _rank_1_dies_after_its_file, path, dead=(1,))
+    assert "died" in str(survivor)
+    assert "state-00002-of-00002.safetensors" in os.listdir(path)
+    check_whats_left(path)
+
+
 def check_rank_dies(path: str, victim: int, step: int) -> None:
     outcomes = on_ranks(2, _rank_dies, path, victim, step, dead=(victim,))
     survivor = outcomes[1 - victim]
@@ -237,15 +258,15 @@ def _dies_beside_the_publication(rank: int, path: str) -> str:
     try:
         with faults.at_step(2 if rank == 0 else 99, wait_for_rank_1, names=links):
             Snapshot.take(path, {"state": state})
-    except memstore.MemstoreError as error:
+    except memstore.UnknownOutcomeError as error:
         open(f"{path}-lost", "w").close()
         return str(error)
-    return ""
+    return "published"
 
 
 def test_a_rank_that_loses_the_others_leaves_its_files_to_a_publication_that_is_under_way(path: str) -> None:
     first, second, _ = on_ranks(3, _dies_beside_the_publication, path, dead=(2,))
-    assert "died" in first and "died" in second, (first, second)
+    assert first == "published" and "died" in second and MANIFEST in second, (first, second)
     Snapshot(path).verify()
     for rank in range(3):
         assert Snapshot(path).read_object(f"{rank}/state/x").unique().tolist() == [float(rank)]
@@ -331,6 +352,20 @@ def test_files_that_are_there_already_are_neither_written_over_nor_removed(path:
         assert file.read() == "of somebody else"
     with open(f"{path}/model.safetensors.index.json") as file:
         assert file.read() == "of somebody else"
+
+
+def test_a_users_file_that_is_called_as_a_takes_stays(path: str) -> None:
+    os.makedirs(path)
+    theirs = ("model-00112233aabbccdd.safetensors", "state-00001-of-00002-0123456789abcdef.safetensors")
+    for name in theirs:
+        open(f"{path}/{name}", "w").close()
+    for step in (12, 20):  # takes that have left a trace, too
+        die_at(path, step, after=False)
+    assert len([name for name in os.listdir(path) if name.endswith(".safetensors")]) > 2
+    take(path, 2.0)
+    assert number_in(path) == 2.0
+    left = {name for name in os.listdir(path) if not name.endswith((".new", ".json"))}
+    assert set(theirs) < left and len(left) == 4, left
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot.stored import Value
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 
@@ -248,3 +249,18 @@ def test_a_tensor_whose_storage_was_cut_is_named_and_left_as_it_is(path: str, ta
     with pytest.raises(memstore.UnsupportedValueError, match="state/b/0: .* freed or cut"):
         take(path, {"state": StateDict(a=torch.ones(3), b=[cut])})
     assert cut.untyped_storage().nbytes() == left and not os.path.exists(path)
+
+
+def test_tensors_are_found_without_looking_through_all_leaves_each_time(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDict(**{f"x{i}": torch.tensor(i) for i in range(50)}, y=["a", 1])
+    snapshot = Snapshot.take(path, {"state": state})
+    looks: list[Any] = []
+    paths_of = Value.paths
+    monkeypatch.setattr(Value, "paths", lambda value: looks.append(value) or paths_of(value))
+    assert [snapshot.read_object(f"0/state/x{i}").item() for i in range(50)] == list(range(50))
+    assert len(looks) == 1
+    assert snapshot.read_object("0/state/y/1") == 1
+    with pytest.raises(memstore.KeyNotFoundError):
+        snapshot.read_object("0/state/x50")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnsupportedValueError
-from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager, copying, pinning, stage
+from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager, copying, memory, pinning, stage
+from memstore.snapshot.staging.containers import container_limits
 from memstore.snapshot.storage import FileStorage
 from tests.children import in_child
 
@@ -214,6 +216,34 @@ def test_pinned_memory_is_given_up_before_it_goes(monkeypatch: pytest.MonkeyPatc
     assert runtime.registered == []
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["0::/job/step"],
+        ["4:memory,hugetlb:/job/step", "1:cpu:/", "0::/"],
+        ["0::/job/elsewhere"],  # of the host, where the container has its own as the root
+    ],
+)
+def test_the_limits_of_control_groups_are_found(tmp_path: Path, lines: list[str]) -> None:
+    legacy = "memory" in lines[0]
+    mounted = tmp_path / "memory" if legacy else tmp_path
+    (mounted / "job/step").mkdir(parents=True)
+    name = "memory.limit_in_bytes" if legacy else "memory.max"
+    for folder, text in ((mounted, "8192\n"), (mounted / "job", "max\n"), (mounted / "job/step", "4096\n")):
+        (folder / name).write_text(text)
+    groups = tmp_path / "groups"
+    groups.write_text("\n".join(lines) + "\n")
+    found = container_limits(groups, tmp_path)
+    assert sorted(found) == ([8192] if "elsewhere" in lines[0] else [4096, 8192])
+    assert container_limits(tmp_path / "none", tmp_path) == []
+
+
+def test_the_default_limit_is_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "container_limits", lambda: [4096])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert memory.default_limit() == 512
+
+
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +265,10 @@ def fork_while_something_is_staged(folder: FileStorage) -> None:
 def stage_in_child(folder: FileStorage, parents: PendingWrite, kept: Staged) -> None:
     with pytest.raises(MemstoreError, match=f"process {os.getppid()} asked for it"):
         parents.wait(0)
+    assert kept.memory[:8] == bytes(8)  # of the child's own
+    kept.memory[:8] = b"scrawled"
+    with open("/proc/self/maps") as maps:
+        assert "memfd:memstore" not in maps.read()
     kept.release()
     staged = stage([torch.zeros(1000)])
     pending = write(staged, folder, "child's")

@@ -66,5 +66,10 @@ class SharedMemory:
         whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
         return syscalls.collapse(self.address + start, min(COLLAPSE_STEP, whole - start))
 
+    def leave(self) -> None:
+        """In a forked child: gives the memory back, which the parent has. Its addresses hold zeros of the child's."""
+        syscalls.map_nothing(self.address, self.size)
+        syscalls.close_all(self._fds)
+
     def __del__(self) -> None:
         syscalls.close_all(self._fds)

@@ -128,6 +128,13 @@ def map_shared(address: int, fd: int, size: int, *, writable: bool = True) -> No
         raise last_error()
 
 
+def map_nothing(address: int, size: int) -> None:
+    """Puts memory of this process, which takes none until it is written to, in the place of a mapping."""
+    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+    if _mmap(address, size, _PROT_READ | _PROT_WRITE, flags, -1, 0) != address:
+        raise last_error()
+
+
 def buffer_address(buffer: bytearray | mmap.mmap) -> int:
     """Where the bytes lie, as long as nobody resizes it."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0

@@ -5,6 +5,7 @@
     pending.wait()                                         # what that step returned
 
 memory     blocks of shared memory, used again and again, and bounded
+containers how much memory a container may have
 copying    tensors into such a block
 pinning    what CUDA needs for that
 stager     the steps of it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ import torch
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError
 from memstore.snapshot.parallel import in_parallel
+from memstore.snapshot.staging.containers import container_limits
 from memstore.snapshot.staging.pinning import Pinned
 
 _RUN = 64 << 20  # bytes that one thread allocates at a time
 _AVAILABLE = "/proc/meminfo"
+
+
+_blocks: weakref.WeakSet[Block] = weakref.WeakSet()  # all of this process
 
 
 class Block:
@@ -35,6 +40,7 @@ class Block:
         self._memory.allocate()
         self.bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.asarray(self._memory)
         self._pinned: Pinned | None = None
+        _blocks.add(self)
 
     @property
     def fd(self) -> int:
@@ -45,10 +51,22 @@ class Block:
         if self._pinned is None:
             self._pinned = Pinned(self._memory.address, self.size, device)
 
+    def leave(self) -> None:
+        """In a forked child: neither writes to the parent's memory nor keeps it, however long the child lives."""
+        self._pinned = None
+        self._memory.leave()
+
     def close(self) -> None:
         """Gives the memory back, unless somebody still holds an array of it."""
         if self._pinned is not None:
             self._pinned.close()
+
+
+def leave_blocks() -> None:
+    """In a forked child: all that it has from its parent."""
+    for block in list(_blocks):
+        block.leave()
+    _blocks.clear()
 
 
 class Pool:
@@ -132,9 +150,9 @@ class Pool:
 
 
 def default_limit() -> int:
-    """A quarter of the machine's memory, shared with the other ranks that torchrun started on it."""
+    """A quarter of the machine's memory, or of its container's, shared with the ranks that torchrun started on it."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *container_limits()])
     return total // 4 // max(int(ranks) if ranks.isdecimal() else 1, 1)
 
 

@@ -21,7 +21,7 @@ import torch
 from memstore.errors import ResourceLimitError
 from memstore.late_imports import Hooks, around_forks
 from memstore.snapshot.staging.copying import Place, copy_into, place_tensors
-from memstore.snapshot.staging.memory import Block, Pool, default_limit
+from memstore.snapshot.staging.memory import Block, Pool, default_limit, leave_blocks
 from memstore.snapshot.writer import Job, PendingWrite, StagedFile, Writer
 
 IDLE = 600.0  # seconds
@@ -176,6 +176,7 @@ def _after_fork_in_child() -> None:
     if _stager is not None:
         _stager.leave()
     _stager = None
+    leave_blocks()
 
 
 around_forks(Hooks(before=lambda: None, after_in_parent=lambda: None, after_in_child=_after_fork_in_child))

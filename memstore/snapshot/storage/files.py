@@ -83,6 +83,14 @@ class FileStorage:
                         raise
         return cls(path, file_mode=file_mode)
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the folder that was opened has been removed, whatever its path has now."""
+        try:
+            return os.fstat(self._folder.fd).st_nlink == 0
+        except OSError as error:
+            return error.errno == errno.ESTALE  # as NFS says it
+
     def write(
         self,
         name: str,
