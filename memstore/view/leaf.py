@@ -106,6 +106,17 @@ class StoredTensor(LazyTensor):
     def data(self, _: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         raise refusal(self, "an assignment to .data")
 
+    def new(self, *args: Any, **options: Any) -> torch.Tensor:
+        """As `Tensor.new`, which goes past the operators, by what a tensor is; this one may be of no memory."""
+        return self._plain().new(*args, **options)
+
+    def new_tensor(self, *args: Any, **options: Any) -> torch.Tensor:
+        """As `Tensor.new_tensor`, which goes past the operators too."""
+        return self._plain().new_tensor(*args, **options)
+
+    def _plain(self) -> torch.Tensor:
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
     def share_memory_(self) -> StoredTensor:
         """Nothing: processes share the file already."""
         return self

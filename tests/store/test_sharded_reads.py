@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 import memstore
 from memstore import TensorShard
@@ -37,7 +41,7 @@ def shard(tensor: torch.Tensor, box: Box) -> TensorShard:
 def put_in_boxes(store: memstore.Store, key: str, tensor: torch.Tensor, boxes: Sequence[Box], **more: Any) -> int:
     """A rank for each box; rank 0 also puts what else there is."""
     attempt = f"attempt {next(_attempts)}"
-    puts = [
+    puts: list[Any] = [
         store.put_sharded(
             key,
             {"w": shard(tensor, box)} | (more if not rank else {}),
@@ -124,3 +128,66 @@ def test_the_damaged_box_is_named(scratch: str) -> None:
         assert store.get("key", out={"w": shard(value, Box((0, 0), (2, 4)))})["w"].local.all()
         (damaged,) = store.verify().damaged
         assert damaged.key == "key"
+
+
+_WITHOUT_TENSORS: dict[str, Any] = {
+    "dict": {"a": 1},
+    "empty dict": {},
+    "nested": {"b": {"a": 1, "c": [1, 2]}, "d": {}},
+    "list": [1, 2],
+    "list of dicts": [{"lr": 1.0, "params": [0, 1]}],
+    "tuple with dicts": ({"a": ({"b": {}},)}, [{}]),
+    "ordered": OrderedDict({"a": 1, "b": OrderedDict({"c": 2})}),
+    "keys": {1: 2, 2.5: 3, (1, 2): {"a": 4}},
+    "object": SimpleNamespace(a=1, b=[2]),
+    "deque": deque([1, {"a": 2}]),
+    "tensordict": TensorDict({}),
+    "beside tensors": {"t": torch.ones(2), "c": {"d": {"e": 1}}, "l": [torch.ones(1), {"z": 1}]},
+}
+
+
+@pytest.mark.parametrize("meta", _WITHOUT_TENSORS.values(), ids=list(_WITHOUT_TENSORS))
+def test_containers_without_tensors_meet_those_of_targets(store: memstore.Store, meta: Any) -> None:
+    value = torch.randn(4, 2)
+    put_in_boxes(store, "key", value, grid(2)(0, (4, 2)) or (), meta=meta)
+    expected = {"w": value, "meta": meta}
+    for target in (store.get("key"), {"w": torch.zeros(4, 2), "meta": copy.deepcopy(meta)}):
+        assert_same(store.get("key", like=target), expected)
+        assert_same(store.get("key", out=target), expected)
+    part_of_it = {"w": shard(torch.zeros(4, 2), Box((1, 0), (2, 2))), "meta": copy.deepcopy(meta)}
+    got = store.get("key", out=part_of_it)
+    assert_same(got["meta"], meta)
+    assert torch.equal(got["w"].local, value[1:3])
+    assert_same(store.get("key", like=part_of_it)["meta"], meta)
+
+
+def test_the_state_of_an_optimizer_is_filled(store: memstore.Store) -> None:
+    def stepped() -> dict[str, Any]:
+        weight = torch.nn.Parameter(torch.randn(4, 2))
+        optimizer = torch.optim.AdamW([weight], lr=torch.rand(()).item())
+        weight.grad = torch.randn(4, 2)
+        cast("Any", optimizer).step()
+        return optimizer.state_dict()
+
+    saved, other = stepped(), stepped()
+    put_in_boxes(store, "key", torch.ones(4, 2), grid(2)(0, (4, 2)) or (), optimizer=saved)
+    store.get("key", out={"w": torch.zeros(4, 2), "optimizer": other})
+    assert_same(other, saved)
+    without_tensors = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5).state_dict()
+    put_in_boxes(store, "key", torch.ones(4, 2), grid(2)(0, (4, 2)) or (), optimizer=without_tensors)
+    changed = copy.deepcopy(without_tensors)
+    changed["param_groups"][0]["lr"] = 0.25
+    store.get("key", out={"w": shard(torch.ones(4, 2), Box((0, 0), (1, 2))), "optimizer": changed})
+    assert changed == without_tensors
+
+
+def test_a_rank_fills_a_dict_of_which_others_have_the_tensors(store: memstore.Store) -> None:
+    put: Any = None
+    for rank, held in enumerate(({"step": 3}, {"t": torch.ones(2)})):
+        put = store.put_sharded(
+            "key", {"w": shard(torch.ones(2, 2), Box((rank, 0), (1, 2))), "m": held},
+            attempt="one", rank=rank, world_size=2, wait=False,
+        )  # fmt: skip
+    put.wait(10)
+    out = {"w": shard(torch.zeros(2, 2), Box((0, 0), (1, 2))), "m": {"step": 0}}
+    assert store.get("key", out=out)["m"] == {"step": 3}

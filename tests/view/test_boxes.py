@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 import memstore
 from memstore.sharding import Box
+from memstore.testing.equality import assert_same
 from memstore.view.regions import region_of
 from tests.boxed import BoxedStore, grid, partitions
 from tests.view.strategies import DTYPES, indices
@@ -370,6 +371,25 @@ def test_workers(boxed: BoxedStore, context: str) -> None:
         _Rows(boxed.store.view("key")[0]), batch_size=4, num_workers=1, multiprocessing_context=context
     )
     assert torch.equal(torch.cat(list(loader)), value)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
+def test_workers_collate_lazy_rows(boxed: BoxedStore, context: str) -> None:
+    value = numbered((8, 4))
+    boxed.put("key", [value], grid(4, 2))
+    rows: Any = list(boxed.store.view("key")[0])
+    loader = torch.utils.data.DataLoader[Any](rows, batch_size=4, num_workers=1, multiprocessing_context=context)
+    assert torch.equal(torch.cat(list(loader)), value)
+
+
+def test_new_tensors_like_a_leaf_have_memory(boxed: BoxedStore) -> None:
+    boxed.put("key", [numbered((8, 4), torch.float64)], grid(4, 2))
+    leaf = boxed.store.view("key")[0]
+    expected = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    for made in (leaf.new([1, 2]), leaf.new(expected), leaf.new_tensor([1, 2]), leaf[1].new_tensor(data=expected)):
+        assert_same(made, expected)
+    assert_same(leaf.new_tensor([1, 2], dtype=torch.int8), torch.tensor([1, 2], dtype=torch.int8))
+    assert leaf.new(2, 3).shape == (2, 3) and leaf.new().is_cpu
 
 
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple))

@@ -4,6 +4,7 @@ rebuild          the value as it was put
 into             get with out=
 like             get with like=
 matching         what a stored value and such a target have in common, and how they differ
+target_walk      a target, taken apart
 target_objects   the leaves of a target that are no tensors
 target_overlaps  those of its tensors that share memory
 pieces           what of a stored value goes where in a target

@@ -7,62 +7,23 @@ keys. Two structures are matched once: the next get into a target of the same st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from memstore.engine import Path
-from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.sharding import ShardedLeaf, sharded_leaf
-from memstore.structure.get.target_objects import is_optional
+from memstore.errors import StructureMismatchError
+from memstore.structure.get.target_objects import entries_at, is_optional
+from memstore.structure.get.target_walk import ShardedTarget, SplittingWalk, TargetWalk
 from memstore.structure.plans import Plan
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import Footprints, locate_tensors, traits
-from memstore.structure.tree import TENSOR, ObjectNode, TensorNode, Tree, compile_tree, walk_names
-from memstore.structure.walk import Facts, Walk, take_apart
+from memstore.structure.tree import Node, ObjectNode, TensorNode, Tree, compile_tree, walk_names
+from memstore.structure.walk import Facts, take_apart
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, dict, list, tuple, int, float, str, bool, type(None)})
 _LISTED = 20  # differences in one message
 _CACHED_MATCHES = 64
-
-
-class ShardedTarget(NamedTuple):
-    """A DTensor, TensorShard or ShardedTensor in a target, and what this rank holds of it."""
-
-    value: Any
-    leaf: ShardedLeaf
-
-
-class _TargetWalk(Walk):
-    """Takes a target apart: its tensors stay as they are, so that they can be written; its objects are left out.
-
-    Attributes:
-        sharded: what is spread over ranks, by where it stands among the tensors. There stands this rank's only shard,
-            or an empty tensor where there are several or none.
-    """
-
-    __slots__ = ("sharded",)
-
-    def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
-        super().__init__(allow_pickle, careful)
-        self.sharded: dict[int, ShardedTarget] = {}
-
-    def visit(self, value: Any) -> Tree:
-        if type(value) not in _PLAIN_TYPES:
-            try:
-                leaf = sharded_leaf(value)
-            except UnsupportedValueError as error:
-                raise RefusedError(str(error)) from None
-            if leaf is not None:
-                self.sharded[len(self.tensors)] = ShardedTarget(value, leaf)
-                is_one = len(leaf.shards) == 1
-                self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))
-                return TENSOR
-        return super().visit(value)
-
-    def write_leaf(self, value: Any) -> Any:
-        return None
 
 
 class Match:
@@ -74,6 +35,8 @@ class Match:
         footprints: of the target's tensors.
         resolved: target's tensors with a conj or neg bit: their bytes aren't their values.
         apart: addresses at which the target's tensors were found to share no memory, or as the stored ones do.
+        split: stored containers of which the target has one object: no tensor lies in them. A sharded put stores dicts
+            so, since those of its ranks are merged by key.
     """
 
     __slots__ = (
@@ -85,6 +48,7 @@ class Match:
         "pairs",
         "resolved",
         "root",
+        "split",
         "tensor_names",
     )
 
@@ -102,6 +66,7 @@ class Match:
                 self.tensor_names.append(name)
             elif isinstance(node, ObjectNode):
                 self.object_names.append(name)
+        self.split = list(_containers(plan.root, (), set(self.object_names))) if self.object_names else []
         self.differences: list[str] = []
         self.pairs: list[tuple[int, int]] = []
         self._match(plan, what, strict, leaves_may_lack=bool(sharded))
@@ -141,6 +106,16 @@ class Match:
             (want - have, "an object in like, but none is stored"),
         ):
             self.differences += [f"{render_path(name)}: {text}" for name in sorted(names, key=repr)]
+
+
+def _containers(node: Node, name: Path, objects: set[Path], inside: bool = False) -> Iterator[Path]:
+    """The containers that stand where these objects do, and those inside of them."""
+    if not isinstance(node, (TensorNode, ObjectNode)):
+        inside = inside or name in objects
+        if inside:
+            yield name
+        for step, child in node.children():
+            yield from _containers(child, name + step, objects, inside)
 
 
 class _Look(NamedTuple):
@@ -203,23 +178,10 @@ class MatchedTarget(NamedTuple):
 
 
 def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarget:
-    def walk_with(careful: bool) -> _TargetWalk:
-        walk = _TargetWalk(allow_pickle=True, careful=careful)
-        walk.in_place = what == "out"
-        return walk
-
-    try:
-        tree, walk, facts, addresses = take_apart(value, walk_with)
-    except RefusedError as error:
-        raise StructureMismatchError(f"{what}: {error.message()}") from None
+    match, walk, addresses = _match(plan, value, what, strict, {})
+    if match.split:
+        match, walk, addresses = _match(plan, value, what, strict, entries_at(value, match.split))
     sharded = walk.sharded
-    key = (plan, tree, facts, _key_of(sharded), what, strict)
-    match = _matches.get(key)
-    if match is None:
-        match = Match(plan, tree, facts, sharded, what, strict)
-        if len(_matches) >= _CACHED_MATCHES:
-            _matches.clear()
-        _matches[key] = match
     met = {want for _, want in (*match.pairs, *match.exact)}
     gone = {i for i, target in sharded.items() if any(_is_freed(one.local) for one in target.leaf.shards)}
     missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses))) | gone
@@ -229,6 +191,30 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarg
         if (i in met) == (what == "out")  # of a template that is met only the look matters
     ]
     return MatchedTarget(match, walk.tensors, addresses, missing, match.differences + differences, sharded)
+
+
+def _match(
+    plan: Plan, value: Any, what: str, strict: bool, split: dict[int, Any]
+) -> tuple[Match, TargetWalk, list[int]]:
+    """Args: split: containers that stay containers, by their ids, though no tensor lies in them."""
+
+    def walk_with(careful: bool) -> TargetWalk:
+        walk = SplittingWalk(True, careful, split) if split else TargetWalk(True, careful)
+        walk.in_place = what == "out"
+        return walk
+
+    try:
+        tree, walk, facts, addresses = take_apart(value, walk_with)
+    except RefusedError as error:
+        raise StructureMismatchError(f"{what}: {error.message()}") from None
+    key = (plan, tree, facts, _key_of(walk.sharded), what, strict)
+    match = _matches.get(key)
+    if match is None:
+        match = Match(plan, tree, facts, walk.sharded, what, strict)
+        if len(_matches) >= _CACHED_MATCHES:
+            _matches.clear()
+        _matches[key] = match
+    return match, walk, addresses
 
 
 def _key_of(sharded: dict[int, ShardedTarget]) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from memstore.engine import Path
@@ -12,6 +13,7 @@ from memstore.structure.refusals import render_path
 from memstore.structure.tree import name_of
 
 Setting = Callable[[], None]
+_ABSENT = (LookupError, TypeError, AttributeError, StopIteration)  # raised where a target has no such entry
 
 
 def plan_settings(
@@ -53,9 +55,19 @@ def choose_objects(target: Any, names: Sequence[Path], stored: Mapping[Path, Any
     for name in names:
         try:
             chosen.append(stored[name] if name in stored else _value_at(target, name))
-        except (LookupError, TypeError, AttributeError, StopIteration):
+        except _ABSENT:
             differences.append(f"{render_path(name)}: not stored, and can't be taken from like")
     return chosen
+
+
+def entries_at(target: Any, names: Iterable[Path]) -> dict[int, Any]:
+    """What a target has at these names, by ids, which are theirs while it is kept."""
+    found: dict[int, Any] = {}
+    for name in names:
+        with suppress(*_ABSENT):
+            value = _value_at(target, name)
+            found[id(value)] = value
+    return found
 
 
 def _value_at(target: Any, name: Path) -> Any:

@@ -81,7 +81,7 @@ class _ShardedWalk(Walk):
         return TENSOR
 
     def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
-        return super().joined(tree, trees, join) if tree[0] in ("list", "tuple") else tree
+        return tree if tree[0] in ("dict", "ordered") else super().joined(tree, trees, join)
 
 
 def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
