@@ -13,20 +13,22 @@ every rank knows of it, or this one has not told the others yet that its files a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
+import torch
 
 from memstore import modes
 from memstore.info import Progress
-from memstore.snapshot.drafts import FileDraft
+from memstore.snapshot.drafts import FileDraft, Piece
 from memstore.snapshot.manifest import Manifest, read_manifest
 from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.parts import publish
 from memstore.snapshot.preparing import Options, abandon, prepare
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import bytes_of
-from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
 
 
 def take(path: Any, app_state: Any, group: Any, options: Options, progress: Progress | bool | None) -> Manifest:
@@ -66,8 +68,18 @@ def take(path: Any, app_state: Any, group: Any, options: Options, progress: Prog
 def _write(storage: FileStorage, file: FileDraft, take: Take, meter: Meter) -> bytes:
     parts = [FilePart(0, file.header)]
     at = len(file.header)
+    for device in {piece.elements.device for piece in file.pieces if piece.elements.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()  # the writing threads have streams of their own
     with modes.put_aside():
         for piece in file.pieces:
-            parts.append(FilePart(at, bytes_of(piece.elements)))
+            parts.append(FilePart(at, _memory(piece)))
             at += piece.nbytes
     return storage.write(file.name, file.size, parts, durable=take.durable, checksum=take.checksum, done=meter.done)
+
+
+def _memory(piece: Piece) -> Any:
+    """The elements' own memory; what lies otherwise is copied when its turn has come, and so never all at once."""
+    plain = piece.elements
+    if plain.is_cpu and plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
+        return bytes_of(plain)
+    return LateBytes(piece.nbytes, modes.put_aside()(partial(bytes_of, plain)))

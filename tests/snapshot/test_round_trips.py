@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot import taking
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 
@@ -248,3 +250,21 @@ def test_a_tensor_whose_storage_was_cut_is_named_and_left_as_it_is(path: str, ta
     with pytest.raises(memstore.UnsupportedValueError, match="state/b/0: .* freed or cut"):
         take(path, {"state": StateDict(a=torch.ones(3), b=[cut])})
     assert cut.untyped_storage().nbytes() == left and not os.path.exists(path)
+
+
+def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, copies, most = taking.bytes_of, list[weakref.ref[Any]](), 0
+
+    def counted(tensor: torch.Tensor) -> Any:
+        nonlocal most
+        found = real(tensor)
+        if not tensor.is_contiguous():
+            copies.append(weakref.ref(found))
+            most = max(most, sum(copy() is not None for copy in copies))
+        return found
+
+    monkeypatch.setattr(taking, "bytes_of", counted)
+    state = {f"{i:02}": torch.full((800, 1000), float(i)).t() for i in range(30)}
+    Snapshot.take(path, {"state": StateDict(state)}, durability="process")
+    assert len(copies) == 30 and most < 20
+    assert_same(Snapshot(path).get_state_dict_for_key("state"), {key: one.contiguous() for key, one in state.items()})
