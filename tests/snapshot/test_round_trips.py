@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot import taking
+from memstore.snapshot import differences, taking
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 
@@ -268,3 +268,12 @@ def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monke
     Snapshot.take(path, {"state": StateDict(state)}, durability="process")
     assert len(copies) == 30 and most < 20
     assert_same(Snapshot(path).get_state_dict_for_key("state"), {key: one.contiguous() for key, one in state.items()})
+
+
+def test_pickles_are_compared_by_their_bytes(path: str) -> None:
+    for number, value in enumerate((complex, complex, float)):
+        Snapshot.take(f"{path}{number}", {"state": StateDict(x=value, y=1)}, allow_pickle=True)
+    first, same, other = (Snapshot(f"{path}{number}") for number in range(3))
+    assert differences(first, same) == []
+    (found,) = differences(first, other)
+    assert found.path == "0/state/x" and "pickle" in found.what
