@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot import differences, taking
+from memstore.snapshot import differences, restoring, taking
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 
@@ -277,3 +277,34 @@ def test_pickles_are_compared_by_their_bytes(path: str) -> None:
     assert differences(first, same) == []
     (found,) = differences(first, other)
     assert found.path == "0/state/x" and "pickle" in found.what
+
+
+def test_what_a_module_leaves_out_is_not_read_unless_it_may_rename_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Snapshot.take(path, {"model": torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(50, 50)})})
+    part = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3)})
+    read: list[str] = []
+    real = restoring.read_into
+
+    def recorded(stored: Any, wants: Any, *rest: Any) -> None:
+        read.extend(want.tensor.path for want in wants)
+        real(stored, wants, *rest)
+
+    monkeypatch.setattr(restoring, "read_into", recorded)
+    Snapshot(path).restore({"model": part}, strict=False)
+    assert sorted(read) == ["model/a.bias", "model/a.weight"]
+
+    class Renamed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = torch.nn.Linear(50, 50)
+            self.register_load_state_dict_pre_hook(self.rename)
+
+        def rename(self, _: torch.nn.Module, state_dict: dict[str, torch.Tensor], *__: object) -> None:
+            for name in ("weight", "bias"):
+                state_dict[f"c.{name}"] = state_dict.pop(f"b.{name}")
+
+    renamed = Renamed()
+    Snapshot(path).restore({"model": renamed}, strict=False)
+    assert renamed.c.bias.equal(Snapshot(path).read_object("0/model/b.bias"))
