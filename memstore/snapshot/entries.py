@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from memstore.errors import KeyNotFoundError, UnsupportedValueError
@@ -115,10 +116,11 @@ def _entry(stored: Stored, leaf: Leaf) -> Entry:
 
 
 class Leaf(NamedTuple):
-    """A leaf of a stored state dict: a tensor, or an object."""
+    """A leaf of a stored state dict: a tensor, or an object; of one that is PICKLED, also its bytes."""
 
     tensor: StoredTensor | None
     object: Any = None
+    stored: bytes = b""
 
 
 def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[tuple[str, Leaf]]:
@@ -128,11 +130,24 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
     try:
         objects = stored.objects_of(value, allow_pickle=allow_pickle)
     except UnsupportedValueError:
-        objects = [PICKLED] * value.plan.object_count
+        for name, raw in zip(value.plan.object_names, _raw_objects(stored, value), strict=True):
+            if "__dict__" not in name:
+                yield path_of((value.key, *name)), Leaf(None, PICKLED, bytes(raw))
+        return
     for name, found in zip(value.plan.object_names, objects, strict=True):
         if "__dict__" not in name:  # what a Module keeps beside its state_dict
             for path, entry in _opened((value.key, *name), found):
                 yield path, Leaf(None, entry)
+
+
+def _raw_objects(stored: Stored, value: Value) -> list[msgspec.Raw]:
+    try:
+        found = msgspec.msgpack.decode(value.objects, type=list[msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        raise stored.damaged(f"the value {value.key!r:.100}: its objects can't be read: {error}") from error
+    if len(found) != len(value.plan.object_names):
+        raise stored.damaged(f"the value {value.key!r:.100} has other objects than its structure names")
+    return found
 
 
 def _opened(name: tuple[str | int, ...], value: Any) -> Iterator[tuple[str, Any]]:

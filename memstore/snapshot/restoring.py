@@ -6,6 +6,8 @@
 4. load_state_dict of each object gets the stored state dict, made of these tensors; the random state comes last
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -159,7 +161,11 @@ def _match(
     reused = set(value.plan.same.values())
     left = {leaf.name[0] for leaf in value.plan.leaves if leaf.name and str(leaf.name[0]) in elsewhere}
     match = Match(value, [], {}, [], left - set(map(structure.name_of, state_dict)))
+    unread = set[int]() if strict or not is_module else _not_loaded(stateful, state_dict, value)
     for i, (leaf, tensor) in enumerate(zip(value.plan.leaves, value.tensors, strict=True)):
+        if i in unread:
+            match.tensors.append(torch.empty(tensor.shape, dtype=structure.DTYPES[tensor.dtype], device="meta"))
+            continue
         if i in value.plan.same:
             match.tensors.append(match.tensors[value.plan.same[i]])
             continue
@@ -214,6 +220,23 @@ def _match_module(
             f"{path_of((key, name))}: unexpected: the snapshot has it, and the module doesn't"
             for name in sorted(have - want - match.left, key=str)
         ]
+
+
+def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[int]:
+    """The leaves that a module doesn't have, and that needn't be read. Where it may rename what it loads, all are."""
+    plain = torch.nn.Module
+    for one in module.modules():
+        own = type(one)._load_from_state_dict
+        if (
+            one._load_state_dict_pre_hooks
+            or type(one).load_state_dict is not plain.load_state_dict
+            or (own is not plain._load_from_state_dict and not own.__module__.startswith("torch.nn.modules."))
+        ):
+            return set()
+    names = set(map(structure.name_of, state_dict))
+    first = {i: value.plan.same.get(i, i) for i in range(len(value.plan.leaves))}
+    loaded = {first[i] for i, leaf in enumerate(value.plan.leaves) if leaf.name and leaf.name[0] in names}
+    return {i for i in first if first[i] not in loaded}
 
 
 def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:

@@ -14,12 +14,16 @@ has written, if every rank knows of it, or this one has not told the others yet 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import msgspec
+import torch
 
 from memstore import modes
 from memstore.errors import UnknownOutcomeError
 from memstore.info import Progress
-from memstore.snapshot.drafts import FileDraft
+from memstore.snapshot.drafts import FileDraft, Piece
 from memstore.snapshot.manifest import Manifest, read_manifest
 from memstore.snapshot.names import MANIFEST
 from memstore.snapshot.part import Part, Take, with_sums
@@ -31,7 +35,7 @@ from memstore.snapshot.preparing import (
 )
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import bytes_of
-from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
 
 
 def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
@@ -79,8 +83,18 @@ def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
 def _write(storage: FileStorage, file: FileDraft, take: Take, meter: Meter) -> bytes:
     parts = [FilePart(0, file.header)]
     at = len(file.header)
+    for device in {piece.elements.device for piece in file.pieces if piece.elements.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()  # the writing threads have streams of their own
     with modes.put_aside():
         for piece in file.pieces:
-            parts.append(FilePart(at, bytes_of(piece.elements)))
+            parts.append(FilePart(at, _memory(piece)))
             at += piece.nbytes
     return storage.write(file.name, file.size, parts, durable=take.durable, checksum=take.checksum, done=meter.done)
+
+
+def _memory(piece: Piece) -> Any:
+    """The elements' own memory; what lies otherwise is copied when its turn has come, and so never all at once."""
+    plain = piece.elements
+    if plain.is_cpu and plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
+        return bytes_of(plain)
+    return LateBytes(piece.nbytes, modes.put_aside()(partial(bytes_of, plain)))

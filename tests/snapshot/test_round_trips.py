@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.snapshot import differences, restoring, taking
 from memstore.snapshot.stored import Value
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
@@ -264,3 +266,61 @@ def test_tensors_are_found_without_looking_through_all_leaves_each_time(
     assert snapshot.read_object("0/state/y/1") == 1
     with pytest.raises(memstore.KeyNotFoundError):
         snapshot.read_object("0/state/x50")
+
+
+def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, copies, most = taking.bytes_of, list[weakref.ref[Any]](), 0
+
+    def counted(tensor: torch.Tensor) -> Any:
+        nonlocal most
+        found = real(tensor)
+        if not tensor.is_contiguous():
+            copies.append(weakref.ref(found))
+            most = max(most, sum(copy() is not None for copy in copies))
+        return found
+
+    monkeypatch.setattr(taking, "bytes_of", counted)
+    state = {f"{i:02}": torch.full((800, 1000), float(i)).t() for i in range(30)}
+    Snapshot.take(path, {"state": StateDict(state)}, durability="process")
+    assert len(copies) == 30 and most < 20
+    assert_same(Snapshot(path).get_state_dict_for_key("state"), {key: one.contiguous() for key, one in state.items()})
+
+
+def test_pickles_are_compared_by_their_bytes(path: str) -> None:
+    for number, value in enumerate((complex, complex, float)):
+        Snapshot.take(f"{path}{number}", {"state": StateDict(x=value, y=1)}, allow_pickle=True)
+    first, same, other = (Snapshot(f"{path}{number}") for number in range(3))
+    assert differences(first, same) == []
+    (found,) = differences(first, other)
+    assert found.path == "0/state/x" and "pickle" in found.what
+
+
+def test_what_a_module_leaves_out_is_not_read_unless_it_may_rename_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Snapshot.take(path, {"model": torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(50, 50)})})
+    part = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3)})
+    read: list[str] = []
+    real = restoring.read_into
+
+    def recorded(stored: Any, wants: Any, *rest: Any) -> None:
+        read.extend(want.tensor.path for want in wants)
+        real(stored, wants, *rest)
+
+    monkeypatch.setattr(restoring, "read_into", recorded)
+    Snapshot(path).restore({"model": part}, strict=False)
+    assert sorted(read) == ["model/a.bias", "model/a.weight"]
+
+    class Renamed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = torch.nn.Linear(50, 50)
+            self.register_load_state_dict_pre_hook(self.rename)
+
+        def rename(self, _: torch.nn.Module, state_dict: dict[str, torch.Tensor], *__: object) -> None:
+            for name in ("weight", "bias"):
+                state_dict[f"c.{name}"] = state_dict.pop(f"b.{name}")
+
+    renamed = Renamed()
+    Snapshot(path).restore({"model": renamed}, strict=False)
+    assert renamed.c.bias.equal(Snapshot(path).read_object("0/model/b.bias"))

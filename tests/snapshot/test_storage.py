@@ -9,7 +9,9 @@ import resource
 import tempfile
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,7 @@ from memstore.errors import (
     UnsupportedFilesystemError,
 )
 from memstore.snapshot.parallel import in_parallel
-from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, FileStorage, chunks, transfer, verify_file
+from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, FileStorage, LateBytes, chunks, transfer, verify_file
 from memstore.testing import faults
 from tests.children import Wire, children, in_child
 from tests.overlay import on_overlay
@@ -95,6 +97,26 @@ def test_any_parts_make_the_file_and_any_runs_are_read(
         targets = [FilePart(start, np.zeros(end - start, np.uint8)) for start, end in read]
         storage.read("file", targets, sums=sums if checked else None)
         assert all(target.memory.tobytes() == data[target.offset :][: len(target.memory)] for target in targets)
+
+
+def test_memory_that_is_made_late_is_made_once_and_soon_given_back(tmp_path: Path) -> None:
+    sizes = [1 << 20] * 40 + [CHUNK * 2] + [0, 3]
+    made: list[weakref.ref[object]] = []
+    most = 0
+
+    def make(number: int) -> object:
+        nonlocal most
+        found = np.full(sizes[number], number, np.uint8)
+        made.append(weakref.ref(found))
+        most = max(most, sum(one() is not None for one in made))
+        return found
+
+    parts = [FilePart(sum(sizes[:number]), LateBytes(size, partial(make, number))) for number, size in enumerate(sizes)]
+    storage = FileStorage(tmp_path)
+    sums = storage.write("file", sum(sizes), parts, durable=False, checksum=True)
+    verify_file(storage, "file", sum(sizes), sums)
+    assert content(storage, "file") == b"".join(bytes([number]) * size for number, size in enumerate(sizes))
+    assert len(made) == len(sizes) - 1 and most < 30
 
 
 @pytest.mark.parametrize("checked", [False, True])

@@ -12,8 +12,18 @@ verify       a file, compared with its sums
 from __future__ import annotations
 
 from memstore.snapshot.storage.files import FileStorage
-from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, Done, FilePart, Storage
+from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, Done, FilePart, LateBytes, Storage
 from memstore.snapshot.storage.names import check_name
 from memstore.snapshot.storage.verify import verify_file
 
-__all__ = ["CHUNK", "SUM_SIZE", "Done", "FilePart", "FileStorage", "Storage", "check_name", "verify_file"]
+__all__ = [
+    "CHUNK",
+    "SUM_SIZE",
+    "Done",
+    "FilePart",
+    "FileStorage",
+    "LateBytes",
+    "Storage",
+    "check_name",
+    "verify_file",
+]

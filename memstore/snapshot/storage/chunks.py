@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import xxhash
 
-from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, FilePart
+from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, FilePart, LateBytes
+
+
+class LatePiece(NamedTuple):
+    """Some bytes of memory that is made when it is written."""
+
+    source: LateBytes
+    start: int
+    stop: int
 
 
 class Run(NamedTuple):
@@ -17,15 +26,21 @@ class Run(NamedTuple):
     """
 
     offset: int  # in the file
-    pieces: list[memoryview | int]
+    pieces: list[memoryview | LatePiece | int]
 
     @property
     def nbytes(self) -> int:
-        return sum(piece if isinstance(piece, int) else len(piece) for piece in self.pieces)
+        return sum(map(size_of, self.pieces))
 
     @property
     def end(self) -> int:
         return self.offset + self.nbytes
+
+
+def size_of(piece: memoryview | LatePiece | int) -> int:
+    if isinstance(piece, LatePiece):
+        return piece.stop - piece.start
+    return piece if isinstance(piece, int) else len(piece)
 
 
 def runs_of(parts: Iterable[FilePart], *, join: int = 0) -> list[Run]:
@@ -45,20 +60,21 @@ def runs_of(parts: Iterable[FilePart], *, join: int = 0) -> list[Run]:
             runs[-1].pieces.extend([gap, piece] if gap else [piece])
         else:
             runs.append(Run(start, [piece]))
-        end = start + len(piece)
+        end = start + size_of(piece)
     return runs
 
 
-def _pieces(parts: Iterable[FilePart]) -> Iterator[tuple[int, memoryview]]:
+def _pieces(parts: Iterable[FilePart]) -> Iterator[tuple[int, memoryview | LatePiece]]:
     for offset, memory in parts:
-        view = memoryview(memory)
-        if not view.nbytes:
+        late: LateBytes | None = memory if isinstance(memory, LateBytes) else None
+        view = memoryview(b"") if late else memoryview(cast("Any", memory))
+        size = late.nbytes if late else view.nbytes
+        if not size:
             continue
         view = view.cast("B")
         first = CHUNK - offset % CHUNK  # bytes up to the end of the chunk that it starts in
-        yield offset, view[:first]
-        for start in range(first, len(view), CHUNK):
-            yield offset + start, view[start : start + CHUNK]
+        for start, stop in pairwise([0, *range(first, size, CHUNK), size]):
+            yield offset + start, LatePiece(late, start, stop) if late else view[start:stop]
 
 
 def whole_chunks(parts: Iterable[FilePart], size: int) -> list[Run]:

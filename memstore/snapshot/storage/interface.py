@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,11 +17,37 @@ class FilePart(NamedTuple):
 
     Attributes:
         offset: of its first byte in the file.
-        memory: contiguous bytes, writable where they are read into: bytes, a memoryview, an array of numpy.
+        memory: contiguous bytes, writable where they are read into: bytes, a memoryview, an array of numpy; for a write
+            also LateBytes.
     """
 
     offset: int
     memory: Any  # a buffer; typing has no name for it before Python 3.12
+
+
+class LateBytes:
+    """Memory of a part that is made when it is written, in any thread, and given back as soon as all of it was taken.
+
+    Args:
+        nbytes: how many there are.
+        make: makes a buffer of them.
+    """
+
+    def __init__(self, nbytes: int, make: Callable[[], Any]) -> None:
+        self.nbytes = self._left = nbytes
+        self._make, self._made = make, memoryview(b"")
+        self._lock = threading.Lock()
+
+    def take(self, start: int, stop: int) -> memoryview:
+        """Some of the bytes; each may be taken once."""
+        with self._lock:
+            if not self._made:
+                self._made = memoryview(self._make()).cast("B")
+            found = self._made[start:stop]
+            self._left -= len(found)
+            if not self._left:
+                self._made = memoryview(b"")
+            return found
 
 
 class Storage(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import CorruptionError
-from memstore.snapshot.storage.chunks import Run, count_chunks, expected_sum, new_sum
+from memstore.snapshot.storage.chunks import LatePiece, Run, count_chunks, expected_sum, new_sum, size_of
 from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE
 
 _STEP = 1 << 18  # bytes
@@ -65,7 +65,9 @@ def _steps(run: Run) -> Iterator[tuple[int, list[memoryview]]]:
     scratch = memoryview(bytearray(min(sum(gaps), 2 * _STEP)))
     offset, pieces, nbytes, used = run.offset, list[memoryview](), 0, 0
     for whole in run.pieces:
-        size = whole if isinstance(whole, int) else len(whole)
+        size = size_of(whole)
+        if isinstance(whole, LatePiece):
+            whole = whole.source.take(whole.start, whole.stop)
         for start in range(0, size, _STEP):
             length = min(_STEP, size - start)
             if isinstance(whole, int):
