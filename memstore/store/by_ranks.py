@@ -45,9 +45,10 @@ class ByRanks(Keyspace):
         Args:
             key: as in `put`.
             value: what this rank holds of the value.
-            attempt: a text that the ranks of this put share, and no other put has; with `rank` and `world_size`. A
-                launcher that restarts ranks puts the restart's number into it. None: of `process_group`, whose rank 0
-                chooses one.
+            attempt: with `rank` and `world_size`, a text that the ranks of this put share, and no other put has: a
+                launcher that restarts ranks puts the restart's number into it. Alone, with torch.distributed, a text
+                as "step 12", by which the ranks of `process_group` meet, also after one has left out a put. None: they
+                meet in the order of their puts of this key.
             rank, world_size: this rank, from 0, and how many there are.
             process_group: of torch.distributed; None: the default one. No collective is called.
             dtype: floating leaves are cast to it, as in `put`.
@@ -86,7 +87,7 @@ class ByRanks(Keyspace):
 
         root = self._writable()
         encode_key(key)
-        place = find_place(attempt, rank, world_size, process_group, key, root.settings.store)
+        place = find_place(attempt, rank, world_size, process_group, key, root)
         put = put_sharded(
             root,
             key,
@@ -149,7 +150,7 @@ class ByRanks(Keyspace):
 
         root = self._writable()
         encode_key(key)
-        meeting = meet(process_group, "put", key, root.settings.store)
+        meeting = meet(process_group, "put", key, root)
         if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
         version = put_sharded(
@@ -220,7 +221,7 @@ class ByRanks(Keyspace):
                 self.wait(key, newer_than=newer_than, timeout=seconds)
             return self._pin(root, key)
 
-        meeting = meet(process_group, "load", key, root.settings.store)
+        meeting = meet(process_group, "load", key, root)
         if meeting is None or meeting.world_size == 1:
             pin = take()
             load_alone(pin, model, optimizer, strict=strict)

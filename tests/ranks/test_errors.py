@@ -119,8 +119,17 @@ def test_rank_0_that_never_comes_is_named(root: str, ranks2: Ranks) -> None:
     check_that_the_next_put_works(root, ranks2)
 
 
+def test_puts_that_are_named_meet_by_their_names(root: str, ranks2: Ranks) -> None:
+    assert ranks2.run(calls.put_named_steps, root, 1) == [[[0.0], [2.0], [3.0]]] * 2
+
+
+def test_a_later_group_with_the_same_store_hears_nothing_of_the_one_before(root: str, ranks2: Ranks) -> None:
+    one, two = ranks2.run(calls.put_in_a_later_group, root)
+    assert one == two
+
+
 @pytest.mark.full
-def test_a_rank_that_leaves_a_call_out_is_one_behind_and_mixes_nothing(root: str, ranks2: Ranks) -> None:
+def test_a_rank_that_leaves_a_call_out_is_one_behind(root: str, ranks2: Ranks) -> None:
     ranks2.begin(_put_with_patience, root, 1, ranks=[0])
     assert isinstance(ranks2.answer(0).error, StoreTimeoutError)
     for _ in range(3):
