@@ -111,7 +111,7 @@ class Meeting:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 if time.monotonic() >= deadline:
-                    waited = f"rank {self.rank} waited {max(deadline - started, 0):.3g} s for rank {rank}"
+                    waited = f"rank {self.rank} waited {round(max(deadline - started, 0), 1):g} s for rank {rank}"
                     where = f"in the store at {self._path}, or went to another store"
                     text = f"{self.key!r}: {waited}, which did not come to this {self._kind} {where}"
                     raise StoreTimeoutError(text, key=self.key)

@@ -42,7 +42,7 @@ def test_what_one_rank_cant_store_all_are_told(root: str, ranks4: Ranks, bad: in
     errors = ranks4.errors(calls.put_unless, root, bad, LONG)
     assert isinstance(errors.pop(bad), UnsupportedValueError)
     for error in errors:
-        assert isinstance(error, PartialCommitError), error
+        assert isinstance(error, PartialCommitError) and error.missing_ranks == (bad,), error
         assert f"rank {bad} failed" in str(error) and "value['other']" in str(error)
     check_that_the_next_put_works(root, ranks4)
 
