@@ -45,9 +45,10 @@ class ByRanks(Keyspace):
         Args:
             key: as in `put`.
             value: what this rank holds of the value.
-            attempt: a text that the ranks of this put share, and no other put has; with `rank` and `world_size`. A
-                launcher that restarts ranks puts the restart's number into it. None: of `process_group`, whose rank 0
-                chooses one.
+            attempt: with `rank` and `world_size`, a text that the ranks of this put share, and no other put has: a
+                launcher that restarts ranks puts the restart's number into it. Alone, with torch.distributed, a text
+                as "step 12", by which the ranks of `process_group` meet, also after one has left out a put. None: they
+                meet in the order of their puts of this key.
             rank, world_size: this rank, from 0, and how many there are.
             process_group: of torch.distributed; None: the default one. No collective is called.
             dtype: floating leaves are cast to it, as in `put`.
@@ -90,7 +91,7 @@ class ByRanks(Keyspace):
             expect_version = whole_number("expect_version", expect_version)
         if not (isinstance(lease, int | float) and lease > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"lease is seconds, more than 0, and not {lease!r}")
-        place = find_place(attempt, rank, world_size, process_group, key, root.settings.store)
+        place = find_place(attempt, rank, world_size, process_group, key, root)
         put = put_sharded(
             root,
             key,
@@ -114,6 +115,7 @@ class ByRanks(Keyspace):
         dtype: torch.dtype | None = None,
         process_group: Any = None,
         timeout: float | None = None,
+        attempt: str | None = None,
     ) -> int:
         """Stores a module's state, and its optimizer's, as `{"model": ..., "optimizer": ...}`.
 
@@ -127,6 +129,7 @@ class ByRanks(Keyspace):
             optimizer: of the model's parameters; its states are stored by their names.
             dtype: the module's floating tensors are cast to it, as in `put`; the optimizer's states never are.
             process_group, timeout: as in `put_sharded`.
+            attempt: as in `put_sharded`, alone; one process needs none.
 
         Returns:
             The version, which all ranks get.
@@ -153,14 +156,14 @@ class ByRanks(Keyspace):
 
         root = self._writable()
         encode_key(key)
-        meeting = meet(process_group, "put", key, root.settings.store)
+        meeting = meet(process_group, "put", key, root, attempt)
         if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
         version = put_sharded(
             root,
             key,
             partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-            DistributedPlace(meeting),
+            DistributedPlace(meeting, attempt),
             dtype=dtype,
             expect=None,
             wait=True,
@@ -224,7 +227,7 @@ class ByRanks(Keyspace):
                 self.wait(key, newer_than=newer_than, timeout=seconds)
             return self._pin(root, key)
 
-        meeting = meet(process_group, "load", key, root.settings.store)
+        meeting = meet(process_group, "load", key, root)
         if meeting is None or meeting.world_size == 1:
             pin = take()
             load_alone(pin, model, optimizer, strict=strict)

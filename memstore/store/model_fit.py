@@ -9,6 +9,7 @@ laid out as their parameter is. Nothing is written before `fill`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,10 @@ class Fit:
         chosen = pin.options
         contents.read(pin.root, pin.key, pin.held, options, verify=chosen.verify, allow_pickle=chosen.allow_pickle)
         if self._loaded:
-            self._model.load_state_dict(self._loaded, strict=False)
+            state: Any = self._model.state_dict(keep_vars=True)  # for the versions of its modules, which some ask for
+            loaded: Any = OrderedDict(self._loaded)
+            loaded._metadata = getattr(state, "_metadata", {})
+            self._model.load_state_dict(loaded, strict=False)
         if self._optimizer is not None and self._optimizer_state is not None:
             self._optimizer.load_state_dict(self._optimizer_state)
 
@@ -76,6 +80,8 @@ class Fit:
                 self.problems.append(f"model[{name!r}]: {problem}")
             elif entry.is_own and isinstance(found, StoredTensor):
                 targets[name] = value
+            elif _has_quantized(found):  # which no get can fill, so that the view has them loaded already
+                self._loaded[entry.key] = _target(found, None, lambda stored, _: stored.clone())
             else:
                 targets[name] = self._loaded[entry.key] = _target(found, value, _fresh)
         self._out[MODEL] = targets
@@ -171,6 +177,14 @@ def _target(stored: Any, present: Any, make: _Make) -> Any:
     if isinstance(present, torch.Tensor) and _why_not_into(stored, present) is None:
         return present.detach()
     return make(stored, present)
+
+
+def _has_quantized(stored: Any) -> bool:
+    if isinstance(stored, Mapping):
+        return any(map(_has_quantized, stored.values()))
+    if isinstance(stored, list | tuple):
+        return any(map(_has_quantized, stored))
+    return isinstance(stored, torch.Tensor) and stored.is_quantized
 
 
 def _fresh(stored: torch.Tensor, present: Any) -> torch.Tensor:

@@ -47,7 +47,14 @@ class ModelEntry(NamedTuple):
 
 
 def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
-    """The module's state, by names without the prefixes of wrappers. Raises UnsupportedValueError for FSDP1."""
+    """The module's state, by names without the prefixes of wrappers.
+
+    Raises:
+        TypeError: it is no module.
+        UnsupportedValueError: FSDP1.
+    """
+    if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"model is a torch.nn.Module, and not a {type(model).__qualname__}; put stores other values")
     _refuse_fsdp1(model)
     own = {id(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
@@ -114,7 +121,9 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters, in its order. Raises as `optimizer_state`."""
+    """The optimizer's parameters, in its order. Raises as `optimizer_state`, and TypeError for what is none."""
+    if not hasattr(optimizer, GROUPS):  # wrappers of optimizers are no torch.optim.Optimizer, and have them
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, and not a {type(optimizer).__qualname__}")
     known = {id(parameter): clean_name(model, name) for name, parameter in model.named_parameters()}
     found: dict[str, torch.nn.Parameter] = {}
     for number, group in enumerate(optimizer.param_groups):

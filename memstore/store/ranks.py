@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import operator
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memstore.engine import Path
 from memstore.store.meeting import Meeting, meet
+
+if TYPE_CHECKING:
+    from memstore.engine import Root
 
 _BEGIN = "begin"
 _MOST_RANKS = 1 << 16
@@ -48,9 +51,13 @@ class Place:
 class DistributedPlace(Place):
     """A rank of torch.distributed."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Meeting, attempt: str | None = None) -> None:
+        if not (attempt is None or (isinstance(attempt, str) and attempt)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
         self._meeting = meeting
-        super().__init__(uuid.uuid4().hex, meeting.rank, meeting.world_size)
+        unique = uuid.uuid4().hex  # names may come again, as after a restart
+        name = unique if attempt is None else f"{attempt} {unique}"
+        super().__init__(name, meeting.rank, meeting.world_size)
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
         """Raises StoreTimeoutError if rank 0 says nothing."""
@@ -65,20 +72,21 @@ class DistributedPlace(Place):
 
 
 def find_place(
-    attempt: str | None, rank: int | None, world_size: int | None, process_group: Any, key: str, store: str
+    attempt: str | None, rank: int | None, world_size: int | None, process_group: Any, key: str, root: Root
 ) -> Place:
     """Raises TypeError unless torch.distributed, or the caller, says who this rank is."""
     if attempt is not None and rank is not None and world_size is not None:
         return Place(attempt, rank, world_size)
-    if attempt is not None or rank is not None or world_size is not None:
-        raise TypeError(f"{key!r}: a sharded put takes attempt=, rank= and world_size= together, or none of them")
-    meeting = meet(process_group, "put", key, store)
+    if rank is not None or world_size is not None:
+        text = "a sharded put takes attempt=, rank= and world_size= together, or attempt= alone, or none of them"
+        raise TypeError(f"{key!r}: {text}")
+    meeting = meet(process_group, "put", key, root, attempt)
     if meeting is None:
         raise TypeError(
             f"{key!r}: the value is sharded, and this process is no rank of torch.distributed: call put_sharded with "
             "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
         )
-    return DistributedPlace(meeting)
+    return DistributedPlace(meeting, attempt)
 
 
 def whole_number(name: str, value: Any) -> int:

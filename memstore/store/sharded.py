@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NoReturn
 
 import torch
 
@@ -59,7 +60,8 @@ GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is u
 class PendingPut:
     """A sharded put whose parts may still be on their way.
 
-    It may be dropped: the part is kept by the store, and the attempt is published by whoever completes it.
+    It may be dropped: the part is kept by the store, and the attempt is published by whoever completes it. It goes on
+    working when the Store is closed, and doesn't pickle: other processes find the put in `store.pending()`.
 
     Attributes:
         key, attempt: what it is a part of.
@@ -108,6 +110,9 @@ class PendingPut:
                 merge = partial(_merge, self._root)
                 self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
         return self._outcome is not None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PendingPut can't be pickled: another process finds the put in store.pending(key)")
 
     def __repr__(self) -> str:
         return f"<memstore.PendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
@@ -207,8 +212,10 @@ def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
 def _fail(root: Root, member: Member, error: BaseException) -> Outcome | None:
     """Tells the other ranks that this one can't put its part. Returns the attempt's outcome, if it can be known."""
     why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
+    failure = ended(member, (), why)
+    failure.missing_ranks = (member.rank,)  # the others may be on their way
     try:
-        return _end(root, member, ended(member, (), why))
+        return _end(root, member, failure)
     except UnknownOutcomeError as unknown:
         if isinstance(error, Exception):
             raise

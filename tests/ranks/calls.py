@@ -10,6 +10,7 @@ import threading
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -134,6 +135,24 @@ def put_expecting(root: str, expected: int) -> Any:
 # --- process groups ---------------------------------------------------------------------------------------------------
 
 
+def put_named_steps(root: str, left_out: int) -> list[list[float]]:
+    """What is stored after each of four steps, of which rank 1 leaves one out."""
+    seen: list[list[float]] = []
+    with memstore.open(root) as store:
+        for i in range(4):
+            if i == left_out and dist.get_rank() == 1:
+                continue
+            try:
+                store.put_sharded(
+                    "key", {"w": shard(value=float(i))}, attempt=f"step {i}", timeout=1 + 4 * (i != left_out)
+                )
+            except memstore.errors.StoreTimeoutError as error:
+                assert i == left_out and f"attempt 'step {i} " in str(error), error
+            else:
+                seen.append(store.get("key")["w"].unique().tolist())
+    return seen
+
+
 def put_in_groups(root: str) -> tuple[int, int]:
     """The even and the odd ranks put at once, each in a group of their own."""
     rank = dist.get_rank()
@@ -143,6 +162,22 @@ def put_in_groups(root: str) -> tuple[int, int]:
         own = int(store.put_sharded(f"group{rank % 2}", {"w": value}, process_group=groups[rank % 2]))  # type: ignore[arg-type]
         all_of_them = int(store.put_sharded("all", {"w": shard()}))  # type: ignore[arg-type]
     return own, all_of_them
+
+
+def put_in_a_later_group(root: str) -> int:
+    """Two groups, one after the other, with one store. In each a rank has put alone, in the later one rank 1 first."""
+    rank, world = dist.get_rank(), dist.distributed_c10d
+    one, two = dist.new_group(), dist.new_group()
+    assert isinstance(one, dist.ProcessGroup) and isinstance(two, dist.ProcessGroup)
+    shared, groups = world._get_process_group_store(one), world._world.pg_map  # pyright: ignore[reportPrivateUsage]
+    groups[two] = (groups[two][0], shared)
+    put(root, process_group=one)
+    for group, alone in ((one, 0), (two, 1), (two, 0)):
+        if rank == alone:
+            with pytest.raises(memstore.errors.StoreTimeoutError):
+                put(root, process_group=group, timeout=0.1)
+        dist.barrier()
+    return put(root, process_group=two)
 
 
 def put_in_a_group_of_others(root: str) -> Any:

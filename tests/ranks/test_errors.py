@@ -42,7 +42,7 @@ def test_what_one_rank_cant_store_all_are_told(root: str, ranks4: Ranks, bad: in
     errors = ranks4.errors(calls.put_unless, root, bad, LONG)
     assert isinstance(errors.pop(bad), UnsupportedValueError)
     for error in errors:
-        assert isinstance(error, PartialCommitError), error
+        assert isinstance(error, PartialCommitError) and error.missing_ranks == (bad,), error
         assert f"rank {bad} failed" in str(error) and "value['other']" in str(error)
     check_that_the_next_put_works(root, ranks4)
 
@@ -119,8 +119,17 @@ def test_rank_0_that_never_comes_is_named(root: str, ranks2: Ranks) -> None:
     check_that_the_next_put_works(root, ranks2)
 
 
+def test_puts_that_are_named_meet_by_their_names(root: str, ranks2: Ranks) -> None:
+    assert ranks2.run(calls.put_named_steps, root, 1) == [[[0.0], [2.0], [3.0]]] * 2
+
+
+def test_a_later_group_with_the_same_store_hears_nothing_of_the_one_before(root: str, ranks2: Ranks) -> None:
+    one, two = ranks2.run(calls.put_in_a_later_group, root)
+    assert one == two
+
+
 @pytest.mark.full
-def test_a_rank_that_leaves_a_call_out_is_one_behind_and_mixes_nothing(root: str, ranks2: Ranks) -> None:
+def test_a_rank_that_leaves_a_call_out_is_one_behind(root: str, ranks2: Ranks) -> None:
     ranks2.begin(_put_with_patience, root, 1, ranks=[0])
     assert isinstance(ranks2.answer(0).error, StoreTimeoutError)
     for _ in range(3):

@@ -177,6 +177,28 @@ def test_checkpointed_modules_have_their_own_names(store: memstore.Store) -> Non
     assert_same(list(wrapped.state_dict().values()), list(bare.state_dict().values()))
 
 
+def test_what_is_no_module_or_optimizer_is_refused(store: memstore.Store) -> None:
+    model: Any = nn.Linear(1, 1)
+    store.save_model("run", model, torch.optim.SGD(model.parameters()))
+    scheduler: Any = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
+    for call in (store.save_model, store.load_model):
+        with pytest.raises(TypeError, match="model is a torch.nn.Module, and not a dict"):
+            call("run", {"w": model.weight})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="optimizer is a torch.optim.Optimizer, and not a StepLR"):
+            call("run", model, scheduler)
+
+
+def test_a_quantized_module_comes_back(store: memstore.Store) -> None:
+    model, other = (torch.ao.nn.quantized.Linear(2, 3) for _ in range(2))
+    weight = torch.quantize_per_tensor(torch.randn(3, 2), 0.1, 0, torch.qint8)
+    model.set_weight_bias(weight, torch.ones(3))
+    model.scale = 0.5
+    store.save_model("run", model)
+    store.load_model("run", other)
+    assert torch.equal(other.weight().dequantize(), weight.dequantize())
+    assert torch.equal(other.bias(), torch.ones(3)) and other.scale == 0.5
+
+
 def test_a_process_group_without_torch_distributed_is_refused(store: memstore.Store) -> None:
     model = nn.Linear(1, 1)
     for call in (store.save_model, store.load_model):

@@ -72,6 +72,12 @@ def test_whole_gets(shared: memstore.Store, reads: Callable[[], Any]) -> None:
     assert not got["w"].any()
 
 
+def test_a_pending_put_doesnt_pickle(shared: memstore.Store) -> None:
+    put = shared.put_sharded("key", 1, attempt="one", rank=0, world_size=2, wait=False)
+    with pytest.raises(TypeError, match=r"store.pending\(key\)"):
+        pickle.dumps(put)
+
+
 def test_targets_and_views(shared: memstore.Store, reads: Callable[[], Any]) -> None:
     value = torch.randn(9, 8)
     put_in_boxes(shared, "key", value, grid(3, 2)(0, (9, 8)) or (), bias=torch.randn(5))
