@@ -115,7 +115,6 @@ class ByRanks(Keyspace):
         dtype: torch.dtype | None = None,
         process_group: Any = None,
         timeout: float | None = None,
-        attempt: str | None = None,
     ) -> int:
         """Stores a module's state, and its optimizer's, as `{"model": ..., "optimizer": ...}`.
 
@@ -129,7 +128,6 @@ class ByRanks(Keyspace):
             optimizer: of the model's parameters; its states are stored by their names.
             dtype: the module's floating tensors are cast to it, as in `put`; the optimizer's states never are.
             process_group, timeout: as in `put_sharded`.
-            attempt: as in `put_sharded`, alone; one process needs none.
 
         Returns:
             The version, which all ranks get.
@@ -156,14 +154,14 @@ class ByRanks(Keyspace):
 
         root = self._writable()
         encode_key(key)
-        meeting = meet(process_group, "put", key, root, attempt)
+        meeting = meet(process_group, "put", key, root)
         if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
         version = put_sharded(
             root,
             key,
             partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-            DistributedPlace(meeting, attempt),
+            DistributedPlace(meeting),
             dtype=dtype,
             expect=None,
             wait=True,

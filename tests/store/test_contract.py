@@ -47,9 +47,7 @@ SIGNATURES = {
     ),
     "Store.pending": "self, key=None",
     "Store.abort": "self, key, attempt",
-    "Store.save_model": (
-        "self, key, model, optimizer=None, *, dtype=None, process_group=None, timeout=None, attempt=None"
-    ),
+    "Store.save_model": "self, key, model, optimizer=None, *, dtype=None, process_group=None, timeout=None",
     "Store.load_model": (
         "self, key, model, optimizer=None, *, strict=True, newer_than=None, process_group=None, timeout=None"
     ),
