@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import re
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from tensordict import LazyStackedTensorDict, MetaData, NonTensorData, TensorDic
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.structure import flatten, get_into, rebuild
+from memstore.sharding import TensorShard
+from memstore.structure import flatten, get_into, rebuild, take_shards_apart
 from memstore.structure.walk import walk
 from memstore.testing.equality import assert_same
 from tests.structure.roundtrip import round_trip, stored
@@ -383,6 +386,27 @@ def test_slices_that_share_are_refused() -> None:
         value = slice(value, value, value)
     with pytest.raises(UnsupportedValueError, match="in a set or slice"):
         flatten([value])
+
+
+@pytest.mark.parametrize(
+    ("local", "what"),
+    [
+        (lambda: torch.ones(2, 4, device="meta"), "a shard that is a meta tensor"),
+        (lambda: torch.nn.Parameter(torch.ones(2, 4, device="meta")), "a shard that is a meta tensor"),
+        (lambda: torch.eye(4)[:2].to_sparse(), "a shard that is a torch.sparse_coo tensor"),
+        (lambda: torch.eye(4)[:2].to_sparse_csr(), "a shard that is a torch.sparse_csr tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2, 4), 0.1, 0, torch.qint8), "a shard of a quantized tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(0, 4), 0.1, 0, torch.qint8), "a shard of a quantized tensor"),
+    ],
+)
+def test_shards_without_plain_memory_are_refused_by_name(local: Callable[[], torch.Tensor], what: str) -> None:
+    value = {"a": torch.ones(2), "layers": [{"w": TensorShard(local(), (4, 4), (0, 0))}]}
+    where = re.escape(f"value['layers'][0]['w']: {what}")
+    with pytest.raises(UnsupportedValueError, match=f"^{where}"):
+        take_shards_apart(value)
+    plan, objects, memory = stored({"a": torch.ones(2), "layers": [{"w": torch.ones(4, 4)}]})
+    with pytest.raises(StructureMismatchError, match=f"^out: {where}"):
+        get_into(plan, objects, memory, value)
 
 
 def test_a_value_is_left_as_it_was() -> None:

@@ -386,7 +386,7 @@ def test_new_tensors_like_a_leaf_have_memory(boxed: BoxedStore) -> None:
     boxed.put("key", [numbered((8, 4), torch.float64)], grid(4, 2))
     leaf = boxed.store.view("key")[0]
     expected = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    for made in (leaf.new([1, 2]), leaf.new(expected), leaf.new_tensor([1, 2]), leaf[1].new_tensor(data=expected)):
+    for made in (leaf.new([1, 2]), leaf.new(expected), leaf.new_tensor([1, 2]), leaf[1].new_tensor(data=[1, 2])):
         assert_same(made, expected)
     assert_same(leaf.new_tensor([1, 2], dtype=torch.int8), torch.tensor([1, 2], dtype=torch.int8))
     assert leaf.new(2, 3).shape == (2, 3) and leaf.new().is_cpu

@@ -11,7 +11,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.sharding import ShardedLeaf, sharded_leaf
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tree import TENSOR, Tree
-from memstore.structure.walk import Walk
+from memstore.structure.walk import Walk, check_held
 
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, dict, list, tuple, int, float, str, bool, type(None)})
 
@@ -44,6 +44,8 @@ class TargetWalk(Walk):
             except UnsupportedValueError as error:
                 raise RefusedError(str(error)) from None
             if leaf is not None:
+                if self.careful:
+                    check_held(leaf)
                 self.sharded[len(self.tensors)] = ShardedTarget(value, leaf)
                 is_one = len(leaf.shards) == 1
                 self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))

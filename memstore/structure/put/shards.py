@@ -21,7 +21,7 @@ from memstore.structure.objects import encode_objects
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import PLAIN, Traits, traits
 from memstore.structure.tree import TENSOR, TensorNode, Tree, compile_tree, leaf_names
-from memstore.structure.walk import Walk, take_apart
+from memstore.structure.walk import Walk, check_held, take_apart
 
 
 class HeldLeaf(NamedTuple):
@@ -72,6 +72,8 @@ class _ShardedWalk(Walk):
             raise RefusedError(error.message) from None
         if found is None:
             return super().visit(value)
+        if self.careful:
+            check_held(found)
         kind = traits.traits_of(value) if isinstance(value, torch.Tensor) else PLAIN
         if getattr(value, "_is_param", False):
             kind = kind._replace(kind=traits.PARAMETER)

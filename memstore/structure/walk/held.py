@@ -1,0 +1,20 @@
+"""What a rank holds of a tensor has to be plain memory: boxes are bytes of dense tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from memstore.sharding import ShardedLeaf
+from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import traits
+
+
+def check_held(leaf: ShardedLeaf) -> None:
+    """Raises RefusedError for parts that have no bytes of their own, or more than bytes. For careful walks."""
+    if leaf.dtype in traits.QUANTIZED:
+        raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
+    for _, local in leaf.shards:
+        if local.is_meta:
+            raise RefusedError("a shard that is a meta tensor: it has a shape, but no bytes")
+        if local.layout is not torch.strided:
+            raise RefusedError(f"a shard that is a {local.layout} tensor; put one of its to_dense()")
