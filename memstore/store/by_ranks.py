@@ -89,8 +89,8 @@ class ByRanks(Keyspace):
         encode_key(key)
         if expect_version is not None:
             expect_version = whole_number("expect_version", expect_version)
-        if not (isinstance(lease, int | float) and lease > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"lease is seconds, more than 0, and not {lease!r}")
+        if not (isinstance(lease, int | float) and lease >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"lease is seconds, 0 or more, and not {lease!r}")
         place = find_place(attempt, rank, world_size, process_group, key, root)
         put = put_sharded(
             root,

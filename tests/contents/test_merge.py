@@ -255,7 +255,7 @@ def test_any_grid_of_boxes_gives_the_whole(store: memstore.Store, data: st.DataO
         ({"attempt": "\ud800"}, ValueError, "lone surrogate"),
         ({"expect_version": True}, TypeError, "expect_version is a whole number"),
         ({"expect_version": 1.5}, TypeError, "expect_version is a whole number"),
-        ({"lease": 0}, ValueError, "lease is seconds, more than 0"),
+        ({"lease": -1}, ValueError, "lease is seconds, 0 or more"),
         ({"lease": math.nan}, ValueError, "lease is seconds"),
         ({"lease": "1"}, ValueError, "lease is seconds"),
     ],
