@@ -127,11 +127,11 @@ class VersionConflictError(MemstoreError):
 
 
 class NotAStoreError(MemstoreError):
-    """The root is missing, no folder, no store, or its `memstore.json` is foreign or damaged."""
+    """No store or snapshot is there: the folder is missing or no folder, or `memstore.json` is foreign or damaged."""
 
 
 class AlreadyExistsError(MemstoreError, FileExistsError):
-    """The root is a store already, and mode "x" asked for a new one."""
+    """What was to be made is there already: a store (mode "x"), a snapshot, or the folder of an export."""
 
 
 class FormatVersionError(MemstoreError):

@@ -40,7 +40,8 @@ def decode_objects(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
     except _PickleRefused:
         raise UnsupportedValueError(
             "the value has leaves that were stored with pickle, which can run code when it is read; "
-            "open the store with allow_pickle=True if you trust whoever wrote it"
+            "open the store with allow_pickle=True (a snapshot with storage_options={'allow_pickle': True}) "
+            "if you trust whoever wrote it"
         ) from None
     except UnsupportedValueError:
         raise
