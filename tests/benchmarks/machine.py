@@ -10,7 +10,19 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("memstore", "torch", "tensordict", "numpy", "lmdb", "msgspec", "safetensors", "ray", "redis")
+PACKAGES = (
+    "memstore",
+    "torch",
+    "tensordict",
+    "numpy",
+    "lmdb",
+    "msgspec",
+    "safetensors",
+    "ray",
+    "redis",
+    "torchsnapshot",
+    "torch_checkpointing",
+)
 HUGE_PAGE = 2 << 20
 SMALL = 64 << 10  # below, a put finds its pages in the lists that each core keeps
 

@@ -7,7 +7,9 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +21,8 @@ from tests.benchmarks import pages
 from tests.benchmarks.document import markdown
 from tests.benchmarks.measure import Contestant, compare, spread, take_turns
 from tests.benchmarks.peers import same
+from tests.benchmarks.peers.checkpoints import Checkpointer, PlainFile, Snapshots, State
+from tests.benchmarks.peers.sharded import KEY, StoreShards, Weights
 from tests.benchmarks.peers.store import Store
 from tests.benchmarks.report import (
     FORMAT,
@@ -36,12 +40,13 @@ from tests.benchmarks.report import (
 )
 from tests.benchmarks.session import session
 from tests.benchmarks.table import amount, text
-from tests.benchmarks.workloads import WORKLOADS
+from tests.benchmarks.workloads import WORKLOADS, by_ranks
 from tests.benchmarks.workloads.gather import Picks
 from tests.benchmarks.workloads.large_fresh import _mapped_huge
 from tests.benchmarks.workloads.long import NOISE, drift_of
 from tests.benchmarks.workloads.readers import is_torn
 from tests.benchmarks.workloads.slice import Boxes
+from tests.benchmarks.workloads.snapshot import check_saves
 from tests.huge_pages import require_huge_pages
 
 
@@ -259,6 +264,62 @@ def test_a_slice_has_rows_of_two_shards(shards: int, shape: tuple[int, int]) -> 
         parts = [stored[int(name.removeprefix("rows-"))][rows, columns] for name, rows, columns, _ in pieces]
         assert torch.equal(torch.cat(parts), matrix[row : row + shape[0], column : column + shape[1]])
         assert len(pieces) == min(shards, 2)
+
+
+class _Forgetful(Snapshots):
+    """Restores all but the last tensor."""
+
+    def restore(self, path: Path, state: State) -> None:
+        super().restore(path, dict(list(state.items())[:-1]))
+
+
+@pytest.mark.parametrize(("kind", "is_right"), [(Snapshots, True), (PlainFile, True), (_Forgetful, False)])
+def test_what_was_restored_is_compared(tmp_path: Path, kind: type[Checkpointer], is_right: bool) -> None:
+    state, target = ({f"layers.{i}": torch.randn(4, 4) for i in range(3)} for _ in range(2))
+    call = partial(check_saves, [kind(tmp_path)], state, target, "save")
+    if is_right:
+        call()
+    else:
+        with pytest.raises(SystemExit, match="differs"):
+            call()
+
+
+class _Stale(StoreShards):
+    """Publishes once."""
+
+    def publish(self, step: int, weights: Weights) -> None:
+        if KEY not in self.store:
+            super().publish(step, weights)
+
+
+class _Torn(StoreShards):
+    """Fills one tensor of an older step."""
+
+    def fill(self, targets: Weights, found: Any = None) -> None:
+        name = next(iter(targets))
+        old = targets[name].to_local().clone()
+        super().fill(targets, found)
+        targets[name].to_local().copy_(old)
+
+
+@pytest.mark.full
+def test_what_was_handed_over_between_ranks_is_compared(tmp_path: Path) -> None:
+    plan = by_ranks.Plan(publishers=(0, 1), followers=(2, 3), side=8)
+    peers = [kind(tmp_path / kind.__name__) for kind in (StoreShards, _Stale, _Torn)]
+    for peer in peers:
+        peer.root.mkdir()
+    with by_ranks.started(plan, peers) as ranks:
+        for _ in range(2):
+            ranks.run(by_ranks.hand_over, 0)
+            ranks.run(by_ranks.check, 0)
+        followed = ranks.run(by_ranks.follow, 0, 5)
+        assert [rank.torn for rank in followed] == [0] * 4 and followed[0].steps == 5 and followed[2].steps > 0
+        ranks.run(by_ranks.hand_over, 1)
+        ranks.run(by_ranks.check, 1)
+        for number, what in ((1, "filled with step 8, of step 9"), (2, "parts of several steps")):
+            ranks.run(by_ranks.hand_over, number)
+            with pytest.raises(ValueError, match=what):
+                ranks.run(by_ranks.check, number)
 
 
 def test_every_contestant_gathers_the_same_rows() -> None:

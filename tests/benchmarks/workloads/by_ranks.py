@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class Followed(NamedTuple):
 
 
 @contextmanager
-def started(plan: Plan, peers: Sequence[ShardedPeer]) -> Iterator[Ranks]:
+def started(plan: Plan, peers: Sequence[ShardedPeer]) -> Generator[Ranks]:
     """The ranks, each with its weights or targets and the peers. They live as long as the `with`."""
     with ForkServer(PRELOAD) as server, Ranks(server, plan.world_size) as ranks:
         ranks.run(join, plan, list(peers))

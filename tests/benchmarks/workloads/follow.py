@@ -17,7 +17,7 @@ from tests.ranks.launcher import Ranks
 
 KINDS = (StoreShards, DcpFolders, TorchStore, WarmCopies)
 STEPS = 8  # of a lap in which nobody waits for anybody
-MOST_ROUNDS = 12
+MOST_ROUNDS = 7
 
 
 class Lap(NamedTuple):

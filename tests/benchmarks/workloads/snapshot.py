@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -58,14 +58,14 @@ def measure(session: Session) -> Workload:
     size = f"{nbytes(state) >> 20} MiB"
     rounds = min(session.rounds, MOST_ROUNDS)
     with session.started(KINDS) as (peers, absent):
-        _check(peers, state, target, "save")
+        check_saves(peers, state, target, "save")
         save = _compare_saves(peers, state, rounds, "save", f"save of {size} to {session.root}")
         staged, complete = _compare_async(peers, state, rounds, size)
         restore = _compare_restores(peers, state, target, rounds, f"restore of {size} in place")
-        _check(peers, state, target, "save", "save_async")
+        check_saves(peers, state, target, "save", "save_async")
         memory = _memory(peers, side // 2)
     with session.started(KINDS, where=session.disk) as (peers, _):
-        _check(peers, state, target, "save_durably")
+        check_saves(peers, state, target, "save_durably")
         durable = _compare_saves(peers, state, rounds, "save_durably", f"durable save of {size} to a disk")
         opened = _compare_opens(session, peers, state, f"open of {size} that are saved")
     return Workload(
@@ -153,7 +153,7 @@ class _Restoring:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """For what is not timed: on a busy machine, each of 256 operators would wait for the other threads to be run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -175,7 +175,7 @@ def _compare(peer: Checkpointer, restored: State, saved: State) -> None:
             raise SystemExit(f"{peer.name}: what was restored differs from what was saved")
 
 
-def _check(peers: Sequence[Checkpointer], state: State, target: State, *methods: str) -> None:
+def check_saves(peers: Sequence[Checkpointer], state: State, target: State, *methods: str) -> None:
     """What each has saved by these methods is restored and compared, or the run ends here."""
     for peer in _able(peers, "restore"):
         for method in peer.does.intersection(methods):
