@@ -94,8 +94,9 @@ class Scene:
 
 
 def _time_out(store: memstore.Store, attempt: str) -> None:
+    """So long that the part is there before, on a busy machine too: else it would end without having waited."""
     with contextlib.suppress(memstore.StoreTimeoutError):
-        put(store, 1, NEW, attempt, wait=True, timeout=0.01)
+        put(store, 1, NEW, attempt, wait=True, timeout=0.5)
 
 
 def _others_first(store: memstore.Store, attempt: str) -> None:
