@@ -100,6 +100,7 @@ from memstore.engine.root import (
     absolute_path,
     close_root,
     filesystem_name,
+    is_in_memory,
     reopen_root,
 )
 from memstore.engine.sync import deadline_after
@@ -157,6 +158,7 @@ __all__ = [
     "file_offsets",
     "files_of",
     "filesystem_name",
+    "is_in_memory",
     "give_up",
     "header_size",
     "hold",

@@ -41,7 +41,7 @@ STEPS = frozenset(
 )
 
 # Steps that undo or end something, and can't fail in a way that a caller could answer; finalizers call some of them.
-CLEANUPS = frozenset({"close", "close_all", "unlock", "mutex_unlock", "mutex_recovered", "futex_wake"})
+CLEANUPS = frozenset({"close", "close_all", "unlock", "mutex_unlock", "mutex_recovered", "futex_wake", "map_nothing"})
 
 Hook = Callable[[int, str], None]  # called with a step's number, from 1, and its name
 

@@ -16,8 +16,8 @@ def touch_extents(fd: int, size: int) -> None:
         syscalls.write_at(fd, b"\0", offset)
 
 
-def collapse_extents(address: int, size: int) -> None:
-    """Makes huge pages of whole extents of 2 MiB, which are touched.
+def collapse_extents(address: int, size: int) -> int:
+    """Makes huge pages of whole extents of 2 MiB, which are touched. Returns how many bytes it came.
 
     Some stay as they are where the kernel refuses, or is slow for want of whole pages. (To collapse the last,
     incomplete extent as well and cut it by truncation splits it, and the next file finds no whole page: 4.5 ms
@@ -27,9 +27,10 @@ def collapse_extents(address: int, size: int) -> None:
     for offset in range(0, whole, COLLAPSE_STEP):
         start = time.monotonic()
         if not syscalls.collapse(address + offset, min(COLLAPSE_STEP, whole - offset)):
-            break
+            return offset
         if time.monotonic() - start > COLLAPSE_SLOW:
-            break
+            return min(offset + COLLAPSE_STEP, whole)
+    return whole
 
 
 def allocate_rest(fd: int, address: int, size: int) -> None:

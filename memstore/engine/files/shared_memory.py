@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memstore.engine import syscalls
-from memstore.engine.files.huge_pages import COLLAPSE_STEP, allocate_rest
+from memstore.engine.files.huge_pages import COLLAPSE_STEP, allocate_rest, collapse_extents, touch_extents
 
 
 class SharedMemory:
@@ -57,6 +57,17 @@ class SharedMemory:
         """Allocates what isn't yet. Raises OSError if the machine has not so much memory."""
         allocate_rest(self.fd, self.address, self.size)
 
+    def allocate_huge(self) -> int:
+        """Allocates new memory in huge pages, from its start on, as far as the kernel has some. Returns how far.
+
+        Raises OSError if the machine, or the file system of a file, has not so much memory.
+        """
+        touch_extents(self.fd, self.size)
+        end = collapse_extents(self.address, self.size)
+        if end:
+            syscalls.allocate(self.fd, end)  # for the extents that the kernel has left out for the moment
+        return end
+
     def huge_steps(self) -> range:
         """Where `make_huge` may start."""
         return range(0, self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE, COLLAPSE_STEP)
@@ -66,8 +77,15 @@ class SharedMemory:
         whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
         return syscalls.collapse(self.address + start, min(COLLAPSE_STEP, whole - start))
 
+    def keep_from_children(self) -> None:
+        """Children that are forked from now on don't have it at all."""
+        syscalls.keep_from_children(self.address, self.size)
+
     def leave(self) -> None:
-        """In a forked child: gives the memory back, which the parent has. Its addresses hold zeros of the child's."""
+        """Gives it back, as far as this process has it. What still refers to it finds zeros of this process's own.
+
+        A forked child leaves what its parent goes on with.
+        """
         syscalls.map_nothing(self.address, self.size)
         syscalls.close_all(self._fds)
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from memstore.engine.root import folder, registry
-from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, filesystem_name, mappings_keep_locks
+from memstore.engine.root.filesystem import (
+    TMPFS,
+    Durability,
+    check_filesystem,
+    filesystem_name,
+    is_in_memory,
+    mappings_keep_locks,
+)
 from memstore.engine.root.folder import (
     CATALOG,
     DOORBELL,
@@ -36,6 +43,7 @@ __all__ = [
     "close_abandoned",
     "close_root",
     "filesystem_name",
+    "is_in_memory",
     "folder",
     "give_to_group",
     "holders_of",

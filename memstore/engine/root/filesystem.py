@@ -89,5 +89,10 @@ def _keeps_lock(path: str) -> bool:
         other.close()
 
 
+def is_in_memory(path: str) -> bool:
+    """Whether files there are memory, for which the kernel may have huge pages."""
+    return syscalls.filesystem_type(path) == TMPFS
+
+
 def filesystem_name(kind: int) -> str:
     return {**_LOCAL, **_NETWORK}.get(kind, f"type {kind:#x}")

@@ -21,8 +21,11 @@ import stat
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from typing import Any
 
-from memstore.engine import OwnedFile, syscalls
+import numpy as np
+
+from memstore.engine import OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
     AlreadyExistsError,
     KeyNotFoundError,
@@ -34,7 +37,7 @@ from memstore.snapshot.storage import chunks
 from memstore.snapshot.storage.failures import file_errors
 from memstore.snapshot.storage.interface import Done, FilePart
 from memstore.snapshot.storage.names import check_name
-from memstore.snapshot.storage.transfer import check_cover, check_sums, damaged, read_run, write_run
+from memstore.snapshot.storage.transfer import NewFile, check_cover, check_sums, damaged, read_run, write_run
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 
@@ -57,6 +60,7 @@ class FileStorage:
         try:
             with file_errors(self.path):
                 self._folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+                self._in_memory = is_in_memory(f"/proc/self/fd/{self._folder.fd}")
         except (FileNotFoundError, NotADirectoryError):
             raise NotAStoreError(f"{self.path} is no folder") from None
 
@@ -105,10 +109,28 @@ class FileStorage:
         check_cover(runs, size)
         with self._new_file(name) as file:
             syscalls.truncate(file.fd, size)
-            sums = in_parallel(partial(write_run, file, checksum=checksum), runs, _counting(done))
+            with self._huge_pages_of(file, size) as memory:
+                new = NewFile(file, memory, durable)
+                sums = in_parallel(partial(write_run, new, checksum=checksum), runs, _counting(done))
             if durable:
                 syscalls.sync(file.fd)
         return b"".join(sums)
+
+    @contextlib.contextmanager
+    def _huge_pages_of(self, file: OwnedFile, size: int) -> Generator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The start of a new file, mapped, as far as the file is memory and the kernel has huge pages for it.
+
+        To fill these takes a third of the time that writes to the file take, which allocate small pages one by one.
+        """
+        if size < syscalls.HUGE_PAGE or not self._in_memory:
+            yield np.empty(0, np.uint8)
+            return
+        memory = SharedMemory(fd=os.dup(file.fd))
+        try:
+            memory.keep_from_children()
+            yield np.asarray(memory)[: memory.allocate_huge()]
+        finally:
+            memory.leave()  # whatever still refers to it: an error's traceback would keep the pages of a removed file
 
     @contextlib.contextmanager
     def _new_file(self, name: str) -> Generator[OwnedFile]:

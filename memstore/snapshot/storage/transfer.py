@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import CorruptionError
@@ -22,18 +25,47 @@ def check_cover(runs: Sequence[Run], size: int) -> None:
         raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
 
 
-def write_run(file: OwnedFile, run: Run, *, checksum: bool) -> bytes:
+class NewFile(NamedTuple):
+    """A file that is being written.
+
+    Attributes:
+        memory: its first bytes, of which it may have none, mapped and allocated.
+        durable: whether it is going to be synced.
+    """
+
+    file: OwnedFile
+    memory: np.ndarray[Any, np.dtype[np.uint8]]
+    durable: bool
+
+
+def write_run(new: NewFile, run: Run, *, checksum: bool) -> bytes:
     """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
 
-    For that, each step is copied first; the copy stays in the processor's cache.
+    For that, what is summed is a copy of each step, which stays in the processor's cache.
     """
     hasher = new_sum() if checksum else None
     for offset, pieces in _steps(run):
+        end = offset + sum(map(len, pieces))
+        if end <= len(new.memory):
+            _copy_pieces(pieces, new.memory[offset:end])
+            if hasher is not None:
+                hasher.update(new.memory[offset:end])
+            continue
         if hasher is not None:
             pieces = [memoryview(b"".join(pieces))]
             hasher.update(pieces[0])
-        syscalls.write_parts_at(file.fd, pieces, offset)
+        syscalls.write_parts_at(new.file.fd, pieces, offset)
+    if new.durable:
+        syscalls.start_sync(new.file.fd, run.offset, run.nbytes)
     return hasher.digest() if hasher is not None else b""
+
+
+def _copy_pieces(pieces: Sequence[memoryview], target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """As numpy copies, other threads run meanwhile."""
+    start = 0
+    for piece in pieces:
+        target[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+        start += len(piece)
 
 
 def read_run(file: OwnedFile, path: str, run: Run, *, sums: bytes | None) -> None:
