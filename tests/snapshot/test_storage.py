@@ -147,6 +147,22 @@ def test_large_files_go_through_several_threads(storage: FileStorage) -> None:
     assert storage.write("plain", 3, [FilePart(0, b"abc")], durable=False) == b""
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_file_has_the_same_bytes_where_huge_pages_run_out(
+    storage: FileStorage, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    data = np.random.default_rng(0).bytes((33 << 20) + 5)
+    real, calls = syscalls.collapse, iter(range(100))
+
+    def run_out(address: int, size: int) -> bool:
+        return next(calls) < steps and real(address, size)
+
+    monkeypatch.setattr(syscalls, "collapse", run_out)
+    sums = storage.write("file", len(data), [FilePart(0, data)], durable=False, checksum=True)
+    assert storage.read_bytes("file", len(data)) == data
+    assert sums == b"".join(xxhash.xxh3_64_digest(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK))
+
+
 def test_memory_of_any_kind_is_written_and_read(storage: FileStorage) -> None:
     square = np.ones((3, 4), np.float32) / 3
     parts = [FilePart(0, b"ab"), FilePart(2, bytearray(b"cd")), FilePart(4, square), FilePart(52, np.zeros((0, 3)))]
