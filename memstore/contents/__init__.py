@@ -1,7 +1,8 @@
 """Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
 
 writing      a value taken apart, and drafted for a put: what goes into its record or segment
-parts        what a rank says of a sharded value, and the draft of the bytes that it holds
+parts        what a rank says of a sharded value, read and checked
+part_drafts  the draft of that, and of the bytes that the rank holds
 merge        the parts of all ranks as one value
 reading      a mapped entry as a value; verify
 mending      what a repair asks: headers made anew, and sharded values of headers
@@ -17,7 +18,8 @@ from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.counting import bytes_read, count_read
 from memstore.contents.mending import content_of_headers, header_of, header_of_part
 from memstore.contents.merge import merge
-from memstore.contents.parts import PartDraft, RankPart, draft_part, read_content, read_part
+from memstore.contents.part_drafts import PartDraft, draft_part
+from memstore.contents.parts import RankPart, read_content, read_part
 from memstore.contents.reading import PLAIN, Options, blame, damaged, locate, memory_of, read, read_bare, verify
 from memstore.contents.writing import draft, flatten
 

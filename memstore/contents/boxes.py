@@ -48,9 +48,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[list[tuple[int, tuple[_Row, ...]]], list[tuple[int, int]]]).decode
 
 
-def encode_boxes(boxes: Mapping[int, Sequence[StoredBox]], ranks: Mapping[int, int]) -> bytes:
+def encode_boxes(
+    boxes: Mapping[int, Sequence[StoredBox]], ranks: Mapping[int, int], *, with_checksums: bool = True
+) -> bytes:
     rows = [
-        (leaf, [_Row(one.box.offsets, one.box.shape, one.place, one.checksum, one.rank) for one in found])
+        (leaf, [(*box, place, checksum if with_checksums else None, rank) for box, place, rank, checksum in found])
         for leaf, found in boxes.items()
     ]
     return _encode((rows, list(ranks.items())))
@@ -79,8 +81,9 @@ def _table(stored: bytes) -> BoxTable:
         rows, ranks = _decode(stored)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"the boxes of a sharded value can't be read: {error}") from None
+    box = functools.lru_cache(None)(Box)  # leaves of one shape are mostly cut alike
     boxes = {
-        leaf: tuple(StoredBox(Box(row.offsets, row.shape), row.place, row.rank, row.checksum) for row in found)
+        leaf: tuple([StoredBox(box(row.offsets, row.shape), row.place, row.rank, row.checksum) for row in found])
         for leaf, found in rows
     }
     return BoxTable(boxes, dict(ranks))

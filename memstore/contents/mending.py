@@ -111,7 +111,7 @@ def _read(part: FoundPart) -> RankPart:
     said = read_part(part.said, part.extent)
     if part.checksums is None:
         return said
-    written = [box.place is not None for leaf in said.said.leaves for box in leaf.boxes]
+    written = [box.place is not None for leaf in said.said.value.leaves for box in leaf.boxes]
     if len(part.checksums) != CHECKSUM_SIZE * sum(written):
         raise CorruptionError("the header of a part has checksums of other boxes than it names")
     sums = (part.checksums[at : at + CHECKSUM_SIZE] for at in range(0, len(part.checksums), CHECKSUM_SIZE))
@@ -119,7 +119,7 @@ def _read(part: FoundPart) -> RankPart:
 
 
 def _warn_of_silent_ranks(key: str, found: Sequence[RankPart]) -> None:
-    silent = set(range(found[0].said.world_size)) - {part.rank for part in found}
+    silent = set(range(found[0].said.value.world_size)) - {part.rank for part in found}
     if silent:
         log.warning(
             "%r is back without what only ranks %s held, if they held any: objects and empty tensors, since who puts "

@@ -21,7 +21,7 @@ import msgspec
 
 from memstore import structure
 from memstore.contents.merged_layout import LeafLayout, find_ties
-from memstore.contents.merged_leaves import LeafOfRank, check_agreement, merge_boxes, merge_plain
+from memstore.contents.merged_leaves import LeafMerger, LeafOfRank
 from memstore.contents.parts import RankPart
 from memstore.engine import Content, Path, SegmentExtent, base_after, encode_extents, end_of
 from memstore.errors import ShardMismatchError
@@ -46,11 +46,9 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
     held = _by_name(parts, names, data)
     laid_out = LeafLayout(end_of(extents))
     differing: dict[str, list[int]] = {}
+    merger = LeafMerger(key, differing)
     for name, found in held.items():
-        text = structure.render_path(name)
-        check_agreement(key, text, found)
-        merged = merge_plain(key, text, found, differing) if found[0].leaf.is_plain else merge_boxes(key, text, found)
-        laid_out.add(merged, name)
+        laid_out.add(merger.merge(name, found), name)
     written = _merge_objects(parts, objects, differing)
     _warn(key, differing)
     same = find_ties(laid_out.leaves, held)
@@ -81,10 +79,12 @@ def _by_name(parts: Sequence[RankPart], names: Sequence[Path], data: dict[int, i
     held: dict[Path, list[LeafOfRank]] = {name: [] for name in names}
     for part in parts:
         sums = iter(part.sums or itertools.repeat(None))
-        for name, leaf in zip(part.names.tensors, part.said.leaves, strict=True):
+        rank, own_names = part.rank, part.said.names.tensors
+        start = data.get(rank, 0)
+        for name, leaf, look in zip(own_names, part.said.value.leaves, part.said.looks, strict=True):
             own = tuple(itertools.islice(sums, len(leaf.boxes)))
-            twin = part.names.tensors[leaf.same] if leaf.same >= 0 else None
-            held[name].append(LeafOfRank(part.rank, leaf, own, data.get(part.rank, 0), twin))
+            twin = own_names[leaf.same] if leaf.same >= 0 else None
+            held[name].append(LeafOfRank(rank, leaf, look, own, start, twin))
     return held
 
 
@@ -94,7 +94,11 @@ def _by_name(parts: Sequence[RankPart], names: Sequence[Path], data: dict[int, i
 def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...], tuple[Path, ...], Any]:
     """The names of the leaves, those of the objects, and the tree of the whole value."""
     tree = parts[0].said.tree
+    merged: set[int] = set()  # parts with the same tree share it
     for part in parts[1:]:
+        if id(part.said.tree) in merged:
+            continue
+        merged.add(id(part.said.tree))
         try:
             tree = structure.merge_trees(tree, part.said.tree)
         except TreesDifferError as error:
@@ -111,8 +115,8 @@ def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...],
 def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: dict[str, list[int]]) -> list[Any]:
     chosen: dict[Path, tuple[int, Any]] = {}
     for part in parts:
-        objects = structure.written_objects(part.said.objects)
-        for name, value in zip(part.names.objects, objects, strict=True):
+        objects = structure.written_objects(part.said.value.objects)
+        for name, value in zip(part.said.names.objects, objects, strict=True):
             if name not in chosen:
                 chosen[name] = (part.rank, value)
             elif _encode(chosen[name][1]) != _encode(value):  # by bytes: a NaN is no other NaN's equal

@@ -42,10 +42,8 @@ class LeafLayout:
         self.traits.append(Traits(kind, requires_grad, None))
 
     def encode_boxes(self, *, with_checksums: bool) -> bytes:
-        boxes = self.boxes
-        if not with_checksums:
-            boxes = {leaf: tuple(one._replace(checksum=None) for one in found) for leaf, found in boxes.items()}
-        return encode_boxes(boxes, {leaf: one.rank for leaf, one in self.plain.items()})
+        ranks = {leaf: one.rank for leaf, one in self.plain.items()}
+        return encode_boxes(self.boxes, ranks, with_checksums=with_checksums)
 
     def checksums(self) -> bytes:
         """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""

@@ -14,22 +14,21 @@ A rank that fails on its way says so, and the others raise at once; of one that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
-import msgspec
 import torch
 
-from memstore import errors, structure
+from memstore import structure
 from memstore.engine import Pin, deadline_after, pack
-from memstore.errors import MemstoreError, StructureMismatchError
+from memstore.errors import MemstoreError
 from memstore.store.meeting import Meeting
+from memstore.store.model_findings import End, Failure, Finding, Taken, judge, raise_error, raise_problems, told
 from memstore.store.model_fit import MODEL, OPTIMIZER, Fit
 from memstore.store.model_state import model_state, optimizer_state
 from memstore.structure import HeldValue
 
-_SHOWN = 20  # lines of each kind in one error
 _LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
 _VERSION, _VERDICT, _ENDED = "version", "verdict", "ended"
 
@@ -57,7 +56,7 @@ def take_model_apart(
 def load_alone(pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool) -> None:
     """Fills a module that one process has. Raises StructureMismatchError before anything is written."""
     fit = Fit(pin, model, optimizer, strict=strict)
-    _raise_problems(pin, fit.problems, fit.unexpected if strict else [])
+    raise_problems(pin, fit.problems, fit.unexpected if strict else [])
     fit.fill()
 
 
@@ -84,8 +83,8 @@ def load_together(
     else:
         pin, fit, verdict = _follow(meeting, receive, model, optimizer, strict=strict, deadline=deadline + _LATER)
     if verdict.error is not None:
-        _raise_error(meeting, verdict.error)
-    _raise_problems(pin, verdict.problems, verdict.unexpected)
+        raise_error(meeting, verdict.error)
+    raise_problems(pin, verdict.problems, verdict.unexpected)
     if meeting.rank == 0:
         _lead_filling(meeting, fit, timeout)
     else:
@@ -93,79 +92,48 @@ def load_together(
     return pin.record.version
 
 
-class _Error(msgspec.Struct, frozen=True, array_like=True):
-    kind: str
-    text: str
-
-
-class _Version(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 has taken."""
-
-    record: bytes = b""
-    error: _Error | None = None
-
-
-class _Finding(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank finds in the version; and what rank 0 makes of all findings."""
-
-    problems: list[str] = []
-    unexpected: list[str] = []
-    error: _Error | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Of what rank 0 says: whether the ranks go on and fill their modules."""
-        return self.error is None and not self.problems and not self.unexpected
-
-
-class _End(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a rank has filled its module; and whether all have, as rank 0 says."""
-
-    error: _Error | None = None
-
-
 def _lead(
     meeting: Meeting, take: Callable[[], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
-) -> tuple[Pin, Fit, _Finding]:
+) -> tuple[Pin, Fit, Finding]:
     try:
         pin = take()
     except BaseException as error:
-        meeting.say(_VERSION, _Version(error=_told(error, 0)))
+        meeting.say(_VERSION, Taken(error=told(error, 0)))
         raise
-    meeting.say(_VERSION, _Version(pack(pin)))
+    meeting.say(_VERSION, Taken(pack(pin)))
     try:
         fit = Fit(pin, model, optimizer, strict=strict)
-        findings = [_Finding(fit.problems, fit.unexpected)]
+        findings = [Finding(fit.problems, fit.unexpected)]
         for rank in range(1, meeting.world_size):
-            findings.append(meeting.hear(_found(rank), _Finding, deadline, rank))
+            findings.append(meeting.hear(_found(rank), Finding, deadline, rank))
     except BaseException as error:
-        meeting.say(_VERDICT, _Finding(error=_told(error, 0)))
+        meeting.say(_VERDICT, Finding(error=told(error, 0)))
         raise
-    verdict = _judge(findings, strict)
+    verdict = judge(findings, strict)
     meeting.say(_VERDICT, verdict)
     return pin, fit, verdict
 
 
 def _follow(
     meeting: Meeting, receive: Callable[[bytes], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
-) -> tuple[Pin, Fit, _Finding]:
-    version = meeting.hear(_VERSION, _Version, deadline)
+) -> tuple[Pin, Fit, Finding]:
+    version = meeting.hear(_VERSION, Taken, deadline)
     if version.error is not None:
         meeting.leave([_VERSION], meeting.world_size - 1)
-        _raise_error(meeting, version.error)
+        raise_error(meeting, version.error)
     try:
         pin = receive(version.record)
         fit = Fit(pin, model, optimizer, strict=strict)
     except BaseException as error:
-        meeting.say(_found(meeting.rank), _Finding(error=_told(error, meeting.rank)))
+        meeting.say(_found(meeting.rank), Finding(error=told(error, meeting.rank)))
         _hear_verdict(meeting, deadline)
         raise
-    meeting.say(_found(meeting.rank), _Finding(fit.problems, fit.unexpected if strict else []))
+    meeting.say(_found(meeting.rank), Finding(fit.problems, fit.unexpected if strict else []))
     return pin, fit, _hear_verdict(meeting, deadline)
 
 
-def _hear_verdict(meeting: Meeting, deadline: float) -> _Finding:
-    verdict = meeting.hear(_VERDICT, _Finding, deadline)
+def _hear_verdict(meeting: Meeting, deadline: float) -> Finding:
+    verdict = meeting.hear(_VERDICT, Finding, deadline)
     if not verdict.fits:
         meeting.leave(_words(meeting), meeting.world_size - 1)
     return verdict
@@ -175,11 +143,11 @@ def _lead_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
     try:
         fit.fill()
         deadline = deadline_after(timeout)
-        ends = [meeting.hear(_filled(rank), _End, deadline, rank) for rank in range(1, meeting.world_size)]
+        ends = [meeting.hear(_filled(rank), End, deadline, rank) for rank in range(1, meeting.world_size)]
     except BaseException as error:
-        meeting.say(_ENDED, _End(_told(error, 0)))
+        meeting.say(_ENDED, End(told(error, 0)))
         raise
-    end = next((end for end in ends if end.error is not None), _End())
+    end = next((end for end in ends if end.error is not None), End())
     meeting.say(_ENDED, end)
     _raise_unfilled(meeting, end)
 
@@ -188,24 +156,24 @@ def _follow_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
     try:
         fit.fill()
     except BaseException as error:
-        meeting.say(_filled(meeting.rank), _End(_told(error, meeting.rank)))
+        meeting.say(_filled(meeting.rank), End(told(error, meeting.rank)))
         with suppress(MemstoreError):
             _hear_end(meeting, timeout)
         raise
-    meeting.say(_filled(meeting.rank), _End())
+    meeting.say(_filled(meeting.rank), End())
     _raise_unfilled(meeting, _hear_end(meeting, timeout))
 
 
-def _hear_end(meeting: Meeting, timeout: float) -> _End:
-    end = meeting.hear(_ENDED, _End, deadline_after(timeout))
+def _hear_end(meeting: Meeting, timeout: float) -> End:
+    end = meeting.hear(_ENDED, End, deadline_after(timeout))
     meeting.leave([*_words(meeting), *map(_filled, range(1, meeting.world_size)), _ENDED], meeting.world_size - 1)
     return end
 
 
-def _raise_unfilled(meeting: Meeting, end: _End) -> None:
+def _raise_unfilled(meeting: Meeting, end: End) -> None:
     if end.error is not None:
         text = f"{end.error.text}; so the ranks don't all have it, and modules may be filled in part: load again"
-        _raise_error(meeting, _Error(end.error.kind, text))
+        raise_error(meeting, Failure(end.error.kind, text))
 
 
 def _words(meeting: Meeting) -> list[str]:
@@ -219,48 +187,3 @@ def _found(rank: int) -> str:
 
 def _filled(rank: int) -> str:
     return f"filled {rank}"
-
-
-def _judge(findings: Sequence[_Finding], strict: bool) -> _Finding:
-    """What all ranks are told."""
-    errors_found = [finding.error for finding in findings if finding.error is not None]
-    ranks: dict[str, list[int]] = {}
-    for rank, finding in enumerate(findings):
-        for problem in finding.problems:
-            ranks.setdefault(problem, []).append(rank)
-    world = len(findings)
-    problems = [
-        problem if len(found) == world else f"{problem} (rank{'s' * (len(found) > 1)} {', '.join(map(str, found))})"
-        for problem, found in ranks.items()
-    ]
-    missed = set[str]().union(*(finding.unexpected for finding in findings[1:]))
-    missed.intersection_update(*(finding.unexpected for finding in findings))
-    unexpected = [name for name in findings[0].unexpected if name in missed] if strict else []
-    return _Finding(problems, unexpected, errors_found[0] if errors_found else None)
-
-
-def _told(error: BaseException, rank: int) -> _Error:
-    text = str(error) if isinstance(error, MemstoreError) else f"{type(error).__name__}: {error}"
-    return _Error(type(error).__name__, f"rank {rank}: {text}")
-
-
-def _raise_error(meeting: Meeting, error: _Error) -> NoReturn:
-    """Raises as the rank did that says so."""
-    kind = getattr(errors, error.kind, None)
-    raised = (kind if isinstance(kind, type) and issubclass(kind, MemstoreError) else MemstoreError)(error.text)
-    raised.key = meeting.key
-    raise raised
-
-
-def _raise_problems(pin: Pin, problems: Sequence[str], unexpected: Sequence[str]) -> None:
-    if not problems and not unexpected:
-        return
-    lines = [f"{pin.key!r}: version {pin.record.version} doesn't fit, and nothing was loaded:", *_some(problems)]
-    if unexpected:
-        lines += ["stored, and no rank has a place for it; strict=False leaves it out:", *_some(unexpected)]
-    raise StructureMismatchError("\n".join(lines), key=pin.key)
-
-
-def _some(lines: Sequence[str]) -> list[str]:
-    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return [f"  {line}" for line in [*lines[:_SHOWN], *more]]

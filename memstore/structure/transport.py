@@ -25,7 +25,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from memstore.engine import lies_in_mapping
-from memstore.structure.tensors import modes, over, traits
+from memstore.structure.tensors import has_gaps, modes, over, pack, traits
 
 
 def register() -> None:
@@ -63,19 +63,21 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
     shape, stride, itemsize = tensor.shape, tensor.stride(), tensor.dtype.itemsize
     source = tensor.detach()
     reach = traits.reach(shape, stride)
-    dense = reach <= tensor.numel() and not tensor.is_conj() and not tensor.is_neg()
-    if not dense:
-        reach, stride = tensor.numel(), traits.contiguous_stride(shape)
+    packing = pack(shape, stride) if has_gaps(shape, stride) or tensor.is_conj() or tensor.is_neg() else None
+    if packing is not None:
+        reach, stride = packing.elements, packing.kept
     storage = torch.UntypedStorage._new_shared(reach * itemsize)
     _keep_for_child(storage)
     copy = over(storage, tensor.dtype, 0, shape, stride)
-    if dense:
+    if packing is None:
         start = source.storage_offset() * itemsize
         nbytes = (reach * itemsize,)
         span = over(source.untyped_storage(), torch.uint8, start, nbytes, (1,))
         over(storage, torch.uint8, 0, nbytes, (1,)).copy_(span)
     else:
-        traits.copyable(copy).copy_(traits.copyable(source))
+        once = over(storage, tensor.dtype, 0, packing.shape, traits.contiguous_stride(packing.shape))
+        each = source.as_strided(packing.shape, packing.stride, source.storage_offset())
+        traits.copyable(once).copy_(traits.copyable(each))
     return traits.with_traits(copy, traits.traits_of(tensor))
 
 

@@ -27,7 +27,7 @@ from tensordict import (
 from tensordict import is_tensorclass as _is_tensorclass
 
 from memstore.structure import is_wrapper, repeats, shown_attributes
-from memstore.testing.geometry import c_order, reach, shares_strides, significant, steps_of, tied
+from memstore.testing.geometry import c_order, has_gaps, is_packed, shares_strides, significant, steps_of, tied
 
 _COLLECTIONS = (TensorDict, LazyStackedTensorDict, TensorDictParams, TypedTensorDict)
 
@@ -136,10 +136,12 @@ def _compare_arrays(put: np.ndarray[Any, Any], got: np.ndarray[Any, Any], where:
     _expect(got.flags.writeable, where, "writable", put.flags.writeable, got.flags.writeable)
     if put.size:
         steps = [steps_of(put)] if shares_strides(put) else []
-        dense = bool(steps) and reach(put.shape, steps[0]) <= put.size
-        allowed = steps if dense else [*steps, c_order(put.shape)]
+        gaps = not steps or has_gaps(put.shape, steps[0])
+        allowed = [*steps, c_order(put.shape)] if gaps else steps
         found = significant(put.shape, steps_of(got))
-        _expect(found in [significant(put.shape, step) for step in allowed], where, "strides", allowed, found)
+        same = found in [significant(put.shape, step) for step in allowed]
+        packed = gaps and bool(steps) and is_packed(put.shape, steps[0], steps_of(got))
+        _expect(same or packed, where, "strides", allowed, found)
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -177,7 +179,8 @@ def _compare_tensors(
     if is_wrapper(type(put)):
         _compare_wrappers(put, got, where, pairs)
         return
-    _expect(got.stride() in _strides(put), where, "stride", put.stride(), got.stride())
+    same = got.stride() in _strides(put)
+    _expect(same or is_packed(put.shape, put.stride(), got.stride()), where, "stride", put.stride(), got.stride())
     _expect(not got.is_conj() and not got.is_neg(), where, "resolved", put, got)
     _expect(torch.equal(_bytes(put), _bytes(got)), where, "bits", put, got)
     pairs.append((put, got))
@@ -186,7 +189,7 @@ def _compare_tensors(
 def _strides(put: torch.Tensor) -> set[tuple[int, ...]]:
     """The strides with which a tensor may come back: its own, and where it has gaps also the contiguous ones."""
     own = put.stride()
-    dense = reach(put.shape, own) <= put.numel()
+    dense = not has_gaps(put.shape, own)
     contiguous = c_order(put.shape)
     if put.is_conj() or put.is_neg():
         return {contiguous}

@@ -5,6 +5,7 @@ Made for `equality` alone, and on purpose not with what the library has for it: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,28 @@ def reach(shape: tuple[int, ...], steps: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
 
 
+def has_gaps(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether memory between the first and the last element is none of the elements."""
+    if 0 in shape or significant(shape, steps) == significant(shape, c_order(shape)):
+        return False
+    return _places(shape, steps) < reach(shape, steps)
+
+
+def is_packed(shape: tuple[int, ...], steps: tuple[int, ...], packed: tuple[int, ...]) -> bool:
+    """Whether elements have several indices each, as if expanded, and `packed` are their strides without gaps."""
+    places = _places(shape, steps)
+    return places < math.prod(shape) and reach(shape, packed) == places == _places(shape, packed)
+
+
+def _places(shape: tuple[int, ...], steps: tuple[int, ...]) -> int:
+    """How many elements in memory there are."""
+    seen = np.zeros(1, np.int64)
+    for size, step in zip(shape, steps, strict=True):
+        if size > 1 and step:
+            seen = np.unique(seen[:, None] + np.arange(size) * step)
+    return len(seen)
+
+
 def span(tensor: torch.Tensor) -> int:
     return reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
@@ -50,7 +73,7 @@ def tied(tensors: list[torch.Tensor]) -> Iterator[tuple[int, ...]]:
     A leaf with gaps only if others without gaps cover it, or with leaves of the very same elements.
     """
     ranges = sorted((str(t.device), t.data_ptr(), t.data_ptr() + span(t), i) for i, t in enumerate(tensors))
-    gaps = {i for i, t in enumerate(tensors) if span(t) > t.numel() * t.dtype.itemsize}
+    gaps = {i for i, t in enumerate(tensors) if has_gaps(t.shape, t.stride())}
     clusters: list[tuple[str, int, int, list[int]]] = []
     for device, start, stop, i in ranges:
         if i in gaps:

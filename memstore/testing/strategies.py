@@ -133,6 +133,7 @@ _LAYOUTS = [
     lambda tensor: tensor[..., ::2] if tensor.ndim else tensor,
     lambda tensor: tensor[1:] if tensor.ndim else tensor,
     lambda tensor: tensor.unsqueeze(0).expand(3, *tensor.shape),
+    lambda tensor: tensor[..., ::2].unsqueeze(0).expand(4, *tensor[..., ::2].shape) if tensor.ndim else tensor,
 ]
 
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-from memstore.structure import traits
+from memstore.structure import has_gaps, pack, traits
 from memstore.view.lazy import LazyTensor, kind_of, read
 from memstore.view.stored_leaf import nbytes_of
 
@@ -43,9 +43,11 @@ def plain_tensor(leaf: LazyTensor) -> torch.Tensor:
 
 def _copy_apart(part: torch.Tensor) -> torch.Tensor:
     """A copy of its bytes; with its strides, unless there are gaps."""
+    if has_gaps(part.shape, part.stride()):
+        packing = pack(part.shape, part.stride())
+        once = part.as_strided(packing.shape, packing.stride)
+        return traits.copyable(once).contiguous().view(part.dtype).as_strided(part.shape, packing.kept)
     reach = traits.reach(part.shape, part.stride())
-    if reach > part.numel():
-        return traits.copyable(part).contiguous().view(part.dtype)
     return (
         traits.copyable(part.as_strided((reach,), (1,))).clone().view(part.dtype).as_strided(part.shape, part.stride())
     )

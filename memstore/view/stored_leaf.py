@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from memstore.structure import traits
+from memstore.structure import has_gaps, pack, traits
 from memstore.view.source import Source
 
 
@@ -52,4 +52,6 @@ class StoredLeaf:
 
 def nbytes_of(values: torch.Tensor) -> int:
     """Of the elements; those that several indices share count once."""
-    return min(values.numel(), traits.reach(values.shape, values.stride())) * values.dtype.itemsize
+    shape, stride = values.shape, values.stride()
+    count = pack(shape, stride).elements if has_gaps(shape, stride) else traits.reach(shape, stride)
+    return count * values.dtype.itemsize

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
-from memstore import TensorShard
+from memstore import TensorShard, structure
 from memstore.testing.equality import assert_same
 
 numbers = iter(range(1_000_000))
@@ -272,3 +272,20 @@ def test_wrong_arguments_are_told_before_anything_is_written(
 def test_numbers_of_other_kinds_are_taken(store: memstore.Store) -> None:
     options: Any = {"rank": np.int64(0), "world_size": torch.tensor(1), "expect_version": np.int64(store.put("n", 1))}
     assert store.put_sharded("n", torch.ones(2), attempt=f"numbers {next(numbers)}", **options)
+
+
+def test_leaves_that_are_cut_alike_are_looked_at_once(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    read_leaf = structure.read_leaf
+    monkeypatch.setattr(structure, "read_leaf", lambda *arguments: looked.append(arguments) or read_leaf(*arguments))
+    data = torch.randn(8, 3)
+    put(store, [{f"{i}": rows(data, rank, 4) for i in range(50)} for rank in range(4)])
+    assert 0 < len(looked) <= 4
+    got = store.get("key")
+    assert len(got) == 50 and all(torch.equal(leaf, data) for leaf in got.values())
+
+
+def test_devices_are_left_out_of_trees_that_are_the_same(store: memstore.Store) -> None:
+    value = {"td": TensorDict({"a": torch.ones(2)}, [2], device="cpu")}
+    put(store, [value, value])
+    assert store.get("key")["td"].device is None

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import memstore
-from memstore.engine.protocols import attempts
+from memstore.engine.protocols import attempt_publish
 from memstore.store import sharded
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
@@ -39,7 +39,7 @@ def test_who_waits_goes_on_for_the_dead(
     store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one dies, and rings nobody: those who sleep look by themselves, publish, and get the version."""
-    monkeypatch.setattr(attempts, "LOOK_EVERY", QUICKLY)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", QUICKLY)
     keys = [f"{commit} {after}" for commit, after in DEATHS]
     put_all(store, NEW, "so that the store is no new one")
     with ThreadPoolExecutor(len(keys)) as pool:
@@ -59,7 +59,7 @@ def test_the_next_owner_rings_for_the_dead(
 ) -> None:
     """Here nobody looks by itself, and whoever should have rung is dead."""
     put_all(store, NEW, "so that the store is no new one")
-    monkeypatch.setattr(attempts, "LOOK_EVERY", NEVER)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", NEVER)
     with ThreadPoolExecutor(2) as pool:
         published = pool.submit(put(store, 0, NEW, "first", key="published").wait, 60.0)
         aborted = pool.submit(put(store, 0, NEW, "first", key="aborted").wait, 60.0)
@@ -108,7 +108,7 @@ def test_ranks_of_several_processes_get_one_version(store: memstore.Store, serve
 def test_a_stopped_owner(store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits end in time and say who it is. Who put nothing, and can't say so, doesn't know what the others will do."""
     monkeypatch.setattr(sharded, "GIVE_UP_WITHIN", 0.1)
-    monkeypatch.setattr(attempts, "LOOK_EVERY", QUICKLY)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", QUICKLY)
     pending = put(store, 0, NEW, "first")
     with server.start(blockers.hold_mutex, store.root) as owner:
         assert owner.recv() == "held"
@@ -177,7 +177,7 @@ def test_a_forked_child_of_a_rank_waits_for_its_put(store: memstore.Store) -> No
 
 @pytest.mark.parametrize("how", ["moved", "removed", "closed"])
 def test_a_store_that_goes_away_ends_a_wait(scratch: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "LOOK_EVERY", QUICKLY)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", QUICKLY)
     store = memstore.open(scratch, timeout=10.0)
     first = put(store, 0, NEW, "first")
     with ThreadPoolExecutor(1) as pool:

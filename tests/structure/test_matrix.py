@@ -23,7 +23,7 @@ from tensordict import (
     tensorclass,
 )
 
-from memstore.structure import fill, flatten
+from memstore.structure import fill, flatten, rebuild
 from memstore.structure.tensors.traits import DTYPES, QUANTIZED
 from memstore.testing.equality import assert_same, is_same
 from memstore.testing.strategies import random_bits
@@ -96,6 +96,42 @@ def test_a_slice_is_stored_without_its_gaps() -> None:
     assert plan.nbytes == 1000 * 10 * 4
 
 
+EXPANDED_WITH_GAPS: list[tuple[Any, int, tuple[int, ...]]] = [
+    (lambda t: t[:, :2].expand(3, 4, 2), 8, (0, 2, 1)),
+    (lambda t: t[:, :2].unsqueeze(1).expand(4, 500_000, 2), 8, (2, 0, 1)),
+    (lambda t: t[:, 1:2].expand(4, 6), 4, (1, 0)),
+    (lambda t: t[::2, ::3].t().expand(7, 2, 2), 4, (0, 1, 2)),
+    (lambda t: t[:, 0].unfold(0, 3, 1), 4, (1, 1)),  # sliding windows over a column
+    (lambda t: t[:, :4].unfold(1, 3, 1), 16, (4, 1, 1)),  # over rows that were cut
+    (lambda t: t.as_strided((4, 2), (0, 7)), 2, (0, 1)),
+    (lambda t: t.as_strided((2, 2, 2), (4, 1, 6)), 8, (4, 2, 1)),  # windows that are no windows over whole runs
+    (lambda t: t[:1, :1].expand(4, 6), 1, (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("view", "elements", "strides"), EXPANDED_WITH_GAPS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float8_e4m3fn])
+def test_what_lies_between_expanded_elements_is_not_stored(
+    view: Any, elements: int, strides: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    base = torch.arange(1, 25).reshape(4, 6).to(dtype)
+    value = view(base)
+    plan, _, memory = stored(value)
+    assert plan.nbytes == elements * dtype.itemsize
+    own = value.clone(memory_format=torch.contiguous_format)
+    assert set(memory.tolist()) <= set(own.view(torch.uint8).flatten().tolist())
+    assert check(value).stride() == strides
+    got = check({"one": value, "other": view(base), "apart": torch.zeros(3)})  # the very same elements: tied
+    assert got["one"].data_ptr() == got["other"].data_ptr()
+    got = check({"covered": value, "base": base})
+    assert got["covered"].stride() == value.stride()
+    if dtype is torch.float32:
+        cast = rebuild(*stored({"x": value, "y": view(base.clone())}, dtype=torch.bfloat16), None)
+        assert all(torch.equal(leaf, value.bfloat16()) and leaf.stride() == strides for leaf in cast.values())
+    if dtype.is_complex:
+        assert torch.equal(round_trip(value.conj()), value.conj())
+
+
 def test_conjugated_and_negated_views_are_resolved() -> None:
     base = torch.randn(4, dtype=torch.complex64)
     for value in (base.conj(), base.conj().imag, torch._neg_view(torch.arange(3.0)), base.conj().reshape(2, 2).t()):
@@ -162,8 +198,6 @@ def test_ties_across_dtypes_and_odd_offsets(inline_limit: int) -> None:
     base = torch.arange(64, dtype=torch.uint8)
     value = [torch.zeros(1, dtype=torch.bool), base[3:30], base.view(torch.float64)[1:3], base[8:20].view(torch.int32)]
     plan, objects, memory = stored(value, inline_limit=inline_limit)
-    from memstore.structure import rebuild
-
     assert_same(value, rebuild(plan, objects, memory, None))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from memstore.structure import flatten, plan_of, rebuild, structure_text
 from memstore.testing import strategies
@@ -42,6 +44,16 @@ def test_tensordicts_come_back(value: Any) -> None:
 @given(strategies.tied_tensors(), strategies.tied_tensors())
 def test_ties_come_back(one: Any, two: Any) -> None:
     assert_same([one, two], round_trip([one, two]))
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=4))
+def test_no_strides_make_a_put_store_what_is_not_the_tensors(sides: list[tuple[int, int]]) -> None:
+    value = torch.arange(200, dtype=torch.uint8).as_strided([size for size, _ in sides], [step for _, step in sides], 5)
+    plan, objects, memory = stored(value)
+    elements = set(value.flatten().tolist())
+    assert set(memory.tolist()) == elements
+    assert plan.nbytes <= value.numel()
+    assert torch.equal(rebuild(plan, objects, memory, None), value)
 
 
 @slow

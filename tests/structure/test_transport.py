@@ -116,6 +116,7 @@ def test_a_send_copies_the_bytes_of_the_view_and_no_more() -> None:
     assert sizes_of_sent(got["small"]) == 12
     assert sizes_of_sent(got["big"][10:12]) == 800
     assert sizes_of_sent(got["big"][:, :2]) == 8000
+    assert sizes_of_sent(got["big"][:, :1].expand(1000, 300)) == 4000
     assert sizes_of_sent(got["big"].untyped_storage()) == 400_000
     assert sizes_of_sent(torch.zeros(5)) == 0  # not ours: torch's own way
     assert not got["big"].is_shared()

@@ -80,6 +80,7 @@ def test_a_part_is_saved_without_the_rest(root: str, inline_limit: int, mode: An
             lambda x: x[3],
             lambda x: x[2:9].T,
             lambda x: x[::10, ::5],
+            lambda x: x[::10, :1].expand(10, 400),
             lambda x: x[:1].expand(80, 50),
             lambda x: x[7:7],
             lambda x: x[5, 5],
@@ -92,7 +93,7 @@ def test_a_part_is_saved_without_the_rest(root: str, inline_limit: int, mode: An
             loaded = torch.load(file, weights_only=True)
             assert type(loaded) is torch.Tensor
             assert torch.equal(loaded, part(plain))
-            assert loaded.stride() == part(plain).stride() or part is parts[3]
+            assert loaded.stride() == part(plain).stride() or part in parts[3:5]
         received = pickle.loads(pickle.dumps(store.view("key")))
         assert torch.equal(torch.load(saved(received), weights_only=True), plain)
         del received, plain

@@ -2,8 +2,7 @@
 
 `entries` (key -> record), `segments` (id -> row), `filling` (id -> batch), `retired` ((size, sequence) -> id: files
 kept for reuse), `held` (sequence -> id: retired files that somebody held when they were last looked at), `leases` (id
--> until), `counters`; `pending`, `contents` and `outcomes` (of sharded
-puts: see `attempts.py`).
+-> until), `counters`; `pending`, `contents` and `outcomes` (of sharded puts: see `attempts.py`).
 """
 
 from __future__ import annotations

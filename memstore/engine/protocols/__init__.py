@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from memstore.engine.protocols.ahead import close as close_ahead
-from memstore.engine.protocols.attempt_ends import (
-    Failure,
-    Member,
-    ended,
-    give_up,
-    missing_ranks,
-    no_version,
-    pending_parts,
-    version_of_outcome,
-)
-from memstore.engine.protocols.attempts import outcome_of, prepare
+from memstore.engine.protocols.attempt_ends import give_up
+from memstore.engine.protocols.attempt_outcomes import Failure, ended, version_of_outcome
+from memstore.engine.protocols.attempt_prepare import prepare
+from memstore.engine.protocols.attempt_publish import outcome_of
+from memstore.engine.protocols.attempts import Member, missing_ranks, no_version, pending_parts
 from memstore.engine.protocols.change import Change, Content, check_version, missing
 from memstore.engine.protocols.get import MISFIT, MappedEntry, files_of, hold, hold_at_once, map_entry
 from memstore.engine.protocols.leases import DEFAULT_LEASE, lease

@@ -1,117 +1,20 @@
-"""How attempts end that are not published, steps 3 and 4 of `attempts.py`; and what became of an attempt.
-
-All that changes something runs under the store's mutex.
-"""
+"""Steps 3 and 4 of `attempts.py`: how attempts end that are not published. All of it runs under the store's mutex."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
 
 from memstore.engine.catalog import Counters, Now, Outcome, Part, Transaction, attempts
 from memstore.engine.format import PREPARED, RETIRED, SegmentRow
-from memstore.engine.protocols.change import missing
+from memstore.engine.protocols.attempt_outcomes import Failure, ended, make_outcome, unknown
+from memstore.engine.protocols.attempts import Member, are_same, find, now, ring
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.root import Root
-from memstore.engine.sync import boot_clock, boot_id
-from memstore.errors import (
-    KeyNotFoundError,
-    PartialCommitError,
-    ShardMismatchError,
-    StoreTimeoutError,
-    UnknownOutcomeError,
-    VersionConflictError,
-)
+from memstore.engine.sync import boot_id
 
 _MOST = 1 << 20  # rows
-_LONGEST_LEASE = 1e9  # seconds
-_SHORTEST_MEMORY = 60.0  # seconds that an outcome is kept for ranks that ask late
 
-Failure = StoreTimeoutError | ShardMismatchError | PartialCommitError | VersionConflictError
-
-
-class Member(NamedTuple):
-    """A rank's place in an attempt.
-
-    Attributes:
-        lease: seconds that its part waits for the others.
-        number: of the attempt, once the rank's part is there; 0 before. It tells attempts of one name apart.
-    """
-
-    key: bytes
-    attempt: str
-    rank: int
-    world_size: int
-    lease: float
-    number: int = 0
-
-
-def nanoseconds(lease: float) -> int:
-    return int(min(max(lease, 0), _LONGEST_LEASE) * 1e9)
-
-
-def now() -> Now:
-    return Now(boot_clock(), boot_id())
-
-
-# --- what is there ----------------------------------------------------------------------------------------------------
-
-
-def find(transaction: Transaction, member: Member) -> tuple[Outcome | None, list[Part]]:
-    """The outcome of an attempt, if it has one, or its parts by rank."""
-    outcome = attempts.outcome_of(transaction, member.key, member.attempt)
-    if outcome is not None and member.number in (0, outcome.number):
-        return outcome, []
-    parts = attempts.parts_of(transaction, member.key, member.attempt)
-    return None, [part for part in parts if member.number in (0, part.number)]
-
-
-def look_into(root: Root, member: Member) -> tuple[Outcome | None, list[Part], list[bytes]]:
-    """As `find`, with what the parts say of the value."""
-
-    def read(transaction: Transaction) -> tuple[Outcome | None, list[Part], list[bytes]]:
-        outcome, parts = find(transaction, member)
-        return outcome, parts, [attempts.content_of(transaction, part) for part in parts]
-
-    return root.catalog.view(read)
-
-
-def pending_parts(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
-    """The parts of the attempts of a key, or of all, each with the seconds until it is over.
-
-    What is over counts until it is ended; but nobody is left who could wait for what is of another boot.
-    """
-    moment = now()
-    parts = root.catalog.view(lambda transaction: attempts.parts_of(transaction, key))
-    return [(part, (part.expires - moment.clock) / 1e9) for part in parts if part.boot == moment.boot]
-
-
-def no_version(root: Root, key: bytes) -> KeyNotFoundError | PartialCommitError:
-    """The error for a key that doesn't exist. If it has parts that wait for others, that is another one."""
-    parts = [part for part, _ in pending_parts(root, key)]
-    if not parts:
-        return missing(key)
-    first, name = parts[0], key.decode()
-    ranks = missing_ranks([part for part in parts if part.number == first.number], first.world_size)
-    who = f"waits for ranks {', '.join(map(str, ranks))}" if ranks else "is about to be published"
-    text = f"{name!r} has no version yet: attempt {first.attempt!r} {who}"
-    return PartialCommitError(text, key=name, missing_ranks=ranks)
-
-
-def missing_ranks(parts: Sequence[Part], world_size: int) -> tuple[int, ...]:
-    there = {part.rank for part in parts}
-    return tuple(rank for rank in range(world_size) if rank not in there)
-
-
-def ring(root: Root, key: bytes, counters: Counters) -> int:
-    """Rings, after the commit of what completes or ends an attempt. Returns the bell, to be woken after the mutex."""
-    bell = root.doorbell.bell(key)
-    root.doorbell.change(bell)
-    root.mutex.publications_rung = counters.publications
-    return bell
-
-
-# --- the end of an attempt --------------------------------------------------------------------------------------------
+# --- given up ---------------------------------------------------------------------------------------------------------
 
 
 def give_up(root: Root, member: Member, failure: Failure, deadline: float) -> Outcome:
@@ -157,17 +60,32 @@ def give_up_if(
     return outcome
 
 
-def unknown(member: Member) -> UnknownOutcomeError:
-    key = member.key.decode()
-    return UnknownOutcomeError(
-        f"{key!r}: nothing is known of attempt {member.attempt!r} any more, since this rank looked later than its "
-        "lease: the key says whether it was published",
-        key=key,
-    )
+def end(
+    transaction: Transaction,
+    counters: Counters,
+    parts: Sequence[Part],
+    failure: Failure,
+    moment: Now,
+    member: Member | None = None,
+) -> Outcome:
+    """Retires the segments of the parts, and writes what became of the attempt."""
+    for part in parts:
+        retire_part(transaction, counters, part)
+        attempts.delete_part(transaction, part)
+    outcome = make_outcome(member or parts[0], parts, moment, failure=failure)
+    attempts.put_outcome(transaction, outcome)
+    return outcome
 
 
-def are_same(parts: Sequence[Part], others: Sequence[Part]) -> bool:
-    return [part.put_id for part in parts] == [part.put_id for part in others]
+def retire_part(transaction: Transaction, counters: Counters, part: Part) -> None:
+    row = transaction.segment(part.segment) if part.segment else None
+    if row is not None and row.state == PREPARED and row.put_id == part.put_id:
+        counters.filling -= row.nbytes
+        transaction.put_segment(part.segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+        retire(transaction, counters, part.segment, row.nbytes)
+
+
+# --- expired ----------------------------------------------------------------------------------------------------------
 
 
 def end_expired(root: Root, deadline: float) -> None:
@@ -228,82 +146,3 @@ def forget_other_boots(transaction: Transaction, counters: Counters) -> bool:
     for outcome in outcomes:
         attempts.delete_outcome(transaction, outcome)
     return bool(parts or outcomes)
-
-
-def ended(member: Member | Part, parts: Sequence[Part], why: str) -> PartialCommitError:
-    """The error of an attempt that was given up."""
-    key = member.key.decode()
-    text = f"{key!r}: attempt {member.attempt!r} was given up: {why}"
-    return PartialCommitError(text, key=key, missing_ranks=missing_ranks(parts, member.world_size))
-
-
-def end(
-    transaction: Transaction,
-    counters: Counters,
-    parts: Sequence[Part],
-    failure: Failure,
-    moment: Now,
-    member: Member | None = None,
-) -> Outcome:
-    """Retires the segments of the parts, and writes what became of the attempt."""
-    for part in parts:
-        retire_part(transaction, counters, part)
-        attempts.delete_part(transaction, part)
-    outcome = make_outcome(member or parts[0], parts, moment, failure=failure)
-    attempts.put_outcome(transaction, outcome)
-    return outcome
-
-
-def retire_part(transaction: Transaction, counters: Counters, part: Part) -> None:
-    row = transaction.segment(part.segment) if part.segment else None
-    if row is not None and row.state == PREPARED and row.put_id == part.put_id:
-        counters.filling -= row.nbytes
-        transaction.put_segment(part.segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-        retire(transaction, counters, part.segment, row.nbytes)
-
-
-# --- outcomes ---------------------------------------------------------------------------------------------------------
-
-
-def make_outcome(
-    member: Member | Part, parts: Sequence[Part], moment: Now, *, version: int = 0, failure: Failure | None = None
-) -> Outcome:
-    """It is kept for a lease, and as long as the parts were to be."""
-    leases = [nanoseconds(_SHORTEST_MEMORY), *[part.lease for part in parts]]
-    if isinstance(member, Member):
-        leases.append(nanoseconds(member.lease))
-    details: dict[str, Any] = {}
-    if failure is not None:
-        details = {name: value for name, value in vars(failure).items() if name in _DETAILS}
-    return Outcome(
-        key=member.key,
-        attempt=member.attempt,
-        number=member.number or max((part.number for part in parts), default=0),
-        version=version,
-        error="" if failure is None else type(failure).__name__,
-        message="" if failure is None else str(failure),
-        details=details,
-        expires=max([moment.clock + max(leases), *[part.expires for part in parts]]),
-        boot=moment.boot,
-    )
-
-
-_DETAILS = ("expected", "found", "missing_ranks", "missing_boxes")
-_ERRORS: dict[str, type[Failure]] = {
-    kind.__name__: kind for kind in (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError)
-}
-
-
-def version_of_outcome(outcome: Outcome) -> int:
-    """The version that an attempt became. Raises the error that ended it."""
-    if outcome.version:
-        return outcome.version
-    error = _ERRORS.get(outcome.error, PartialCommitError)(outcome.message, key=outcome.key.decode())
-    for name, value in outcome.details.items():
-        if name in _DETAILS:
-            setattr(error, name, _as_tuples(value))
-    raise error
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, cast("list[Any]", value))) if isinstance(value, list) else value

@@ -15,7 +15,7 @@ from memstore.structure.get.storage import tensors_of
 from memstore.structure.get.target_objects import choose_objects
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan
-from memstore.structure.tensors import traits
+from memstore.structure.tensors import has_gaps, traits
 from memstore.structure.tree import Parts
 
 
@@ -89,7 +89,7 @@ class _Made:
 def _allocate(template: torch.Tensor) -> tuple[torch.Tensor, Sequence[Shard]]:
     """Memory like a template's, with its traits; and the parts of the whole that it holds: all of it."""
     stride = template.stride()
-    if traits.reach(template.shape, stride) != template.numel():
+    if traits.reach(template.shape, stride) != template.numel() or has_gaps(template.shape, stride):
         stride = traits.contiguous_stride(template.shape)
     tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
     shard = Shard(whole(tensor.shape), tensor.detach())

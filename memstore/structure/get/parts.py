@@ -13,7 +13,7 @@ import torch
 
 from memstore.engine import Leaf
 from memstore.errors import CorruptionError
-from memstore.sharding import Boxes, Shard, StoredBox, copies, part, uncovered, whole
+from memstore.sharding import Box, Boxes, Shard, StoredBox, copies, part, uncovered, whole
 from memstore.structure.checks import MalformedError, require
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.tensors import DTYPES, modes, over, traits
@@ -33,28 +33,45 @@ class Checks(Protocol):
 
 def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
     """Raises CorruptionError unless they are boxes of the plan's leaves, in a data section of so many bytes."""
+    sizes: dict[tuple[str, tuple[int, ...], tuple[Box, ...]], list[int]] = {}  # most leaves are cut like others
     try:
         for i, stored in boxes.items():
             require(0 <= i < len(plan.leaves), "boxes of a leaf that is none")
             leaf = plan.leaves[i]
             require(leaf.stride is None, "boxes of a leaf that isn't contiguous")
-            for one in stored:
-                check_box(leaf, one, nbytes)
-            missing = uncovered(whole(leaf.shape), [one.box for one in stored])
-            require(not missing, f"no box of leaf {leaf.name} has all of {missing[:1]}")
+            cut = (leaf.dtype, leaf.shape, tuple([one.box for one in stored]))
+            if cut not in sizes:
+                for box in cut[2]:
+                    _check_within(leaf, box)
+                missing = uncovered(whole(leaf.shape), cut[2])
+                require(not missing, f"no box of leaf {leaf.name} has all of {missing[:1]}")
+                sizes[cut] = [box_bytes(leaf, one) for one in stored]
+            item = DTYPES[leaf.dtype].itemsize
+            for one, size in zip(stored, sizes[cut], strict=True):
+                _check_place(one, size, item, nbytes)
     except MalformedError as error:
         raise CorruptionError(f"the boxes of the value are damaged: {error}") from error
 
 
 def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> None:
     """Raises MalformedError unless it is a box of the leaf, in a data section of so many bytes."""
-    (offsets, shape), place = stored.box, stored.place
+    _check_within(leaf, stored.box)
+    _check_place(stored, box_bytes(leaf, stored), DTYPES[leaf.dtype].itemsize, nbytes)
+
+
+def _check_within(leaf: Leaf, box: Box) -> None:
+    offsets, shape = box
     require(len(offsets) == len(shape) == len(leaf.shape), "a box with other dimensions than its leaf")
     for start, size, all_of_it in zip(offsets, shape, leaf.shape, strict=True):
         require(start >= 0 and 0 < size <= all_of_it - start, "a box that lies outside of its leaf")
-    size, item = box_bytes(leaf, stored), DTYPES[leaf.dtype].itemsize
-    require(place >= 0 and place % item == 0 and place + size <= nbytes, "a box that lies outside of the data")
-    require(stored.checksum is None or len(stored.checksum) == _CHECKSUM_SIZE, "a checksum of another size")
+
+
+def _check_place(stored: StoredBox, size: int, item: int, nbytes: int) -> None:
+    _, place, _, checksum = stored
+    if not (0 <= place <= nbytes - size and place % item == 0):
+        raise MalformedError("a box that lies outside of the data")
+    if not (checksum is None or len(checksum) == _CHECKSUM_SIZE):
+        raise MalformedError("a checksum of another size")
 
 
 def box_bytes(leaf: Leaf, stored: StoredBox) -> int:

@@ -24,7 +24,7 @@ import torch
 from torch.autograd import forward_ad
 
 from memstore.structure.plans import Memory, Plan
-from memstore.structure.tensors import modes, over, traits
+from memstore.structure.tensors import Packing, modes, over, traits
 
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
@@ -49,22 +49,23 @@ class PlainCopy(NamedTuple):
 
 
 class GatheredCopy(NamedTuple):
-    """A leaf that is stored contiguous but doesn't lie so, or whose values aren't its bytes (`resolve`: conj, neg)."""
+    """A leaf that is stored without its gaps, or whose values aren't its bytes (`resolve`: conj, neg)."""
 
     leaf: int
     offset: int
     resolve: bool
+    packing: Packing | None = None  # None: it is stored as large as its shape says
 
 
 class CastCopy(NamedTuple):
-    """A leaf that is stored as another dtype than it has: its elements one by one, or all that lies in its reach."""
+    """A leaf that is stored as another dtype than it has: `shape` and `source_stride` are what is cast of it."""
 
     leaf: int
     dtype: torch.dtype
     place: int  # in elements
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    by_reach: bool  # shape and stride are those of the elements in memory, from its first to its last one
+    source_stride: tuple[int, ...] | None  # None: the leaf has this shape, and is cast as it is
 
 
 class Copies:
@@ -93,7 +94,9 @@ class Copies:
         self.cast_in_pieces = [
             copy
             for copy in cast
-            if copy.by_reach and on_cpu[copy.leaf] and ONE_CORE < copy.shape[0] < _LARGE // copy.dtype.itemsize
+            if copy.source_stride == copy.stride == (1,)
+            and on_cpu[copy.leaf]
+            and ONE_CORE < copy.shape[0] < _LARGE // copy.dtype.itemsize
         ]
         in_pieces = {copy.leaf for copy in self.cast_in_pieces}
         self.cast = [copy for copy in cast if copy.leaf not in in_pieces]
@@ -164,12 +167,15 @@ def _fill_with_torch(copies: Copies, tensors: Sequence[torch.Tensor], memory: Me
         flat = over(source.untyped_storage(), dtype, start // dtype.itemsize, shape, (1,), source.device)
         target = torch.from_numpy(memory[offset : offset + nbytes]).view(dtype)
         target.copy_(flat, non_blocking=True)
-    for leaf, offset, resolve in copies.gathered:
+    for leaf, offset, resolve, packing in copies.gathered:
         source = tensors[leaf]
+        shape, stride = (source.shape, source.stride()) if packing is None else packing[:2]
         dtype = source.dtype if resolve else _BITS[source.dtype.itemsize]
-        if not resolve:
-            offset_in_source, stride = source.storage_offset(), source.stride()
-            source = over(source.untyped_storage(), dtype, offset_in_source, source.shape, stride, source.device)
+        start = source.storage_offset()
+        if resolve:
+            source = source.as_strided(shape, stride, start)
+        else:
+            source = over(source.untyped_storage(), dtype, start, shape, stride, source.device)
         storage = torch.from_numpy(memory[offset : offset + source.numel() * dtype.itemsize]).untyped_storage()
         target = over(storage, dtype, 0, source.shape, traits.contiguous_stride(source.shape))
         target.copy_(source, non_blocking=True)
@@ -197,7 +203,9 @@ def _cut_out(copies: Sequence[CastCopy], base: torch.Tensor) -> list[torch.Tenso
 
 def _sources_of(copies: Sequence[CastCopy], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [
-        tensors[copy.leaf].as_strided(copy.shape, copy.stride) if copy.by_reach else tensors[copy.leaf]
+        tensors[copy.leaf]
+        if copy.source_stride is None
+        else tensors[copy.leaf].as_strided(copy.shape, copy.source_stride)
         for copy in copies
     ]
 

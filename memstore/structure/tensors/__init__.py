@@ -2,6 +2,7 @@
 
 traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arithmetic of strides
 devices      devices by the names that stored values have of them
+gaps         tensors whose elements don't lie side by side, and how they are stored without the gaps
 footprints   the bytes that tensors reach over, and whether their storages still have them
 ties         tensors that share bytes
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from memstore import modes
 from memstore.structure.tensors.devices import need_device, read_device
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
+from memstore.structure.tensors.gaps import Packing, has_gaps, pack
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
 from memstore.structure.tensors.traits import (
     DTYPE_NAMES,
@@ -41,15 +43,18 @@ __all__ = [
     "Footprints",
     "Group",
     "Locations",
+    "Packing",
     "Ties",
     "Traits",
     "contiguous_stride",
     "count",
+    "has_gaps",
     "locate_tensors",
     "may_be_dtype",
     "modes",
     "need_device",
     "over",
+    "pack",
     "read_device",
     "read_flags",
     "repeats",

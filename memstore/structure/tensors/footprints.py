@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from memstore.structure.tensors import traits
+from memstore.structure.tensors.gaps import has_gaps
 
 _storage = torch.Tensor.untyped_storage
 _storage_size = torch.UntypedStorage.nbytes
@@ -33,7 +34,7 @@ class Footprints:
 
     Attributes:
         spans: bytes from the first to the last element of each, gaps included.
-        gaps: for each, whether its span is larger than its elements together.
+        gaps: for each, whether some of its span is none of its elements.
     """
 
     __slots__ = ("_itemsizes", "_whole", "gaps", "spans")
@@ -45,7 +46,7 @@ class Footprints:
         self._whole = [reach * dtype.itemsize for reach, dtype in zip(reaches, dtypes, strict=True)]
         self._itemsizes = np.array([dtype.itemsize for dtype in dtypes], np.int64)
         self.spans = np.array(self._whole, np.int64)
-        self.gaps = [reach > traits.count(shape) for reach, shape in zip(reaches, shapes, strict=True)]
+        self.gaps = list(map(has_gaps, shapes, strides))
 
     def missing(self, locations: Locations) -> list[int]:
         """The tensors whose storages lack some of their bytes.

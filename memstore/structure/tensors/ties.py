@@ -5,7 +5,8 @@ array). Tensors of one storage that don't overlap are not.
 
 Bytes that were never put are never stored, and ties never take more than the elements would. So a tensor with gaps,
 like a column of a matrix, is tied only to tensors without gaps that cover all of its span (the matrix), or to others of
-the very same elements. Else it is stored apart, contiguous: a column, and that column and its neighbour, become two.
+the very same elements. Else it is stored apart, without its gaps: a column, and that column and its neighbour, become
+two.
 
 A put that casts ties the leaves that it casts from one dtype with one another: element by element they lie to each
 other as before. With leaves of other dtypes, or that it leaves as they are, they have no bytes in common any more.
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from memstore.structure.tensors.footprints import Footprints
+from memstore.structure.tensors.gaps import pack
 
 
 class Group(NamedTuple):
@@ -29,7 +31,7 @@ class Group(NamedTuple):
     pad: int  # bytes before the first leaf, so that the span starts on a multiple of its widest element
     nbytes: int  # of the span, with the pad
     members: tuple[tuple[int, int], ...]  # (leaf, offset in the span)
-    packed: bool  # all members are the same elements, with gaps between them: stored contiguous, without the gaps
+    packed: bool  # all members are the same elements, with gaps between them: stored without the gaps
 
 
 class Ties(NamedTuple):
@@ -134,4 +136,5 @@ def _group(cluster: list[_Range], tensors: Sequence[torch.Tensor]) -> Group | No
 
 
 def _packed_group(leaves: list[int], tensor: torch.Tensor) -> Group:
-    return Group(0, tensor.numel() * tensor.dtype.itemsize, tuple((i, 0) for i in leaves), packed=True)
+    elements = pack(tensor.shape, tensor.stride()).elements
+    return Group(0, elements * tensor.dtype.itemsize, tuple((i, 0) for i in leaves), packed=True)

@@ -13,7 +13,7 @@ import pytest
 from memstore.engine import protocols
 from memstore.engine.catalog import Outcome, Part
 from memstore.engine.format.record import RETIRED
-from memstore.engine.protocols import Content, Member, attempts, ended, give_up, sweep_all
+from memstore.engine.protocols import Content, Member, attempt_publish, ended, give_up, sweep_all
 from memstore.engine.root.root import Root
 from memstore.engine.sync.clocks import deadline_after
 from memstore.errors import (
@@ -207,7 +207,7 @@ def test_what_a_part_needs_is_on_disk_before_its_row(disk_root: str) -> None:
 
 def test_who_waits_leaves_the_publication_to_the_last_one(store: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all would merge the same parts at once."""
-    monkeypatch.setattr(attempts, "LOOK_EVERY", 3600.0)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 3600.0)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(version, store, part(store, rank(number, world=4), A), 60.0) for number in range(3)]
         last = part(store, rank(3, world=4), B)
@@ -219,7 +219,7 @@ def test_who_waits_leaves_the_publication_to_the_last_one(store: Root, monkeypat
 
 
 def test_who_waits_publishes_where_the_last_one_does_not(store: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 0.05)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(version, store, part(store, rank(number, world=3), A), 30.0) for number in range(2)]
         part(store, rank(2, world=3), B)  # and it dies
@@ -388,7 +388,7 @@ def test_a_part_that_comes_when_its_attempt_is_over_ends_it_for_all(store: Root)
 @pytest.mark.parametrize("rings", [False, True])
 def test_a_rank_that_waits_takes_its_lease_on(store: Root, rings: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the bell never rests: it belongs to many keys."""
-    monkeypatch.setattr(attempts, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 0.05)
     first = part(store, rank(0, lease=0.5), A)
     (expires,) = (one.expires for one in parts_of(store))
     with ThreadPoolExecutor(1) as pool:

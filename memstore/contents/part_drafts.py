@@ -1,0 +1,168 @@
+"""A rank's part of a sharded put, ready to be written: what it says of the value, and the bytes that it holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+from memstore import modes, structure
+from memstore.contents.checksums import CHECKSUM_SIZE
+from memstore.contents.parts import PartBox, PartLeaf, encode_content, encode_said
+from memstore.engine import Content, Draft, Header, Path, Root, WritableMemory, check_header
+from memstore.structure import HeldLeaf, HeldValue
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class PartDraft(NamedTuple):
+    """A rank's part, ready to be put. `content` is what the catalog is to keep; ask once the draft was written."""
+
+    draft: Draft
+    content: Callable[[], bytes]
+
+
+def draft_part(
+    root: Root,
+    key: str,
+    held: HeldValue,
+    rank: int,
+    world_size: int,
+    *,
+    expect: int | None,
+    dtype: torch.dtype | None,
+    others: Collection[Path] = (),
+) -> PartDraft:
+    """What the engine is to store of what this rank holds.
+
+    Args:
+        others: plain leaves that a lower rank is known to write.
+    """
+    local = _LocalTensors(held, dtype, others)
+    with modes.put_aside(entirely=True) if modes.are_active() else nullcontext():
+        flat = structure.flatten(local.tensors, inline_limit=0, dtype=dtype)
+    said = encode_said(rank, world_size, held.tree, _describe(held, local, flat, dtype), held.objects)
+    sums = _Sums(held, local, flat, dtype)
+    plan, settings = flat.plan, root.settings
+    empty = Content(said, b"", plan.nbytes)
+    if not plan.nbytes:
+        check_header(key, len(said))
+        return PartDraft(Draft(key.encode(), empty, expect), functools.partial(_content, said, sums))
+
+    def fill(memory: WritableMemory) -> bytes | None:
+        array = np.asarray(memory)
+        structure.fill(flat, array)
+        return sums.take(array.data, everything=settings.checksum)
+
+    checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
+    header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
+    return PartDraft(Draft(key.encode(), empty, expect, header, fill), functools.partial(_content, said, sums))
+
+
+def _content(said: bytes, sums: _Sums) -> bytes:
+    return encode_content(said, sums.of_boxes())
+
+
+class _LocalTensors:
+    """The tensors that this rank writes, by the names that they have in its segment; and which box each of them is."""
+
+    def __init__(self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.places: dict[tuple[int, int], int] = {}  # (leaf, shard) -> number in `tensors`
+        for i, leaf in enumerate(held.leaves):
+            if not leaf.is_primary or (leaf.is_plain and leaf.name in others):
+                continue
+            for j, shard in enumerate(leaf.shards):
+                local = shard.local
+                if not leaf.is_plain:
+                    local = local.contiguous()  # its box could not say strides
+                if leaf.is_fixed and dtype is not None and local.is_floating_point():
+                    local = local.view(_BITS[local.dtype.itemsize])
+                self.places[i, j] = len(self.tensors)
+                self.tensors[self._name(leaf, j)] = local
+
+    def _name(self, leaf: HeldLeaf, shard: int) -> str:
+        name = ".".join(map(str, leaf.name)) or "value"
+        if not leaf.is_plain:
+            name += "@" + ",".join(map(str, leaf.shards[shard].box.offsets))
+        while name in self.tensors:
+            name += "'"
+        return name
+
+
+def _describe(
+    held: HeldValue, local: _LocalTensors, flat: structure.Flat, dtype: torch.dtype | None
+) -> tuple[PartLeaf, ...]:
+    plan = flat.plan
+    leaves: list[PartLeaf] = []
+    first_of: dict[int, int] = {}  # by number in `tensors`, the leaf of which it is the first shard
+    for i, leaf in enumerate(held.leaves):
+        numbers = [local.places.get((i, j)) for j in range(len(leaf.shards))]
+        stored = [None if number is None else plan.leaves[number] for number in numbers]
+        boxes = tuple(
+            PartBox(shard.box.offsets, shard.box.shape, None if at is None else at.offset)
+            for shard, at in zip(leaf.shards, stored, strict=True)
+        )
+        at = stored[0] if leaf.is_plain and stored else None
+        same = -1
+        if numbers and numbers[0] is not None:
+            first_of[numbers[0]] = i
+            same = first_of.get(plan.same.get(numbers[0], -1), -1)
+        leaves.append(
+            PartLeaf(
+                dtype=structure.DTYPE_NAMES[_cast_to(leaf, dtype) or leaf.dtype],
+                shape=leaf.shape,
+                stride=at.stride if at is not None else None,
+                flags=structure.to_flags(leaf.traits.kind, leaf.traits.requires_grad),
+                is_plain=leaf.is_plain,
+                same=same,
+                nbytes=at.nbytes if at is not None else 0,
+                boxes=boxes,
+            )
+        )
+    return tuple(leaves)
+
+
+def _cast_to(leaf: HeldLeaf, dtype: torch.dtype | None) -> torch.dtype | None:
+    """What the leaf is cast to; None if it stays what it is. As `flatten` decides it."""
+    return dtype if leaf.dtype.is_floating_point and not leaf.is_fixed and leaf.dtype is not dtype else None
+
+
+class _Sums:
+    """The checksums of boxes: of all where the store has checksums, else of those that other ranks may hold too."""
+
+    def __init__(self, held: HeldValue, local: _LocalTensors, flat: structure.Flat, dtype: torch.dtype | None) -> None:
+        self._held, self._local, self._flat, self._dtype = held, local, flat, dtype
+        self._sums: dict[int, bytes] = {}  # by number of the local tensor
+
+    def take(self, data: memoryview, *, everything: bool) -> bytes | None:
+        """Reads the data section. Returns the checksums of all leaves of the segment, for its header, or None."""
+        needed = {
+            number for (i, _), number in self._local.places.items() if everything or self._held.leaves[i].is_replicated
+        }
+        leaves = self._flat.plan.leaves
+        for number in needed:
+            at = leaves[number]
+            self._sums[number] = xxhash.xxh3_64_digest(data[at.offset : at.offset + at.nbytes])
+        return b"".join(self._sums[number] for number in range(len(leaves))) if everything else None
+
+    def of_boxes(self) -> list[bytes | None]:
+        """In the order of leaves and boxes."""
+        sums: list[bytes | None] = []
+        for i, leaf in enumerate(self._held.leaves):
+            for j, shard in enumerate(leaf.shards):
+                number = self._local.places.get((i, j))
+                sums.append(self._of_memory(leaf, shard.local) if number is None else self._sums.get(number))
+        return sums
+
+    def _of_memory(self, leaf: HeldLeaf, local: torch.Tensor) -> bytes:
+        """Of a box that another rank writes: of the bytes that this one would have written."""
+        if not leaf.is_plain:
+            local = local.contiguous()
+        cast = _cast_to(leaf, self._dtype)
+        return xxhash.xxh3_64_digest(structure.contents(structure.flatten(local, inline_limit=0, dtype=cast)))
