@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from memstore.engine import ExternalFiles, Leaf, decode_external, map_external, opened
-from memstore.errors import CorruptionError, VersionGoneError
+from memstore.engine import ALIGNMENT, ExternalFiles, Leaf, base_after, decode_external, end_of, map_external, opened
+from memstore.errors import CorruptionError, UnsupportedValueError, VersionGoneError
 from memstore.sharding import Box, StoredBox
 from memstore.snapshot.manifest import StoredTensor
+from memstore.snapshot.names import rank_of
 from memstore.snapshot.stored import Stored
 from memstore.structure import DTYPES, count
 from memstore.view import Memory, Source
@@ -41,24 +42,52 @@ class Places:
             with opened(path) as (_, status):
                 self._bases[index] = found.add(path, status)
         self.files = found.encode()
+        self._ranks = {index: rank_of(stored.manifest.files[index].name) for index in self._bases}
 
     def of(self, tensor: StoredTensor) -> Place:
         if not tensor.boxes:
             return Place(0, ())
         boxes = sorted(tensor.boxes, key=lambda box: box.offsets)
-        first = self._bases[boxes[0].file] + boxes[0].offset
-        end = first
-        for box in boxes:
-            has_rows = not box.shape or (not any(box.offsets[1:]) and box.shape[1:] == tensor.shape[1:])
-            if self._bases[box.file] + box.offset != end or not has_rows:
+        starts = [self._bases[box.file] + box.offset for box in boxes]
+        end = starts[0]
+        for box, start in zip(boxes, starts, strict=True):
+            if start != end or (len(boxes) > 1 and box.shape[1:] != tensor.shape[1:]):
                 break
             end += box.nbytes
         else:
-            return Place(first, ())
+            return Place(starts[0], ())
         return Place(
-            first,
-            tuple(StoredBox(Box(box.offsets, box.shape), self._bases[box.file] + box.offset, 0, None) for box in boxes),
+            starts[0],
+            tuple(
+                StoredBox(Box(box.offsets, box.shape), start, self._ranks[box.file], None)
+                for box, start in zip(boxes, starts, strict=True)
+            ),
         )
+
+    def with_room(self, tensors: Sequence[StoredTensor]) -> tuple[list[int], dict[int, tuple[StoredBox, ...]]]:
+        """Where tensors start, and the boxes of those in boxes, by number: these start in room behind the files.
+
+        There a get puts them together (docs/format.md); what is one tensor has one place.
+        """
+        end = base_after(end_of(decode_external(self.files)), 0)
+        room: dict[int, int] = {}
+        starts: list[int] = []
+        found: dict[int, tuple[StoredBox, ...]] = {}
+        for number, tensor in enumerate(tensors):
+            start, boxes = self.of(tensor)
+            if boxes:
+                if any(box.place % DTYPES[tensor.dtype].itemsize for box in boxes):
+                    raise UnsupportedValueError(
+                        f"the parts of {tensor.path!r:.100} don't start on multiples of its elements: attach it with "
+                        "copy=True"
+                    )
+                found[number] = boxes
+                if id(tensor) not in room:
+                    room[id(tensor)] = end
+                    end = -(-(end + leaf_at(tensor, end).nbytes) // ALIGNMENT) * ALIGNMENT
+                start = room[id(tensor)]
+            starts.append(start)
+        return starts, found
 
 
 class Place(NamedTuple):

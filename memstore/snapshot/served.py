@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from memstore import modes, structure
+from memstore.contents import encode_boxes
 from memstore.engine import Content, Leaf, check_header
-from memstore.errors import MemstoreError, UnsupportedValueError
+from memstore.errors import MemstoreError
 from memstore.snapshot.mapped import MappedFiles, Places, leaf_at
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.reading import Want, read_into
@@ -31,22 +32,21 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
         stored = Stored(os.path.abspath(path))
         values = _values(stored, 0)
         places = Places(stored, [tensor for value in values for tensor in value.tensors])
-        starts: list[int] = []
-        for value in values:
-            for name, tensor in value.paths():
-                start, boxes = places.of(tensor)
-                if boxes:
-                    raise UnsupportedValueError(
-                        f"{stored.path}: the parts of {name} lie in several places: attach it with copy=True"
-                    )
-                starts.append(start)
+        starts, boxes = places.with_room([tensor for value in values for tensor in value.tensors])
         keys = [value.key for value in values]
         joined = structure.join_external(keys, [ExternalValue(value.plan, value.objects) for value in values], starts)
+        boxes = {leaf: found for leaf, found in boxes.items() if leaf not in joined.plan.same}
         check_header(key, len(joined.plan.description) + len(joined.objects))
     except MemstoreError as error:
         error.key = key
         raise
-    return Content(joined.plan.description, joined.objects, joined.plan.nbytes, adopted=places.files)
+    return Content(
+        joined.plan.description,
+        joined.objects,
+        joined.plan.nbytes,
+        adopted=places.files,
+        boxes=encode_boxes(boxes, {}) if boxes else None,
+    )
 
 
 def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Any:

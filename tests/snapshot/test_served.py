@@ -97,6 +97,7 @@ def test_what_containers_look_into_is_as_it_was_in_a_view(tmp_path: Path) -> Non
         with mode():
             view = Snapshot(f"{tmp_path}/s").view()["state"]
         assert isinstance(view["parameter"], torch.nn.Parameter) and view["parameter"].requires_grad
+        assert view["wide"].stored.base is None, "nothing was copied"
         view["parameter"] = torch.nn.Parameter(view["parameter"].detach().clone())
         assert_same(value, plain(view), ties=False)
 
@@ -152,10 +153,43 @@ def test_a_leaf_in_several_files_is_sliced_lazily_as_one_tensor(tmp_path: Path, 
     assert_same(want, plain(view))
     assert pickle.loads(pickle.dumps(view["state"]["x"]))[1:3, 0].tolist() == [0, 1]
     with memstore.open(root) as store:
-        with pytest.raises(memstore.UnsupportedValueError, match="state/x.*copy=True"):
-            store.attach("key", path)
-        store.attach("key", path, copy=True)
-        assert_same(want, store.get("key"))
+        store.attach("in place", path)
+        store.attach("copied", path, copy=True)
+        for key in ("in place", "copied"):
+            assert_same(want, store.get(key))
+            assert store.view(key)["state"]["x"][1:3, 0].tolist() == [0, 1]
+        (leaf,) = store.info("in place").leaves
+        assert [(shard.rank, shard.offsets) for shard in leaf.shards] == [(0, (0, 0)), (1, (2, 0))]
+        target = torch.zeros(2, 3)
+        store.get("in place", out={"state": {"x": TensorShard(target, (4, 3), (1, 0))}})
+        assert target.tolist() == [[0, 0, 0], [1, 1, 1]] and store.verify().ok
+    with memstore.open(root, "r") as store:
+        assert_same(want, store.get("in place"))
+    settings = json.loads(Path(root, "memstore.json").read_text())
+    assert settings["features"] == ["sharded"], "memstore before that refuses the store"
+
+
+def _take_many(rank: int, path: str) -> None:
+    tied = TensorShard(torch.full((1, 5), rank + 1.0, dtype=torch.complex128), (2, 5), (rank, 0))
+    columns = TensorShard(torch.full((3, 2), rank, dtype=torch.bfloat16), (3, 4), (0, 2 * rank))
+    state = StateDict(tied=tied, again=tied, columns=columns, plain=torch.ones(3), text="x", none=torch.zeros(0, 2))
+    Snapshot.take(path, {"a": state, "b": StateDict(columns=columns)})
+
+
+def test_an_attached_snapshot_of_ranks_is_what_was_saved(tmp_path: Path, root: str) -> None:
+    path = f"{tmp_path}/s"
+    all_right(on_ranks(2, _take_many, path))
+    snapshot = Snapshot(path)
+    want = {key: snapshot.get_state_dict_for_key(key) for key in ("a", "b")}
+    assert want["a"]["tied"].real.tolist() == [[1] * 5, [2] * 5]
+    with memstore.open(root, verify=True) as store:
+        store.attach("key", path)
+        assert_same(want, store.get("key"), ties=False)
+        assert_same(want, plain(store.view("key")), ties=False)
+        sent = pickle.dumps(store.view("key")["a"]["tied"][1])
+        assert pickle.loads(sent).real.tolist() == [2] * 5
+    assert_same(want, plain(snapshot.view()), ties=False)
+    assert pickle.loads(pickle.dumps(snapshot.view()["a"]["tied"][:, 1])).real.tolist() == [1, 2]
 
 
 def _distribute(rank: int, path: str) -> list[Any]:

@@ -13,7 +13,7 @@ from memstore.engine.protocols.attempt_ends import (
     pending_parts,
     version_of_outcome,
 )
-from memstore.engine.protocols.attempts import outcome_of, prepare
+from memstore.engine.protocols.attempts import need_boxes, outcome_of, prepare
 from memstore.engine.protocols.change import Change, Content, check_version, missing
 from memstore.engine.protocols.get import MISFIT, MappedEntry, files_of, hold, hold_at_once, map_entry
 from memstore.engine.protocols.leases import DEFAULT_LEASE, lease
@@ -47,6 +47,7 @@ __all__ = [
     "map_entry",
     "missing",
     "missing_ranks",
+    "need_boxes",
     "no_version",
     "outcome_of",
     "pending_parts",
