@@ -21,6 +21,7 @@ from memstore import structure
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.layouts import layouts_of
 from memstore.snapshot.names import path_of
+from memstore.snapshot.objects_out import build_unread
 from memstore.snapshot.optimizer_fit import differences_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
@@ -96,8 +97,9 @@ def restore(
             found = _match(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
             if found is not None:
                 matches[key] = found
+                stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
             if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
-                saved = stored.build(found.value, found.tensors, allow_pickle=allow_pickle)
+                saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += differences_of(path_of((key,)), app_state[key], saved)
         if not differences:
             places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
