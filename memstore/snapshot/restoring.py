@@ -238,7 +238,7 @@ def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[i
     names = set(map(structure.name_of, state_dict))
     first = {i: value.plan.same.get(i, i) for i in range(len(value.plan.leaves))}
     loaded = {first[i] for i, leaf in enumerate(value.plan.leaves) if leaf.name and leaf.name[0] in names}
-    return {i for i in first if first[i] not in loaded}
+    return {i for i in first if first[i] not in loaded} - value.plan.loaded  # which must be there to be built
 
 
 def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
