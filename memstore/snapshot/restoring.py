@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from memstore import structure
+from memstore import modes, structure
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.layouts import layouts_of
 from memstore.snapshot.names import path_of
@@ -256,13 +256,16 @@ def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
     """A stored state dict in new memory."""
     stored.check_files(value.tensors)
     tensors: list[Any] = []
+    made: dict[int, Target] = {}  # what was one tensor in memory is one again
     wants: list[Want] = []
     for i, tensor in enumerate(value.tensors):
         if i in value.plan.same:
             tensors.append(tensors[value.plan.same[i]])
             continue
-        made = new_target(tensor)
-        tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
-        wants.append(Want(tensor, made.shards))
+        if id(tensor) not in made:
+            made[id(tensor)] = new_target(tensor)
+            wants.append(Want(tensor, made[id(tensor)].shards))
+        with torch.inference_mode(False), modes.put_aside():
+            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
     read_into(stored, wants, Meter(None, 0, ""))
     return stored.build(value, tensors, allow_pickle=allow_pickle)
