@@ -13,7 +13,7 @@ checksums    of leaves: made by the one, compared by the other
 
 from __future__ import annotations
 
-from memstore.contents.boxes import NO_BOXES, Boxes, BoxTable, StoredBox, box_table, boxes_of
+from memstore.contents.boxes import NO_BOXES, Boxes, BoxTable, StoredBox, box_table, boxes_of, encode_boxes
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.counting import bytes_read, count_read
 from memstore.contents.mending import content_of_headers, header_of, header_of_part
@@ -38,6 +38,7 @@ __all__ = [
     "boxes_of",
     "bytes_read",
     "count_read",
+    "encode_boxes",
     "content_of_headers",
     "damaged",
     "draft",

@@ -12,8 +12,9 @@ partition     who writes what                      reading      boxes into memor
 drafts        which files a rank writes            stored       a snapshot that is there
 part          what a rank wrote                    entries      what it has, by path
 parts         how the parts become a snapshot      objects_out  one tensor by itself
-merging       all parts as one manifest            served       its files, mapped
-pending       a take that is being written         verifying    whether it is whole
+merging       all parts as one manifest            box_parts    where in its file a part of a box lies
+pending       a take that is being written         served       its files, mapped
+                                                   verifying    whether it is whole
                                                    comparing    two of them
 
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too

@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
-_FILE = re.compile(r"(model|state)(-[0-9]{5}-of-[0-9]{5})?(?:-([0-9a-f]{16}))?\.safetensors")
+_FILE = re.compile(r"(model|state)(-[0-9]{5,7}-of-[0-9]{5,7})?(?:-([0-9a-f]{16}))?\.safetensors")
 _TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
 
@@ -33,6 +33,12 @@ def file_name(group: str, rank: int, world_size: int, take: str | None) -> str:
 
 def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
+
+
+def rank_of(name: str) -> int:
+    """Of the rank that has written a file of this name."""
+    found = _FILE.fullmatch(name)
+    return int(found[2].split("-")[1]) - 1 if found is not None and found[2] else 0
 
 
 def part_name(take: str, rank: int) -> str:

@@ -1,14 +1,15 @@
-"""One tensor of a snapshot, read by itself."""
+"""One tensor of a snapshot, read by itself; and a state dict before its tensors are read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.manifest import StoredTensor
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.reading import BUDGET, Want, read_into
-from memstore.snapshot.stored import Stored
+from memstore.snapshot.stored import Stored, Value
 from memstore.snapshot.targets import find_targets, new_target, why_not_filled
 
 
@@ -31,3 +32,15 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
         target = found
     read_into(stored, [Want(tensor, target.shards)], Meter(None, 0, ""), BUDGET if budget is None else budget)
     return target.value
+
+
+def build_unread(stored: Stored, value: Value, tensors: Sequence[Any], *, allow_pickle: bool) -> Any:
+    """The state dict, to be looked at before what is stored is read into these tensors.
+
+    What containers look into when they are made (lengths of jagged tensors) is read, into memory of its own.
+    """
+    first = {i: value.plan.same.get(i, i) for i in value.plan.loaded}
+    made = {i: new_target(value.tensors[i]) for i in set(first.values())}
+    read_into(stored, [Want(value.tensors[i], target.shards) for i, target in made.items()], Meter(None, 0, ""))
+    shown = [made[first[i]].value if i in first else tensor for i, tensor in enumerate(tensors)]
+    return stored.build(value, shown, allow_pickle=allow_pickle)

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from memstore import structure
+from memstore import modes, structure
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.layouts import layouts_of
 from memstore.snapshot.names import path_of
+from memstore.snapshot.objects_out import build_unread
 from memstore.snapshot.optimizer_fit import differences_of
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
@@ -96,8 +97,9 @@ def restore(
             found = _match(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
             if found is not None:
                 matches[key] = found
+                stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
             if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
-                saved = stored.build(found.value, found.tensors, allow_pickle=allow_pickle)
+                saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += differences_of(path_of((key,)), app_state[key], saved)
         if not differences:
             places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
@@ -236,7 +238,7 @@ def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[i
     names = set(map(structure.name_of, state_dict))
     first = {i: value.plan.same.get(i, i) for i in range(len(value.plan.leaves))}
     loaded = {first[i] for i, leaf in enumerate(value.plan.leaves) if leaf.name and leaf.name[0] in names}
-    return {i for i in first if first[i] not in loaded}
+    return {i for i in first if first[i] not in loaded} - value.plan.loaded  # which must be there to be built
 
 
 def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
@@ -254,13 +256,16 @@ def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
     """A stored state dict in new memory."""
     stored.check_files(value.tensors)
     tensors: list[Any] = []
+    made: dict[int, Target] = {}  # what was one tensor in memory is one again
     wants: list[Want] = []
     for i, tensor in enumerate(value.tensors):
         if i in value.plan.same:
             tensors.append(tensors[value.plan.same[i]])
             continue
-        made = new_target(tensor)
-        tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
-        wants.append(Want(tensor, made.shards))
+        if id(tensor) not in made:
+            made[id(tensor)] = new_target(tensor)
+            wants.append(Want(tensor, made[id(tensor)].shards))
+        with torch.inference_mode(False), modes.put_aside():
+            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
     read_into(stored, wants, Meter(None, 0, ""))
     return stored.build(value, tensors, allow_pickle=allow_pickle)

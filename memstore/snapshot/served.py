@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from memstore import modes, structure
-from memstore.engine import Content, ExternalFiles, check_header, decode_external, map_external, opened
-from memstore.errors import MemstoreError, UnsupportedValueError
-from memstore.sharding import Box
-from memstore.snapshot.manifest import StoredTensor
+from memstore.contents import encode_boxes
+from memstore.engine import Content, Leaf, check_header
+from memstore.errors import MemstoreError
+from memstore.snapshot.mapped import MappedFiles, Places, leaf_at
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.restoring import state_dict_of
 from memstore.snapshot.stored import Stored, Value
 from memstore.snapshot.targets import new_target
 from memstore.structure import DTYPES, ExternalValue, traits
+from memstore.view import StoredTensor, lazy_leaf
 
 
 def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Content:
@@ -32,24 +31,22 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
     try:
         stored = Stored(os.path.abspath(path))
         values = _values(stored, 0)
-        sources = ExternalFiles()
-        bases = _add_files(stored, sources)
-        places: list[int] = []
-        for value in values:
-            for name, tensor in value.paths():
-                start = _place(tensor)
-                if start is None:
-                    raise UnsupportedValueError(
-                        f"{stored.path}: the parts of {name} lie in several places: attach it with copy=True"
-                    )
-                places.append(bases[tensor.boxes[0].file] + start if tensor.boxes else 0)
+        places = Places(stored, [tensor for value in values for tensor in value.tensors])
+        starts, boxes = places.with_room([tensor for value in values for tensor in value.tensors])
         keys = [value.key for value in values]
-        joined = structure.join_external(keys, [ExternalValue(value.plan, value.objects) for value in values], places)
+        joined = structure.join_external(keys, [ExternalValue(value.plan, value.objects) for value in values], starts)
+        boxes = {leaf: found for leaf, found in boxes.items() if leaf not in joined.plan.same}
         check_header(key, len(joined.plan.description) + len(joined.objects))
     except MemstoreError as error:
         error.key = key
         raise
-    return Content(joined.plan.description, joined.objects, joined.plan.nbytes, adopted=sources.encode())
+    return Content(
+        joined.plan.description,
+        joined.objects,
+        joined.plan.nbytes,
+        adopted=places.files,
+        boxes=encode_boxes(boxes, {}) if boxes else None,
+    )
 
 
 def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Any:
@@ -66,71 +63,43 @@ def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, all
 @modes.put_aside()
 def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
     """As `Snapshot.view`."""
-    sources = ExternalFiles()
-    bases = _add_files(stored, sources)
-    mapping = map_external(decode_external(sources.encode()))
-    memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
-    return {
-        value.key: stored.build(value, _mapped(stored, value, memory, mapping, bases), allow_pickle=allow_pickle)
-        for value in _values(stored, rank)
-    }
+    values = _values(stored, rank)
+    places = Places(stored, [tensor for value in values for tensor in value.tensors])
+    source = MappedFiles(stored.path, places.files)
+    with torch.inference_mode(False):
+        return {
+            value.key: stored.build(value, _leaves(stored, value, places, source), allow_pickle=allow_pickle)
+            for value in values
+        }
+
+
+def _leaves(stored: Stored, value: Value, places: Places, source: MappedFiles) -> list[torch.Tensor]:
+    """Lazy ones, and plain ones where a container looks into its leaves (jagged, quantized, numpy arrays)."""
+    leaves: list[torch.Tensor] = []
+    for i, tensor in enumerate(value.tensors):
+        kind, (start, boxes) = value.plan.traits[i], places.of(tensor)
+        if i in value.plan.same:
+            leaves.append(leaves[value.plan.same[i]])
+        elif i in value.plan.loaded and boxes:
+            made = new_target(tensor)
+            read_into(stored, [Want(tensor, made.shards)], Meter(None, 0, ""))
+            leaves.append(traits.with_traits(made.value, kind))
+        elif i in value.plan.loaded:
+            leaves.append(traits.with_traits(_over(source, leaf_at(tensor, start)), kind))
+        else:
+            leaves.append(lazy_leaf(StoredTensor, source, leaf_at(tensor, start), boxes, kind))
+    return leaves
+
+
+def _over(source: MappedFiles, leaf: Leaf) -> torch.Tensor:
+    part = source.memory[leaf.offset : leaf.offset + leaf.nbytes]
+    if leaf.offset % DTYPES[leaf.dtype].itemsize:
+        part = part.copy()
+    storage = torch.from_numpy(part).untyped_storage()
+    storage._memstore_mapping = source.mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves
+    return traits.over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
 
 
 def _values(stored: Stored, rank: int) -> list[Value]:
     found = [stored.value(rank, key) for key in stored.keys(rank)]
     return [value for value in found if value is not None]
-
-
-def _add_files(stored: Stored, sources: ExternalFiles) -> list[int]:
-    """Where each file starts in the range of addresses that they are mapped to."""
-    bases: list[int] = []
-    for file in stored.manifest.files:
-        stored.check_size(file)
-        path = f"{os.path.realpath(stored.path)}/{file.name}"
-        with opened(path) as (_, found):
-            bases.append(sources.add(path, found))
-    return bases
-
-
-def _place(tensor: StoredTensor) -> int | None:
-    """Where all elements lie in C order, in the file of the first box; None if they lie in several places."""
-    if len(tensor.boxes) < 2:
-        return tensor.boxes[0].offset if tensor.boxes else 0
-    boxes = sorted(tensor.boxes, key=lambda box: box.offsets)
-    end = boxes[0].offset
-    for box in boxes:
-        rows_only = Box(box.offsets[1:], box.shape[1:]) == Box((0,) * (len(tensor.shape) - 1), tensor.shape[1:])
-        if box.file != boxes[0].file or box.offset != end or not rows_only:
-            return None
-        end += box.nbytes
-    return boxes[0].offset
-
-
-def _mapped(
-    stored: Stored, value: Value, memory: Any, mapping: object | None, bases: Sequence[int]
-) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    with torch.inference_mode(False):
-        for i, tensor in enumerate(value.tensors):
-            if i in value.plan.same:
-                tensors.append(tensors[value.plan.same[i]])
-                continue
-            start = _place(tensor)
-            if start is None or not tensor.boxes:
-                made = new_target(tensor)
-                read_into(stored, [Want(tensor, made.shards)], Meter(None, 0, ""))
-                found = made.value
-            else:
-                found = _over(memory, mapping, bases[tensor.boxes[0].file] + start, tensor)
-            tensors.append(traits.with_traits(found, value.plan.traits[i]))
-    return tensors
-
-
-def _over(memory: Any, mapping: object | None, start: int, tensor: StoredTensor) -> torch.Tensor:
-    dtype = DTYPES[tensor.dtype]
-    part = memory[start : start + structure.count(tensor.shape) * dtype.itemsize]
-    if start % dtype.itemsize:
-        part = part.copy()
-    storage = torch.from_numpy(part).untyped_storage()
-    storage._memstore_mapping = mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves
-    return traits.over(storage, dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))

@@ -203,11 +203,16 @@ class Snapshot:
         return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
     def view(self) -> dict[str, Any]:
-        """What this rank saved, by the names in its app state, over the mapped files: opening it reads no tensor.
+        """What this rank saved, by the names in its app state, with lazy leaves: opening it reads no tensor.
 
-        A tensor is read page by page as it is used, and compared with no checksum. What is written to it nobody else
-        sees, and it stays whole when the snapshot is removed. A tensor whose parts don't lie one behind the other in a
-        file is read when the view is made. For lazy leaves, which slice without reading, attach the folder to a store.
+        The leaves are `StoredTensor`s, as of `Store.view`, over the mapped files: slicing one reads nothing, an
+        operator what it needs, also of a tensor whose parts lie in several files. What is read is compared with no
+        checksum. Sent to another process, a leaf is a reference to the folder.
+
+        The view stays whole when the snapshot is removed; a reference then is a VersionGoneError.
+
+        Raises:
+            CorruptionError: the manifest is damaged, or a file is missing or of another size.
         """
         return view(self.open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
 

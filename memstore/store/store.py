@@ -22,6 +22,7 @@ from memstore.engine import (
     hold,
     hold_at_once,
     index,
+    need_boxes,
     no_version,
     open_root,
     put,
@@ -356,6 +357,8 @@ class Store(ByRanks, AsMapping):
             return self.put(key, value, expect_version=expect_version, timeout=timeout)
         with resource_errors(self.root, key, root):
             content = describe_files(key, path, format, allow_pickle=self._allow_pickle)
+            if content.boxes is not None:
+                need_boxes(root, deadline)
         (version,) = put(root, [Draft(name, content, expect_version)], deadline)
         self._puts += 1
         return version

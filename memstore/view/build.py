@@ -15,7 +15,7 @@ from memstore.view.lazy import guard, kind_of, read, with_kind, wrap
 from memstore.view.leaf import StoredTensor
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
-from memstore.view.source import Source, without_leaves
+from memstore.view.source import PinnedSource, without_leaves
 
 
 def view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: torch.device | str | None = None) -> Any:
@@ -31,7 +31,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
     wanted = None if device is None else torch.device(device)
     try:
         plan, objects, memory, boxes = contents.locate(root, key, held)
-        source = Source(Pin(root, key, without_leaves(record), held, options), memory)
+        source = PinnedSource(Pin(root, key, without_leaves(record), held, options), memory)
         place = None if wanted is None or wanted.type == "cpu" else wanted
         sums, loaded = record.checksums if options.verify else None, plan.loaded
 

@@ -156,9 +156,8 @@ class StoredTensor(LazyTensor):
     def __repr__(self, *, tensor_contents: object = None) -> str:
         device = "" if self.stored.place is None else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
-        source = self.stored.source
         dtype = f"dtype={self.dtype}{device}{grad}"
-        return f"StoredTensor(key={source.key!r}, version={source.version}, shape={tuple(self.shape)}, {dtype})"
+        return f"StoredTensor({self.stored.source.title}, shape={tuple(self.shape)}, {dtype})"
 
     def __format__(self, spec: str) -> str:
         return format(read(self), spec) if spec and not self.ndim else repr(self)

@@ -20,9 +20,10 @@ from memstore.contents import StoredBox
 from memstore.engine import Leaf
 from memstore.sharding import Box
 from memstore.structure import MalformedError, check_box, check_extent, modes, need_device, over, traits
-from memstore.view.lazy import Lazy, LazyTensor, guard, kind_of, with_kind, wrap
+from memstore.view.lazy import Lazy, LazyTensor, kind_of, with_kind, wrap
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
+from memstore.view.leaves import lazy_bytes
 from memstore.view.source import Source
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -78,15 +79,8 @@ def unpack(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
             stored = LeafBoxes(source, leaf, apart, need_device(device))
             shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
             return with_kind(wrap(cls, shown, stored), found)
-        memory, base = source.memory[offset : offset + nbytes], None
-        if offset % dtype.itemsize:
-            memory = memory.copy()
-            base = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, (0,), (1,))
-        shown = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, shape, stride)
-        guard(shown)
-        stored = LeafBytes(source, *(checked or (offset, nbytes, None)), offset, need_device(device))
-        stored.base = base
-        return with_kind(wrap(cls, shown, stored), found)
+        place = need_device(device)
+        return with_kind(lazy_bytes(cls, source, dtype, offset, shape, stride, checked, place), found)
 
 
 def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:

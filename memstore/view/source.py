@@ -1,6 +1,6 @@
-"""Source: a pinned version whose bytes lazy leaves read.
+"""Source: mapped bytes that lazy leaves read, and what they belong to. Here: a pinned version of a store.
 
-A source is pickled as its pin is: see `engine/pin.py`. Whoever unpickles it has the version mapped at once.
+A pinned version is pickled as its pin is: see `engine/pin.py`. Whoever unpickles it has the version mapped at once.
 """
 
 from __future__ import annotations
@@ -36,46 +36,66 @@ def without_leaves(record: Record) -> Record:
 
 
 class Source:
-    """A version of a key, pinned, and its data section in memory.
+    """What lazy leaves are parts of, and its bytes in memory.
 
     Attributes:
-        memory: the data section. Never written: nobody else may hold this mapping.
-        is_on_disk: whether its bytes may have to come from a disk.
+        memory: the bytes. Never written: nobody else may hold this mapping.
+        mapping: what keeps them in memory; None for those of a record.
+        is_on_disk: whether they may have to come from a disk.
+        key: what errors call it.
     """
 
-    __slots__ = ("__weakref__", "is_on_disk", "mapping", "memory", "pin")
+    __slots__ = ("__weakref__", "is_on_disk", "key", "mapping", "memory")
 
-    def __init__(self, pin: Pin, memory: Memory) -> None:
+    def __init__(self, memory: Memory, mapping: object | None, key: str, *, is_on_disk: bool) -> None:
         _prepare_torch()
-        self.pin, self.memory = pin, memory
-        self.mapping = None if pin.held is None else pin.held.mapping
-        self.is_on_disk = self.mapping is not None and (not pin.root.on_tmpfs or pin.record.adopted is not None)
+        self.memory, self.mapping, self.key, self.is_on_disk = memory, mapping, key, is_on_disk
+
+    @property
+    def title(self) -> str:
+        """What its leaves say of it when they are printed."""
+        raise NotImplementedError
 
     @property
     def address(self) -> int:
         """Where its memory lies."""
         return int(self.memory.__array_interface__["data"][0])
 
-    @property
-    def key(self) -> str:
-        return self.pin.key
+    def damaged(self, detail: str, place: int = 0) -> CorruptionError:
+        """`place`: where the damage is, in the memory."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a reference: whoever unpickles it maps the bytes."""
+        raise NotImplementedError
+
+
+class PinnedSource(Source):
+    """A version of a key, pinned; its memory is the data section."""
+
+    __slots__ = ("pin",)
+
+    def __init__(self, pin: Pin, memory: Memory) -> None:
+        mapping = None if pin.held is None else pin.held.mapping
+        is_on_disk = mapping is not None and (not pin.root.on_tmpfs or pin.record.adopted is not None)
+        super().__init__(memory, mapping, pin.key, is_on_disk=is_on_disk)
+        self.pin = pin
 
     @property
-    def version(self) -> int:
-        return self.pin.record.version
+    def title(self) -> str:
+        return f"key={self.key!r}, version={self.pin.record.version}"
 
     def damaged(self, detail: str, place: int = 0) -> CorruptionError:
-        """`place`: where the damage is, in the data section."""
         return contents.damaged(self.pin.root, self.key, self.pin.record, detail, place)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return receive, (self.pin,)
 
 
-def receive(pin: Pin) -> Source:
+def receive(pin: Pin) -> PinnedSource:
     """Unpickles a source. Raises VersionGoneError if the version was replaced, and the lease is over."""
     held = pin.held or pin.map()
     if held is None:
         raise pin.gone()
     pin.held = held
-    return Source(pin, contents.memory_of(held))
+    return PinnedSource(pin, contents.memory_of(held))

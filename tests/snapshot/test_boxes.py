@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import memstore
 from memstore import Snapshot, StateDict, TensorShard
 from memstore.sharding import Box
+from memstore.snapshot import box_parts
 from memstore.snapshot import partition as partitions
 from memstore.snapshot.drafts import Naming, draft, offers_of, own_bytes
 from memstore.snapshot.part import Take, with_sums
@@ -66,9 +67,17 @@ def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
     publish(storage, parts)
 
 
+@pytest.mark.parametrize("joined", [0, 64 << 10])
 @given(st.data())
 @settings(max_examples=40)
-def test_any_boxes_are_read_into_any_others(data: st.DataObject) -> None:
+def test_any_boxes_are_read_into_any_others(joined: int, data: st.DataObject) -> None:
+    """Args: joined: gaps of so many bytes are read too; without any, runs are read each by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(box_parts, "_JOINED", joined)
+        _check_boxes_into_others(data)
+
+
+def _check_boxes_into_others(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     dtype = data.draw(st.sampled_from([torch.int16, torch.float64, torch.complex128]))
     whole = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
@@ -143,3 +152,38 @@ def test_a_read_stays_within_its_memory_budget(tmp_path: Path, checksum: bool, m
     assert torch.equal(target, value) and torch.equal(columns.local, value[:, 99:107])
     with pytest.raises(ValueError, match="memory_budget_bytes"):
         snapshot.read_object("0/s/x", memory_budget_bytes=0)
+
+
+def test_of_columns_only_their_rows_are_read(tmp_path: Path) -> None:
+    value = torch.arange(8 << 20, dtype=torch.int32).reshape(64, 128 << 10)  # rows of 512 KiB
+    Snapshot.take(f"{tmp_path}/s", {"s": StateDict(x=value)}, durability="process", checksum=False)
+    snapshot = Snapshot(f"{tmp_path}/s")
+    snapshot.get_manifest()
+    for local in (torch.zeros(64, 500, dtype=torch.int32), torch.zeros(500, 64, dtype=torch.int32).t()):
+        before = _bytes_read()
+        snapshot.read_object("0/s/x", TensorShard(local, (64, 128 << 10), (0, 1000)))
+        assert torch.equal(local, value[:, 1000:1500])
+        assert 64 * 500 * 4 <= _bytes_read() - before < 2 * 64 * 500 * 4, "and some of /proc"
+
+
+def test_of_columns_only_the_chunks_that_have_them_are_read_and_compared(tmp_path: Path) -> None:
+    value = torch.arange(20 << 20, dtype=torch.int32).reshape(2, 10 << 20)  # rows of 40 MiB, in chunks of 16
+    path = f"{tmp_path}/s"
+    Snapshot.take(path, {"s": StateDict(x=value)}, durability="process")
+    with open(f"{path}/state.safetensors", "r+b") as file:
+        file.seek(18 << 20)  # in the second chunk
+        file.write(b"damage")
+    snapshot = Snapshot(path)
+    local = torch.zeros(2, 1000, dtype=torch.int32)
+    before = _bytes_read()
+    snapshot.read_object("0/s/x", TensorShard(local, tuple(value.shape), (0, 0)))
+    assert torch.equal(local, value[:, :1000])
+    assert _bytes_read() - before < 33 << 20, "two chunks of five"
+    with pytest.raises(memstore.CorruptionError, match="chunk 1"):
+        snapshot.read_object("0/s/x", TensorShard(local, tuple(value.shape), (0, 5 << 20)))
+
+
+def _bytes_read() -> int:
+    """By this process, with system calls."""
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
 import memstore
-from memstore import Snapshot, StateDict, TensorShard
+from memstore import Snapshot, StateDict, StoredTensor, TensorShard
 from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.snapshot.ranks import all_right, on_ranks
@@ -31,16 +38,68 @@ def dicts(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.state_dict() for key, value in state.items()}
 
 
-def test_a_view_shows_what_was_saved_and_reads_it_when_it_is_used(tmp_path: Path) -> None:
+def plain(view: Any) -> Any:
+    """The same containers, with copies of what lazy leaves show."""
+    if isinstance(view, (dict, list)):
+        for key, value in list(view.items() if isinstance(view, dict) else enumerate(view)):
+            view[key] = plain(value)
+    return view.clone() if isinstance(view, StoredTensor) else view
+
+
+def test_a_view_has_lazy_leaves_that_stay_when_the_snapshot_goes(tmp_path: Path) -> None:
     path, state = f"{tmp_path}/s", app_state()
     view = Snapshot.take(path, state).view()
-    assert_same(dicts(state), view)
-    view["state"]["a"][0] = 9.0  # nobody else sees it
-    assert_same(dicts(state), Snapshot(path).view())
+    assert type(view["model"]["0.weight"]) is StoredTensor
+    assert view["state"]["a"] is view["state"]["b"][0], "tied as it was"
+    before = memstore.bytes_read()
+    row = view["model"]["0.weight"][1]
+    assert memstore.bytes_read() == before and f"snapshot='{path}'" in repr(row)
+    with pytest.raises(memstore.ReadOnlyError, match="lazy leaf of '/"):
+        view["state"]["a"][0] = 9.0
     for name in os.listdir(path):
         os.remove(f"{path}/{name}")
-    assert view["state"]["c"]["e"].item() == 7
-    assert torch.equal(pickle.loads(pickle.dumps(view["model"]["0.weight"])), state["model"][0].weight)
+    assert_same(dicts(state), plain(view), ties=False)
+    assert torch.equal(row, state["model"][0].weight[1]) and memstore.bytes_read() > before
+
+
+def test_a_leaf_is_sent_as_a_reference_to_the_files_that_it_comes_from(tmp_path: Path) -> None:
+    path, state = f"{tmp_path}/s", app_state()
+    view = Snapshot.take(path, state).view()
+    sent = pickle.dumps((view["model"]["0.weight"][1:], view["state"]["a"]))
+    assert in_child(_sum_of_sent, sent) == state["model"][0].weight[1:].sum().item() + 6
+    shutil.move(path, f"{path}-old")
+    with pytest.raises(memstore.VersionGoneError, match=re.escape(path)):
+        pickle.loads(sent)
+    Snapshot.take(path, state)
+    with pytest.raises(memstore.VersionGoneError, match="another one"):
+        pickle.loads(sent)
+
+
+def _sum_of_sent(sent: bytes) -> float:
+    return sum(leaf.sum().item() for leaf in pickle.loads(sent))
+
+
+def test_what_containers_look_into_is_as_it_was_in_a_view(tmp_path: Path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
+    value = {
+        "jagged": jagged,
+        "quantized": torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8),
+        "array": np.arange(3),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "wide": torch.ones(3, dtype=torch.complex128),
+        "byte": torch.ones(3).to(torch.float8_e4m3fn),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(True),
+    }
+    Snapshot.take(f"{tmp_path}/s", {"state": StateDict(value)})
+    for mode in (contextlib.nullcontext, torch.inference_mode, FakeTensorMode):
+        with mode():
+            view = Snapshot(f"{tmp_path}/s").view()["state"]
+        assert isinstance(view["parameter"], torch.nn.Parameter) and view["parameter"].requires_grad
+        assert view["wide"].stored.base is None, "nothing was copied"
+        view["parameter"] = torch.nn.Parameter(view["parameter"].detach().clone())
+        assert_same(value, plain(view), ties=False)
 
 
 def test_a_large_view_takes_no_memory(tmp_path: Path) -> None:
@@ -81,16 +140,69 @@ def _take_rows(rank: int, path: str) -> None:
     Snapshot.take(path, {"state": StateDict(x=TensorShard(torch.ones(2, 3) * rank, (4, 3), (2 * rank, 0)))})
 
 
-def test_tensors_in_several_files_are_put_together(tmp_path: Path, root: str) -> None:
+def test_a_leaf_in_several_files_is_sliced_lazily_as_one_tensor(tmp_path: Path, root: str) -> None:
     path = f"{tmp_path}/s"
     all_right(on_ranks(2, _take_rows, path))
     want = {"state": {"x": torch.tensor([0.0, 0, 1, 1])[:, None].repeat(1, 3)}}
-    assert_same(want, Snapshot(path).view())
+    view = Snapshot(path).view()
+    before = memstore.bytes_read()
+    part = view["state"]["x"].t()[1:, 1:3]
+    assert memstore.bytes_read() == before
+    assert part.tolist() == [[0, 1], [0, 1]]
+    assert memstore.bytes_read() - before == 16
+    assert_same(want, plain(view))
+    assert pickle.loads(pickle.dumps(view["state"]["x"]))[1:3, 0].tolist() == [0, 1]
     with memstore.open(root) as store:
-        with pytest.raises(memstore.UnsupportedValueError, match="state/x.*copy=True"):
-            store.attach("key", path)
-        store.attach("key", path, copy=True)
-        assert_same(want, store.get("key"))
+        store.attach("in place", path)
+        store.attach("copied", path, copy=True)
+        for key in ("in place", "copied"):
+            assert_same(want, store.get(key))
+            assert store.view(key)["state"]["x"][1:3, 0].tolist() == [0, 1]
+        (leaf,) = store.info("in place").leaves
+        assert [(shard.rank, shard.offsets) for shard in leaf.shards] == [(0, (0, 0)), (1, (2, 0))]
+        target = torch.zeros(2, 3)
+        store.get("in place", out={"state": {"x": TensorShard(target, (4, 3), (1, 0))}})
+        assert target.tolist() == [[0, 0, 0], [1, 1, 1]] and store.verify().ok
+    with memstore.open(root, "r") as store:
+        assert_same(want, store.get("in place"))
+    settings = json.loads(Path(root, "memstore.json").read_text())
+    assert settings["features"] == ["sharded"], "memstore before that refuses the store"
+
+
+def _take_many(rank: int, path: str) -> None:
+    tied = TensorShard(torch.full((1, 5), rank + 1.0, dtype=torch.complex128), (2, 5), (rank, 0))
+    columns = TensorShard(torch.full((3, 2), rank, dtype=torch.bfloat16), (3, 4), (0, 2 * rank))
+    state = StateDict(tied=tied, again=tied, columns=columns, plain=torch.ones(3), text="x", none=torch.zeros(0, 2))
+    Snapshot.take(path, {"a": state, "b": StateDict(columns=columns)})
+
+
+def test_an_attached_snapshot_of_ranks_is_what_was_saved(tmp_path: Path, root: str) -> None:
+    path = f"{tmp_path}/s"
+    all_right(on_ranks(2, _take_many, path))
+    snapshot = Snapshot(path)
+    want = {key: snapshot.get_state_dict_for_key(key) for key in ("a", "b")}
+    assert want["a"]["tied"].real.tolist() == [[1] * 5, [2] * 5]
+    with memstore.open(root, verify=True) as store:
+        store.attach("key", path)
+        assert_same(want, store.get("key"), ties=False)
+        assert_same(want, plain(store.view("key")), ties=False)
+        sent = pickle.dumps(store.view("key")["a"]["tied"][1])
+        assert pickle.loads(sent).real.tolist() == [2] * 5
+    assert_same(want, plain(snapshot.view()), ties=False)
+    assert pickle.loads(pickle.dumps(snapshot.view()["a"]["tied"][:, 1])).real.tolist() == [1, 2]
+
+
+def _distribute(rank: int, path: str) -> list[Any]:
+    _take_rows(rank, path)
+    mesh = init_device_mesh("cpu", (2,))
+    leaf = Snapshot(path).view()["state"]["x"]
+    before = memstore.bytes_read()
+    return [leaf.distribute(mesh, [Shard(1)]).to_local().tolist(), memstore.bytes_read() - before]
+
+
+def test_a_rank_reads_its_part_of_a_lazy_leaf(tmp_path: Path) -> None:
+    found = all_right(on_ranks(2, _distribute, f"{tmp_path}/s"))
+    assert found == [[[[0, 0], [0, 0], [1, 1], [1, 1]], 32], [[[0], [0], [1], [1]], 16]]
 
 
 def test_safetensors_reads_the_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -153,3 +154,52 @@ def test_a_name_that_is_no_unicode_text_is_refused(path: str) -> None:
 def test_an_error_of_a_rank_is_one_of_memstores_or_names_its_kind(kind: str) -> None:
     assert type(error_of_rank(1, kind, "why")) is memstore.MemstoreError
     assert str(error_of_rank(1, "CorruptionError", "why")) == "rank 1: why"
+
+
+def test_objects_that_only_pickle_reads_are_refused_before_a_tensor_is_filled(path: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    Snapshot.take(path, {"model": model, "state": StateDict(x=torch.ones(3), y=print)}, allow_pickle=True)
+    other, state = torch.nn.Linear(3, 2), StateDict(x=torch.zeros(3), y=None)
+    before = other.weight.detach().clone()
+    with pytest.raises(memstore.UnsupportedValueError, match="pickle"):
+        Snapshot(path).restore({"model": other, "state": state})
+    assert torch.equal(other.weight, before) and state["x"].tolist() == [0, 0, 0] and state["y"] is None
+    Snapshot(path, storage_options={"allow_pickle": True}).restore({"model": other, "state": state})
+    assert torch.equal(other.weight, model.weight) and state["y"] is print
+
+
+@pytest.mark.parametrize("call", [Snapshot.take, Snapshot.async_take])
+def test_objects_that_only_pickle_writes_are_refused_at_the_call(path: str, call: Callable[..., Any]) -> None:
+    with pytest.raises(memstore.UnsupportedValueError, match=r"app_state\['state'\].*\['y'\].*allow_pickle"):
+        call(path, {"model": torch.nn.Linear(3, 2), "state": StateDict(x=torch.ones(3), y=print)})
+    assert not os.path.exists(path), "nothing was written"
+
+
+def test_an_optimizers_state_is_compared_by_what_is_stored_and_not_by_what_its_memory_has_yet(path: str) -> None:
+    """Torch trusts the offsets of jagged tensors, and so they are looked at when one is made."""
+
+    def made() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+
+    first, second = made(), made()
+    rows = [torch.full((n, 3), float(n)) for n in (2, 1, 5)]
+    first.state[first.param_groups[0]["params"][0]]["rows"] = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    Snapshot.take(path, {"optimizer": first})
+    junk = [torch.full((4,), -7) for _ in range(1000)]  # what new memory has, when it is given back
+    del junk
+    Snapshot(path).restore({"optimizer": second})
+    state = second.state[second.param_groups[0]["params"][0]]
+    for found, want in zip(state["rows"].unbind(), rows, strict=True):
+        assert torch.equal(found, want)
+
+
+def test_what_a_module_lacks_and_its_container_looks_into_does_no_harm(path: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    nested = torch._nested_view_from_buffer(
+        torch.arange(5.0), torch.tensor([[2], [3]]), torch.tensor([[1], [1]]), torch.tensor([0, 2])
+    )
+    model.register_buffer("rows", nested.detach())
+    Snapshot.take(path, {"model": model})
+    other = torch.nn.Linear(3, 2)
+    Snapshot(path).restore({"model": other}, strict=False)
+    assert torch.equal(other.weight, model.weight)

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from memstore.engine import syscalls
 from memstore.engine.files.lockfile import OwnedFile
 from memstore.engine.files.mapping import Mapping, map_file
-from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents
+from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
 
 MOST_FILES = 16_384  # a process may have 65,530 mappings
@@ -66,17 +66,18 @@ def opened(path: str) -> Generator[tuple[int, os.stat_result]]:
         file.close()
 
 
-def map_external(extents: Sequence[ExternalExtent]) -> Mapping | None:
+def map_external(extents: Sequence[ExternalExtent], size: int = 0) -> Mapping | None:
     """Maps the files, one behind the other, with one file descriptor at a time; None if there are none.
 
-    Raises CorruptionError for one that is gone or is not what it was.
+    Behind them is room up to `size`, of zeros. Raises CorruptionError for one that is gone or is not what it was.
     """
     if not extents:
         return None
-    if len(extents) == 1 and not extents[0].base:
+    end = end_of(extents)
+    if len(extents) == 1 and not extents[0].base and size <= end:
         with _unchanged(extents[0]) as fd:
             return map_file(fd, extents[0].size)
-    mapping = map_file(None, extents[-1].base + extents[-1].size)
+    mapping = map_file(None, max(end, size))
     for extent in extents:
         with _unchanged(extent) as fd:
             syscalls.map_over(mapping.address + extent.base, fd, extent.size)

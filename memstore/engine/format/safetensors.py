@@ -22,6 +22,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.strict_json import Document, read_texts, split_object
 from memstore.wording import short
 
+_DATA_ALIGNMENT = 64  # of the first tensor in a file for others, who map it
 HEADER_LIMIT = 100_000_000  # bytes, as the format's own reader has it
 METADATA = "__metadata__"  # the name of the one entry that is no tensor
 
@@ -182,7 +183,7 @@ def make_header(tensors: Sequence[tuple[str, str, Sequence[int], int]]) -> bytes
             "data_offsets": [start, end],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % _DATA_ALIGNMENT)
     if len(text) > HEADER_LIMIT:
         raise UnsupportedValueError(f"the names of {len(tensors):,} tensors don't fit into a header of safetensors")
     return len(text).to_bytes(8, "little") + text

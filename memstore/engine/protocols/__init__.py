@@ -5,7 +5,7 @@ from __future__ import annotations
 from memstore.engine.protocols.ahead import close as close_ahead
 from memstore.engine.protocols.attempt_ends import give_up
 from memstore.engine.protocols.attempt_outcomes import Failure, ended, version_of_outcome
-from memstore.engine.protocols.attempt_prepare import prepare
+from memstore.engine.protocols.attempt_prepare import need_boxes, prepare
 from memstore.engine.protocols.attempt_publish import outcome_of
 from memstore.engine.protocols.attempts import Member, missing_ranks, no_version, pending_parts
 from memstore.engine.protocols.change import Change, Content, check_version, missing
@@ -41,6 +41,7 @@ __all__ = [
     "map_entry",
     "missing",
     "missing_ranks",
+    "need_boxes",
     "no_version",
     "outcome_of",
     "pending_parts",

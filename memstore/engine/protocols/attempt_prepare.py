@@ -33,8 +33,7 @@ def prepare(
         ShardMismatchError: other ranks say that the attempt has another number of ranks.
         StoreFullError, ResourceLimitError, StoreTimeoutError, NotAStoreError.
     """
-    if SHARDED not in root.settings.features:
-        root.mutex.run(functools.partial(_add_feature, root), deadline)
+    need_boxes(root, deadline)
     writers: list[SegmentWriter] = []
     try:
         change = write(root, draft, writers, deadline)
@@ -53,6 +52,12 @@ def prepare(
     close_published(root, writers)
     root.check_in_place()
     return member._replace(number=found)
+
+
+def need_boxes(root: Root, deadline: float) -> None:
+    """Lets the store have records with boxes: memstore before format 2 refuses it from then on."""
+    if SHARDED not in root.settings.features:
+        root.mutex.run(functools.partial(_add_feature, root), deadline)
 
 
 def _add_feature(root: Root) -> None:

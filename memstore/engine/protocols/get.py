@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from memstore.engine.files import Mapping, map_external, map_segment, map_segments, segment_path
-from memstore.engine.format import Record, SegmentExtent, base_after, decode_external, end_of
+from memstore.engine.format import Extent, Record, SegmentExtent, base_after, decode_external, end_of
 from memstore.engine.root import Root, reopen_root
 from memstore.errors import ContentionError, CorruptionError
 
@@ -129,13 +129,15 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
             mapping = map_segment(path, extent, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
             return None if mapping is None else MappedEntry(record, mapping)
         if record.adopted is not None:
-            return MappedEntry(record, map_external(decode_external(record.adopted)))
+            files = decode_external(record.adopted)
+            _check_room(record, files)
+            return MappedEntry(record, map_external(files, record.nbytes))
         if record.parts is not None and record.nbytes:
             extents = record.segments
             _check_room(record, extents)
-            files = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
+            segments = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
             size = max(record.nbytes, end_of(extents))
-            mapping = map_segments(files, size, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
+            mapping = map_segments(segments, size, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
             return None if mapping is None else MappedEntry(record, mapping)
         return MappedEntry(record)
     except CorruptionError as error:
@@ -143,8 +145,8 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
 
 
-def _check_room(record: Record, extents: Sequence[SegmentExtent]) -> None:
-    """Raises CorruptionError where the room behind the segments is more than leaves can need that are put together."""
+def _check_room(record: Record, extents: Sequence[Extent]) -> None:
+    """Raises CorruptionError where the room behind the files is more than leaves can need that are put together."""
     end = base_after(end_of(extents), 0)
     if record.nbytes - end > end * len(extents):
         raise CorruptionError(f"{record.nbytes:,} bytes can't come of {end:,} bytes of files")
