@@ -102,7 +102,7 @@ from memstore.engine.root import (
     filesystem_name,
     reopen_root,
 )
-from memstore.engine.sync import deadline_after
+from memstore.engine.sync import boot_id, deadline_after
 from memstore.engine.usage import huge_page_bytes, measure
 
 __all__ = [
@@ -145,6 +145,7 @@ __all__ = [
     "absolute_path",
     "base_after",
     "belongs",
+    "boot_id",
     "check_header",
     "check_version",
     "close_root",
