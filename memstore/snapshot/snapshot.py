@@ -91,7 +91,8 @@ class Snapshot:
 
         Raises:
             AlreadyExistsError: there is a snapshot at `path`, or another take was faster. It stays as it is.
-            UnsupportedValueError: a leaf can't be saved, or the ranks disagree about a tensor.
+            UnsupportedValueError: a leaf can't be saved.
+            ShardMismatchError: ranks disagree about a tensor that they share: its shape, dtype, or who has which part.
             StoreFullError: no room. Nothing is left.
             UnknownOutcomeError: a rank died when all had written; rank 0 may have published the snapshot.
             MemstoreError: another rank failed; the message names it, and its reason.

@@ -89,8 +89,7 @@ def check_whats_left(path: str) -> None:
     with open(f"{path}/{MANIFEST}", "rb") as file:
         named = {entry["name"] for entry in json.loads(file.read())["files"]}
     index = {name for name in os.listdir(path) if name.endswith("index.json")}
-    left = {name for name in os.listdir(path) if not name.endswith(".new")}
-    assert left == named | {MANIFEST} | index
+    assert set(os.listdir(path)) == named | {MANIFEST} | index
 
 
 def test_a_take_that_is_killed_at_a_step(path: str) -> None:
@@ -451,7 +450,7 @@ def test_a_users_file_that_is_called_as_a_takes_stays(path: str) -> None:
     assert len([name for name in os.listdir(path) if name.endswith(".safetensors")]) > 2
     take(path, 2.0)
     assert number_in(path) == 2.0
-    left = {name for name in os.listdir(path) if not name.endswith((".new", ".json"))}
+    left = {name for name in os.listdir(path) if not name.endswith(".json")}
     assert set(theirs) < left and len(left) == 4, left
 
 
