@@ -81,7 +81,7 @@ class StructureMismatchError(MemstoreError, ValueError):
 
 
 class ShardMismatchError(MemstoreError, ValueError):
-    """Ranks of a sharded put disagree: about a leaf's shape, dtype or bytes, or about the attempt. Nothing was put."""
+    """Ranks disagree about a leaf's shape, dtype, parts or bytes, or about their attempt. Nothing was put, or taken."""
 
 
 class MutableEntryError(MemstoreError):

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("errors", "late_imports", "depth", "modes"),
+    ("errors", "late_imports", "depth", "modes", "group_call"),
     ("keys", "strict_json", "wording"),
     ("info",),
     ("engine",),

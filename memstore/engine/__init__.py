@@ -104,7 +104,7 @@ from memstore.engine.root import (
     is_in_memory,
     reopen_root,
 )
-from memstore.engine.sync import deadline_after
+from memstore.engine.sync import boot_id, deadline_after
 from memstore.engine.usage import huge_page_bytes, measure
 
 __all__ = [
@@ -147,6 +147,7 @@ __all__ = [
     "absolute_path",
     "base_after",
     "belongs",
+    "boot_id",
     "check_header",
     "check_version",
     "close_root",

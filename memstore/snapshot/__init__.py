@@ -1,21 +1,25 @@
 """State dicts, saved and restored: a snapshot is a folder of safetensors files with a manifest, which is linked last.
 
 snapshot      Snapshot: what a user calls          stateful     what can be saved
-ranks         the process group                    progress     a callback, or a bar
+ranks         the steps of all ranks               exchange     what they hear of each other
+processes     whether a rank has died              progress     a callback, or a bar
+options       what a caller may choose             parallel     several reads or writes at once
 manifest      the manifest, and its checks         names        of tensors and files
-parallel      several reads or writes at once
 
 taking        the steps of a take, on all ranks    restoring    those of a restore
-preparing     those before anything is written     targets      the tensors that can be filled in place
-state         a state dict, taken apart            layouts      new tensors, where there are none
-partition     who writes what                      reading      boxes into memory
+preparing     those before anything is written     matching     what is stored, and what is there
+opening       the first of them                    targets      the tensors that can be filled in place
+asking        for the state dicts                  layouts      new tensors, where there are none
+replicated    what all ranks have alike            sharing      targets that share memory
+state         a state dict, taken apart            reading      boxes into memory
+partition     who writes what                      box_parts    where in its file a part of a box lies
 drafts        which files a rank writes            stored       a snapshot that is there
 part          what a rank wrote                    entries      what it has, by path
 parts         how the parts become a snapshot      objects_out  one tensor by itself
-merging       all parts as one manifest            box_parts    where in its file a part of a box lies
-pending       a take that is being written         served       its files, mapped
-                                                   verifying    whether it is whole
-                                                   comparing    two of them
+merging       all parts as one manifest            served       its files, mapped
+pending       a take that is being written         verifying    whether it is whole
+pending_snapshot  what a user has of it            comparing    two of them
+abandoning    what a take that failed leaves       optimizer_fit  whether an optimizer's groups fit
 
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
 writer/    a process of its own, which writes what was staged
@@ -36,13 +40,14 @@ if TYPE_CHECKING:
     from memstore.snapshot.entries import TensorEntry
     from memstore.snapshot.manifest import load_manifest
     from memstore.snapshot.names import is_snapshot
+    from memstore.snapshot.pending_snapshot import PendingSnapshot
     from memstore.snapshot.served import describe_snapshot, load_snapshot
-    from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
+    from memstore.snapshot.snapshot import Snapshot
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
 
 _HOMES = {
     "AppState": "memstore.snapshot.stateful",
-    "PendingSnapshot": "memstore.snapshot.snapshot",
+    "PendingSnapshot": "memstore.snapshot.pending_snapshot",
     "RNGState": "memstore.snapshot.stateful",
     "Snapshot": "memstore.snapshot.snapshot",
     "StateDict": "memstore.snapshot.stateful",

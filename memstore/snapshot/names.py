@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence, Set
+from typing import Any
 
 MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
@@ -75,6 +76,19 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
     if file is not None and file[3] is not None:
         return file[3] if file[3] in traced else None
     return claimant if file is not None or name in (CLAIM, INDEX) else None
+
+
+def local_path(path: Any) -> str:
+    """The absolute path of a folder; TypeError or ValueError for what is none."""
+    found = os.fspath(path)
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise TypeError(f"path is that of a folder, as text, and not {path!r}")
+    if "://" in found:
+        scheme, _, rest = found.partition("://")
+        if scheme not in ("file", "fs"):
+            raise ValueError(f"{found!r}: snapshots are folders of a file system; there is no storage {scheme!r}")
+        found = rest
+    return os.path.abspath(found)
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:

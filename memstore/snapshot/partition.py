@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memstore.errors import UnsupportedValueError
+from memstore.errors import ShardMismatchError
 from memstore.sharding import Box, overlap
 
 SPLIT = 1 << 30  # bytes: a larger box that several ranks have is written by several
@@ -55,7 +55,7 @@ def partition(own: Sequence[int], offers: Sequence[Sequence[Offer]]) -> Shares:
         offers: for each rank the tensors that others may have, too.
 
     Raises:
-        UnsupportedValueError: the ranks disagree about a tensor, or don't cover it.
+        ShardMismatchError: the ranks disagree about a tensor, or don't cover it.
     """
     items = _items(_merged(offers))
     loads = [(nbytes, rank) for rank, nbytes in enumerate(own)]
@@ -85,7 +85,7 @@ def _merged(offers: Sequence[Sequence[Offer]]) -> Mapping[str, _Merged]:
         for offer in mine:
             first = found.setdefault(offer.path, _Merged(offer, rank, {}))
             if (first.offer.dtype, first.offer.shape) != (offer.dtype, offer.shape):
-                raise UnsupportedValueError(
+                raise ShardMismatchError(
                     f"{offer.path}: rank {first.rank} has it as {first.offer.dtype}{list(first.offer.shape)}, rank "
                     f"{rank} as {offer.dtype}{list(offer.shape)}: a tensor of one path is the same on all ranks that "
                     "share it"
@@ -120,9 +120,9 @@ def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
 
 
 def check_cover(path: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
-    """Raises UnsupportedValueError unless the boxes cover the tensor, each element once."""
+    """Raises ShardMismatchError unless the boxes cover the tensor, each element once."""
     covered, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
     if len(boxes) > 1 and overlap(boxes) is not None:
-        raise UnsupportedValueError(f"{path}: the ranks' parts of it overlap without being equal: it can't be saved")
+        raise ShardMismatchError(f"{path}: the ranks' parts of it overlap without being equal: it can't be saved")
     if covered != wanted:
-        raise UnsupportedValueError(f"{path}: the ranks have {covered:,} of its {wanted:,} elements: a rank is missing")
+        raise ShardMismatchError(f"{path}: the ranks have {covered:,} of its {wanted:,} elements: a rank is missing")

@@ -27,7 +27,7 @@ from memstore.snapshot.manifest import (
 from memstore.snapshot.merging import index_of, merge
 from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name, is_id, part_name, take_of, trace_of
 from memstore.snapshot.part import Part, Take, with_sums
-from memstore.snapshot.storage import Storage
+from memstore.snapshot.storage import Storage, is_unfinished
 
 PUBLISHED = b"published"
 
@@ -115,12 +115,14 @@ def claimant(storage: Storage) -> str | None:
 def remove_other_takes(storage: Storage, take: str) -> None:
     """Removes the files of all takes but this one. Files of others stay, whatever they are called.
 
-    Called where no manifest names them: with a manifest of one take there, no other can be published any more.
+    Called where no manifest names them: with a manifest of one take there, no other can be published any more. So a
+    file that another process is about to publish goes, too: a part, a claim or a manifest of another take, or what this
+    take has already.
     """
     owner = claimant(storage)
     names = storage.names()
     traced = {id for id in map(trace_of, names) if id is not None}
-    theirs = [name for name in names if take_of(name, owner, traced) not in (None, take)]
+    theirs = [name for name in names if is_unfinished(name) or take_of(name, owner, traced) not in (None, take)]
     # Claims, parts and failures say whose the other files are: so they go after them.
     for name in sorted(theirs, key=lambda name: name == CLAIM or trace_of(name) is not None):
         _remove(storage, name)

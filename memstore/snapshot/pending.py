@@ -26,13 +26,14 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
+from memstore.snapshot.abandoning import abandon
 from memstore.snapshot.drafts import FileDraft
+from memstore.snapshot.exchange import error_of_rank
 from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
 from memstore.snapshot.names import MANIFEST, failure_name, part_name
 from memstore.snapshot.part import Take
-from memstore.snapshot.preparing import Prepared, abandon
+from memstore.snapshot.preparing import Prepared
 from memstore.snapshot.progress import Meter
-from memstore.snapshot.ranks import error_of_rank
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
 from memstore.snapshot.storage import Storage
 
@@ -194,6 +195,7 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
     except BaseException as error:
         for held in staged:
             held.release()
+        prepared.ranks.leave(error)
         if not prepared.ranks.all_know:
             tell_others(prepared.storage, take, prepared.ranks.rank, error)
         abandon(prepared.storage, take, [], prepared.ranks.rank, all_ended=prepared.ranks.all_know)

@@ -9,9 +9,12 @@ from memstore.errors import KeyNotFoundError
 from memstore.info import Progress
 from memstore.snapshot.entries import Entry, SnapshotMetadata, entries_of, find_leaf, metadata_of
 from memstore.snapshot.manifest import Manifest
+from memstore.snapshot.names import local_path
 from memstore.snapshot.objects_out import read_tensor
-from memstore.snapshot.pending import PendingTake, start
-from memstore.snapshot.preparing import Options, local_path, prepare
+from memstore.snapshot.options import Options, storage_options_of
+from memstore.snapshot.pending import start
+from memstore.snapshot.pending_snapshot import PendingSnapshot
+from memstore.snapshot.preparing import prepare
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.restoring import restore, state_dict_of
@@ -20,8 +23,6 @@ from memstore.snapshot.stateful import AppState
 from memstore.snapshot.stored import Stored
 from memstore.snapshot.taking import take
 from memstore.snapshot.verifying import verify
-
-_STORAGE_OPTIONS = frozenset({"allow_pickle"})
 
 
 class Snapshot:
@@ -53,7 +54,7 @@ class Snapshot:
     ) -> None:
         self.path: str = local_path(path)
         self.pg = pg
-        self._allow_pickle = _allow_pickle(storage_options)
+        self._allow_pickle, self._timeout = storage_options_of(storage_options)
         self._stored: Stored | None = None
         self._manifest: Manifest | None = None  # where it is known, before anything is opened
 
@@ -90,13 +91,14 @@ class Snapshot:
 
         Raises:
             AlreadyExistsError: there is a snapshot at `path`, or another take was faster. It stays as it is.
-            UnsupportedValueError: a leaf can't be saved, or the ranks disagree about a tensor.
+            UnsupportedValueError: a leaf can't be saved.
+            ShardMismatchError: ranks disagree about a tensor that they share: its shape, dtype, or who has which part.
             StoreFullError: no room. Nothing is left.
             UnknownOutcomeError: a rank died when all had written; rank 0 may have published the snapshot.
             MemstoreError: another rank failed; the message names it, and its reason.
         """
-        options = Options(replicated or (), durability, checksum, allow_pickle)
-        prepared = prepare(path, app_state, pg, options)
+        timeout = storage_options_of(storage_options).timeout
+        prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
         manifest = take(prepared, progress)
         return cls.of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
@@ -131,10 +133,12 @@ class Snapshot:
             ResourceLimitError: the copies don't fit into the machine's memory.
             AlreadyExistsError, UnsupportedValueError, MemstoreError: as of `take`.
         """
-        options = Options(replicated or (), durability, checksum, allow_pickle)
-        prepared = prepare(path, app_state, pg, options)
+        timeout = storage_options_of(storage_options).timeout
+        prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
         meter = Meter(progress if prepared.ranks.rank == 0 or callable(progress) else None, prepared.nbytes, "writing")
-        return PendingSnapshot(start(prepared, meter), pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+        found_options = {"allow_pickle": allow_pickle, **(storage_options or {})}
+        pending = start(prepared, meter)
+        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, found_options))
 
     @classmethod
     def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
@@ -158,7 +162,7 @@ class Snapshot:
             CorruptionError: stored bytes are damaged. The objects' tensors then have any content.
             NotAStoreError: there is no snapshot at the path.
         """
-        restore(self.open, app_state, Ranks(self.pg), strict=strict, allow_pickle=self._allow_pickle)
+        restore(self.open, app_state, Ranks(self.pg, self._timeout), strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and no more of the snapshot than it takes.
@@ -240,45 +244,3 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"memstore.Snapshot({self.path!r})"
-
-
-class PendingSnapshot:
-    """A snapshot that is being written. Made by `Snapshot.async_take`.
-
-    Attributes:
-        path: of its folder.
-    """
-
-    def __init__(self, take: PendingTake, pg: Any, storage_options: dict[str, Any]) -> None:
-        self.path: str = take.path
-        self._take, self._pg, self._storage_options = take, pg, storage_options
-
-    def wait(self, timeout: float | None = None) -> Snapshot:
-        """Waits until the snapshot of all ranks is there, and returns it.
-
-        Args:
-            timeout: seconds; None: as long as this rank's bytes take, and then half an hour for the other ranks.
-
-        Raises:
-            StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be
-                called again.
-            AlreadyExistsError: another take to this path was faster.
-            UnknownOutcomeError: the folder has been removed since.
-            MemstoreError, OSError: what failed in the writer of this rank, or, naming it, of another.
-        """
-        return Snapshot.of(self._take.wait(timeout), self.path, self._pg, self._storage_options)
-
-    def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-        return self._take.done()
-
-    def __repr__(self) -> str:
-        return f"memstore.PendingSnapshot({self.path!r}, done={self.done()})"
-
-
-def _allow_pickle(storage_options: dict[str, Any] | None) -> bool:
-    options = storage_options or {}
-    unknown = set(options) - _STORAGE_OPTIONS
-    if unknown:
-        raise TypeError(f"storage_options has {sorted(unknown)}; memstore knows {sorted(_STORAGE_OPTIONS)}")
-    return bool(options.get("allow_pickle", False))

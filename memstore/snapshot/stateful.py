@@ -92,8 +92,3 @@ def check_app_state(app_state: Any) -> AppState:
     if len([value for value in checked.values() if isinstance(value, RNGState)]) > 1:
         raise ValueError("app_state has several RNGStates: there is one random state in a process")
     return checked
-
-
-def restored_last(app_state: AppState) -> list[str]:
-    """The names in an order that all ranks have: sorted, and the RNGState last."""
-    return sorted(app_state, key=lambda key: (isinstance(app_state[key], RNGState), key))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memstore import structure
 from memstore.engine import Leaf
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, ShardMismatchError
 from memstore.sharding import Box
 from memstore.snapshot.manifest import Manifest, StoredFile, StoredTensor, StoredValue, load_manifest
 from memstore.snapshot.names import MANIFEST, path_of
@@ -113,7 +113,7 @@ class Stored:
         fits = all(box.nbytes == structure.count(box.shape) * itemsize for box in tensor.boxes)
         try:
             check_cover(tensor.path, tensor.shape, boxes)
-        except TypeError as error:
+        except ShardMismatchError as error:
             raise self.damaged(str(error)) from None
         if not fits:
             raise self.damaged(f"the boxes of {tensor.path!r:.100} have other bytes than {leaf.dtype} takes")

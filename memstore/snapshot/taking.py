@@ -23,16 +23,13 @@ import torch
 from memstore import modes
 from memstore.errors import UnknownOutcomeError
 from memstore.info import Progress
+from memstore.snapshot.abandoning import abandon, published
 from memstore.snapshot.drafts import FileDraft, Piece
 from memstore.snapshot.manifest import Manifest, read_manifest
 from memstore.snapshot.names import MANIFEST
 from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.parts import publish
-from memstore.snapshot.preparing import (
-    Prepared,
-    abandon,
-    published,
-)
+from memstore.snapshot.preparing import Prepared
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.state import bytes_of
 from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
@@ -59,12 +56,11 @@ def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
         parts = ranks.together(write)
 
         def finish() -> bytes:
-            if ranks.rank:
-                return b""
             return publish(storage, [msgspec.msgpack.decode(part, type=Part) for part in parts])
 
-        return read_manifest(take.path, ranks.together(finish)[0])
+        return read_manifest(take.path, ranks.at_first(finish))
     except BaseException as error:
+        ranks.leave(error)
         if ranks.lost and handed_over:
             found = published(storage, take)
             if found is not None:

@@ -132,7 +132,7 @@ def test_what_all_ranks_have_is_balanced_and_large_tensors_are_split(monkeypatch
 
 def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
     offers = [[Offer("x", "int8", 1, (3,), (((0,), (3,)),), False)], [Offer("x", "int8", 1, (4,), (), False)]]
-    with pytest.raises(memstore.UnsupportedValueError, match=r"rank 0 has it as int8\[3\], rank 1 as int8\[4\]"):
+    with pytest.raises(memstore.ShardMismatchError, match=r"rank 0 has it as int8\[3\], rank 1 as int8\[4\]"):
         partition([0, 0], offers)
 
 

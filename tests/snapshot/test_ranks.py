@@ -201,7 +201,7 @@ def _take_shards(rank: int, path: str, rows: list[tuple[int, int]]) -> None:
 def test_parts_that_leave_a_hole_or_overlap_are_refused_on_all_ranks(path: str) -> None:
     for rows, match in (([(0, 3), (4, 7)], "36 of its 42"), ([(0, 4), (3, 7)], "overlap")):
         for outcome in on_ranks(2, _take_shards, path, rows):
-            assert isinstance(outcome, memstore.UnsupportedValueError) and match in str(outcome)
+            assert isinstance(outcome, memstore.ShardMismatchError) and match in str(outcome)
         assert not os.path.exists(path)
     all_right(on_ranks(2, _take_shards, path, [(0, 3), (3, 7)]))
     target = TensorShard(torch.zeros(2, 6), (7, 6), (2, 0))
@@ -255,6 +255,33 @@ def test_a_failure_of_one_rank_is_told_by_all_and_leaves_nothing(path: str, wher
     first, second = on_ranks(2, _fail, path, where)
     assert isinstance(first, memstore.MemstoreError) and str(first).startswith("rank 1"), first
     assert isinstance(second, (ArithmeticError, TypeError)), second
+    assert not os.path.exists(path)
+
+
+class _Summing(StateDict):
+    """Its state is a sum over all ranks, as that of a sharded optimizer may be."""
+
+    def state_dict(self) -> dict[str, Any]:
+        dist.all_reduce(total := torch.ones(1))
+        return {"total": total}
+
+
+class _Failing(StateDict):
+    def state_dict(self) -> dict[str, Any]:
+        raise ArithmeticError("it has no state today")
+
+
+def _fails_before_a_collective(rank: int, path: str) -> tuple[str, float]:
+    state = {"a": _Failing() if rank else StateDict(), "b": _Summing()}
+    with pytest.raises((ArithmeticError, memstore.MemstoreError)) as raised:
+        Snapshot.take(path, state)
+    dist.all_reduce(total := torch.full((1,), float(rank)))  # a collective of the training, which must meet no other
+    return str(raised.value), total.item()
+
+
+def test_a_state_dict_that_fails_shifts_no_collective_of_the_others(path: str) -> None:
+    (first, first_total), (_, second_total) = all_right(on_ranks(2, _fails_before_a_collective, path))
+    assert "rank 1 failed: ArithmeticError" in first and first_total == second_total == 1.0
     assert not os.path.exists(path)
 
 

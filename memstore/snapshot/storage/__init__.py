@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from memstore.snapshot.storage.files import FileStorage
 from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, Done, FilePart, LateBytes, Storage
-from memstore.snapshot.storage.names import check_name
+from memstore.snapshot.storage.names import check_name, is_unfinished
 from memstore.snapshot.storage.verify import verify_file
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "LateBytes",
     "Storage",
     "check_name",
+    "is_unfinished",
     "verify_file",
 ]

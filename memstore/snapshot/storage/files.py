@@ -3,7 +3,7 @@
 Every name is looked up in the folder that was opened, wherever that is by now, and never through a link. A file is
 published in these steps:
 
-    1. the data is written to a file ".<random>.new" beside it
+    1. the data is written to a file ".memstore_snapshot.<random>.new" beside it
     2. durable: that file is synced, then the folder, which has the names of all files that were written before
     3. link(2) gives it its name, unless there is such a file
     4. the first name is removed
@@ -18,7 +18,6 @@ import contextlib
 import errno
 import os
 import stat
-import uuid
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
@@ -36,7 +35,7 @@ from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.storage import chunks
 from memstore.snapshot.storage.failures import file_errors
 from memstore.snapshot.storage.interface import Done, FilePart
-from memstore.snapshot.storage.names import check_name
+from memstore.snapshot.storage.names import check_name, new_unfinished_name
 from memstore.snapshot.storage.transfer import NewFile, check_cover, check_sums, damaged, read_run, write_run
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
@@ -200,7 +199,7 @@ class FileStorage:
     def publish(self, name: str, data: bytes, *, durable: bool) -> None:
         path = self._path_of(name)
         folder = self._folder.fd
-        beside = f".{uuid.uuid4().hex}.new"
+        beside = new_unfinished_name()
         with file_errors(path):
             if self._exists(path):
                 raise AlreadyExistsError(f"{path} exists: nothing was written")
@@ -224,6 +223,9 @@ class FileStorage:
         except FileExistsError:
             if not _is_same(beside, name, folder):  # over NFS, a call that succeeded may be sent again
                 raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
+        except FileNotFoundError:  # so does a take once it is published, with what others have not finished
+            text = f"{path}: another take to this folder was first, and removed what this one was about to publish"
+            raise AlreadyExistsError(text) from None
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise UnsupportedFilesystemError(

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import uuid
+
 from memstore.errors import InvalidKeyError
 
 _MOST_BYTES = 255  # NAME_MAX of Linux's file systems
+_UNFINISHED = re.compile(r"\.memstore_snapshot\.[0-9a-f]{32}\.new")
+
+
+def new_unfinished_name() -> str:
+    """Of a file that is about to be published under another name."""
+    return f".memstore_snapshot.{uuid.uuid4().hex}.new"
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is about to be published, or was by a process that died."""
+    return _UNFINISHED.fullmatch(name) is not None
 
 
 def check_name(name: str) -> str:
