@@ -28,7 +28,7 @@ from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.sharing import come_apart
 from memstore.snapshot.stateful import RNGState, check_app_state
 from memstore.snapshot.stored import Stored, Value
-from memstore.snapshot.targets import new_target
+from memstore.snapshot.targets import Target, new_target
 from memstore.structure import traits
 
 _LISTED = 20  # differences in one message

@@ -135,7 +135,7 @@ def map_nothing(address: int, size: int) -> None:
         raise last_error()
 
 
-def buffer_address(buffer: bytearray | mmap.mmap) -> int:
+def buffer_address(buffer: bytearray | mmap.mmap | memoryview) -> int:
     """Where the bytes lie, as long as nobody resizes it."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
 

@@ -20,9 +20,6 @@ import os
 import stat
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from memstore.engine import OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
@@ -116,18 +113,18 @@ class FileStorage:
         return b"".join(sums)
 
     @contextlib.contextmanager
-    def _huge_pages_of(self, file: OwnedFile, size: int) -> Generator[np.ndarray[Any, np.dtype[np.uint8]]]:
+    def _huge_pages_of(self, file: OwnedFile, size: int) -> Generator[memoryview]:
         """The start of a new file, mapped, as far as the file is memory and the kernel has huge pages for it.
 
         To fill these takes a third of the time that writes to the file take, which allocate small pages one by one.
         """
         if size < syscalls.HUGE_PAGE or not self._in_memory:
-            yield np.empty(0, np.uint8)
+            yield memoryview(b"")
             return
         memory = SharedMemory(fd=os.dup(file.fd))
         try:
             memory.keep_from_children()
-            yield np.asarray(memory)[: memory.allocate_huge()]
+            yield memory.bytes[: memory.allocate_huge()]
         finally:
             memory.leave()  # whatever still refers to it: an error's traceback would keep the pages of a removed file
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import CorruptionError
@@ -29,12 +27,12 @@ class NewFile(NamedTuple):
     """A file that is being written.
 
     Attributes:
-        memory: its first bytes, of which it may have none, mapped and allocated.
+        memory: its first bytes, mapped and allocated; it may be empty.
         durable: whether it is going to be synced.
     """
 
     file: OwnedFile
-    memory: np.ndarray[Any, np.dtype[np.uint8]]
+    memory: memoryview
     durable: bool
 
 
@@ -60,11 +58,15 @@ def write_run(new: NewFile, run: Run, *, checksum: bool) -> bytes:
     return hasher.digest() if hasher is not None else b""
 
 
-def _copy_pieces(pieces: Sequence[memoryview], target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """As numpy copies, other threads run meanwhile."""
+def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
+    """Other threads run meanwhile, but for memory that is read-only, which is a header as a rule."""
     start = 0
     for piece in pieces:
-        target[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+        place = target[start : start + len(piece)]
+        if piece.readonly:
+            place[:] = piece
+        else:
+            syscalls.copy(syscalls.buffer_address(place), syscalls.buffer_address(piece), len(piece))
         start += len(piece)
 
 
