@@ -15,6 +15,7 @@ run          operators on lazy leaves; picks: those that index them
 references   lazy leaves in pickles that are sent; saving: those in files
 distribute   a rank's part of a leaf, as a DTensor
 leaf         StoredTensor, the lazy leaf that users have
+loading      lazy leaves loaded one by one
 build        views of held versions
 """
 
@@ -24,7 +25,8 @@ from memstore.view.build import view
 from memstore.view.leaf import StoredTensor
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
+from memstore.view.loading import load_leaf
 from memstore.view.points import Points
 from memstore.view.stored_leaf import StoredLeaf
 
-__all__ = ["LeafBoxes", "LeafBytes", "Points", "StoredLeaf", "StoredTensor", "view"]
+__all__ = ["LeafBoxes", "LeafBytes", "Points", "StoredLeaf", "StoredTensor", "load_leaf", "view"]
