@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from memstore import structure
 from memstore.engine import Path
 from memstore.store.store import Store
+from memstore.view import StoredTensor, load_leaf
 
 
 def iter_weights(
@@ -25,7 +27,8 @@ def iter_weights(
 
     What inference engines take as weights (`model.load_weights(iter_weights(store, "policy"))`). The tensors lie in the
     shared memory, on the CPU, from whatever device they were put: nothing is read before it is used, and a loader that
-    copies one after the other into its parameters never has all of them a second time on its device.
+    copies one after the other into its parameters never has all of them a second time on its device. A tensor that
+    ranks have put in boxes is put together in memory of its own when it comes to it, so that there is one at a time.
 
     Args:
         store, key: where to read.
@@ -37,6 +40,7 @@ def iter_weights(
     Raises:
         KeyNotFoundError: no such key.
         StoreTimeoutError: there was no newer version in time.
+        CorruptionError: a tensor is damaged, and the store verifies; the ones before it were given.
         ValueError: two tensors would have one name. None was given by then.
         TypeError: `store` is none, or `names` returned something else than a name.
 
@@ -52,8 +56,12 @@ def iter_weights(
         raise TypeError(f"iter_weights reads a Store, and not a {type(source).__qualname__}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
-    value = store.get(key, device="cpu", timeout=timeout)
-    yield from _named(key, value, prefix, names).items()
+    loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
+    for name, leaf in _named(key, store.view(key, device="cpu"), prefix, names).items():
+        tensor = loaded.get(id(leaf), leaf)
+        if tensor is leaf and isinstance(leaf, StoredTensor):
+            tensor = loaded[id(leaf)] = load_leaf(leaf)
+        yield name, tensor
 
 
 def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:

@@ -197,3 +197,33 @@ def test_a_rank_fills_a_dict_of_which_others_have_the_tensors(store: memstore.St
     put.wait(10)
     out = {"w": shard(torch.zeros(2, 2), Box((0, 0), (1, 2))), "m": {"step": 0}}
     assert store.get("key", out=out)["m"] == {"step": 3}
+
+
+def test_weights_are_put_together_one_after_the_other(shared: memstore.Store) -> None:
+    size = 4 << 20
+    tied = torch.nn.Parameter(torch.randn(1 << 20))
+    whole = {f"w{i}": torch.randn(1 << 10, 1 << 10) for i in range(6)}
+    for rank in range(2):
+        value: dict[str, Any] = {n: shard(w, Box((0, rank * 512), (1 << 10, 512))) for n, w in whole.items()}
+        if not rank:
+            value |= {"bias": tied, "head": tied, "step": 3}
+        put = store_part(shared, value, rank)
+    put.wait(10)
+    weights = memstore.iter_weights(shared, "model", prefix="w", names=lambda name: None if name == "3" else name)
+    for name in "01245":
+        before = memstore.bytes_read()
+        found, weight = next(weights)
+        read = memstore.bytes_read() - before
+        assert found == name and torch.equal(weight, whole[f"w{name}"])
+        assert read <= 2 * size, "checked and read, and no other"
+        assert weight.untyped_storage().nbytes() == size
+    assert next(weights, None) is None
+    everything = dict(memstore.iter_weights(shared, "model"))
+    assert everything["bias"] is everything["head"] and torch.equal(everything["bias"], tied)
+    assert isinstance(everything["bias"], torch.nn.Parameter)
+    everything["w0"].zero_()
+    assert torch.equal(dict(memstore.iter_weights(shared, "model"))["w0"], whole["w0"])
+
+
+def store_part(store: memstore.Store, value: Any, rank: int) -> Any:
+    return store.put_sharded("model", value, attempt="weights", rank=rank, world_size=2, wait=False)

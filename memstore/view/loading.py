@@ -1,0 +1,25 @@
+"""Lazy leaves loaded one by one, for who wants all of them after each other and never all of them at once."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import torch
+
+from memstore.engine import lies_in_mapping
+from memstore.structure import modes, over, traits
+from memstore.view.lazy import LazyTensor, kind_of, read
+
+
+def load_leaf(leaf: LazyTensor) -> torch.Tensor:
+    """The leaf as a get gives it: where it lies; or, if it is in boxes that lie apart, in memory of its own.
+
+    Only for a view that nobody else has: what is written to the tensor, the view would show.
+    """
+    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
+        values, source = read(leaf), leaf.stored.source
+        plain = over(values.untyped_storage(), values.dtype, values.storage_offset(), values.shape, values.stride())
+        if plain.numel() and lies_in_mapping(plain.data_ptr()):  # the storage keeps it: see structure/get/storage.py
+            keep = source.memory if source.mapping is None else source.mapping
+            plain.untyped_storage()._memstore_mapping = keep  # type: ignore[attr-defined]
+        return traits.with_traits(plain, kind_of(leaf))
