@@ -15,12 +15,11 @@ from memstore import structure
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.engine import PART_MARK, SegmentExtent
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.sharding import Box, StoredBox, whole
+from memstore.sharding import MOST_DIMENSIONS, Box, StoredBox, whole
 from memstore.structure import DTYPES, LeafNames, MalformedError, Tree, require
 
 _CACHED = 64  # of what parts say
 _MOST_RANKS = 1 << 20
-_MOST_DIMENSIONS = 64  # of a leaf in boxes, as in torch's own operators
 _MOST_BYTES = 1 << 62
 
 
@@ -166,7 +165,7 @@ def _check(leaf: PartLeaf, rank: int) -> tuple[Look, int, list[int]]:
     stride = None if leaf.stride is None else list(leaf.stride)
     read, _ = structure.read_leaf((), [leaf.dtype, list(leaf.shape), 0, stride, leaf.flags])
     if not leaf.is_plain:
-        require(stride is None and len(leaf.shape) <= _MOST_DIMENSIONS, "a leaf that can't be in boxes")
+        require(stride is None and len(leaf.shape) <= MOST_DIMENSIONS, "a leaf that can't be in boxes")
     else:
         require(len(leaf.boxes) == (0 not in leaf.shape), "a plain leaf in boxes")
     boxes = tuple(Box(box.offsets, box.shape) for box in leaf.boxes)

@@ -23,9 +23,10 @@ from memstore.sharding.layout import Layout, Piece, Split
 from memstore.sharding.placements import layout_of, local_shape, place
 from memstore.sharding.runs import Offsets, cover, runs
 from memstore.sharding.shards import Shard, ShardedLeaf, TensorShard, sharded_leaf
-from memstore.sharding.stored import NO_BOXES, Boxes, StoredBox
+from memstore.sharding.stored import MOST_DIMENSIONS, NO_BOXES, Boxes, StoredBox
 
 __all__ = [
+    "MOST_DIMENSIONS",
     "NO_BOXES",
     "Box",
     "BoxIndex",

@@ -16,7 +16,8 @@ def double(value: Any) -> Any:
     It is a Parameter, and requires a gradient, if `value` is and does. No rank has to know of the others' doing so.
     """
     if isinstance(value, TensorShard):
-        return TensorShard(_empty(value.local), value.global_shape, value.offsets)
+        made = _empty(value.local)
+        return TensorShard(_like(value.local, made), value.global_shape, value.offsets)
     local = getattr(value, "_local_tensor", None)
     if local is None:
         name = type(value).__qualname__
@@ -25,6 +26,10 @@ def double(value: Any) -> Any:
     made: Any = kind.from_local(
         _empty(local), value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
     )
+    return _like(value, made)
+
+
+def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=value.requires_grad)
     return made.requires_grad_(value.requires_grad)

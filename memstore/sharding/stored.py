@@ -26,3 +26,4 @@ class StoredBox(NamedTuple):
 
 Boxes = Mapping[int, tuple[StoredBox, ...]]  # by leaf; leaves that are not in it lie whole at their offset
 NO_BOXES: Boxes = MappingProxyType({})
+MOST_DIMENSIONS = 64  # of a tensor in boxes, as in torch's own operators

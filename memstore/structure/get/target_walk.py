@@ -44,8 +44,7 @@ class TargetWalk(Walk):
             except UnsupportedValueError as error:
                 raise RefusedError(str(error)) from None
             if leaf is not None:
-                if self.careful:
-                    check_held(leaf)
+                check_held(leaf)
                 self.sharded[len(self.tensors)] = ShardedTarget(value, leaf)
                 is_one = len(leaf.shards) == 1
                 self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))

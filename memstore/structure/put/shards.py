@@ -15,9 +15,10 @@ import torch
 from memstore import modes
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.sharding import Shard, ShardedLeaf, sharded_leaf, whole
+from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
 from memstore.structure.checks import MalformedError
 from memstore.structure.objects import encode_objects
+from memstore.structure.plans import check_extent
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import PLAIN, Traits, traits
 from memstore.structure.tree import TENSOR, TensorNode, Tree, compile_tree, leaf_names
@@ -72,9 +73,9 @@ class _ShardedWalk(Walk):
             raise RefusedError(error.message) from None
         if found is None:
             return super().visit(value)
-        if self.careful:
-            check_held(found)
-        kind = traits.traits_of(value) if isinstance(value, torch.Tensor) else PLAIN
+        _check(found)
+        described = value.local if isinstance(value, TensorShard) else value
+        kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
         if getattr(value, "_is_param", False):
             kind = kind._replace(kind=traits.PARAMETER)
         self.sharded[len(self.tensors)] = found, kind._replace(device=None)
@@ -84,6 +85,28 @@ class _ShardedWalk(Walk):
 
     def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
         return tree if tree[0] in ("dict", "ordered") else super().joined(tree, trees, join)
+
+
+def _check(leaf: ShardedLeaf) -> None:
+    """Raises RefusedError for what no box can be stored of."""
+    check_held(leaf)
+    for _, local in leaf.shards:
+        if traits.is_cut(local):
+            if type(local) is not torch.Tensor:  # a lazy leaf of a view
+                raise RefusedError(f"a shard that is a {type(local).__qualname__}, without memory: put its clone()")
+            raise RefusedError("a shard whose storage was freed or cut: its bytes aren't there")
+    if len(leaf.shape) > MOST_DIMENSIONS:
+        raise RefusedError(
+            f"a shard of a tensor of {len(leaf.shape)} dimensions; {MOST_DIMENSIONS} is the most that ranks can put: "
+            "put a view of fewer"
+        )
+    try:
+        check_extent(leaf.shape, None, leaf.dtype)
+    except MalformedError:
+        raise RefusedError(
+            f"a shard of a tensor of shape {list(leaf.shape)}, which is more than any memory has: global_shape is in "
+            "elements"
+        ) from None
 
 
 def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:

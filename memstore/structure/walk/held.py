@@ -8,12 +8,16 @@ from memstore.sharding import ShardedLeaf
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import traits
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
 
 def check_held(leaf: ShardedLeaf) -> None:
-    """Raises RefusedError for parts that have no bytes of their own, or more than bytes. For careful walks."""
+    """Raises RefusedError for parts that have no bytes of their own, or more than bytes."""
     if leaf.dtype in traits.QUANTIZED:
         raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
     for _, local in leaf.shards:
+        if type(local) not in _PLAIN and any(base.__name__ == "FakeTensor" for base in type(local).__mro__):
+            raise RefusedError("a shard that is a fake tensor: it has a shape, but no bytes")
         if local.is_meta:
             raise RefusedError("a shard that is a meta tensor: it has a shape, but no bytes")
         if local.layout is not torch.strided:
