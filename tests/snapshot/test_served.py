@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,25 @@ def _memory_of_a_view(path: str) -> int:
 def _resident() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_view_is_opened_with_few_calls_a_leaf(tmp_path: Path) -> None:
+    """Of Python's functions; times would tell the machine."""
+    path, count = f"{tmp_path}/s", 300
+    Snapshot.take(path, {"state": StateDict({f"{i}": torch.ones(2, 2) for i in range(count)})}, durability="process")
+    calls = 0
+
+    def on_event(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    Snapshot(path).view()
+    sys.setprofile(on_event)
+    try:
+        Snapshot(path).view()
+    finally:
+        sys.setprofile(None)
+    assert calls < 10 * count
 
 
 def test_the_folder_is_attached_to_a_store_with_lazy_leaves(tmp_path: Path, root: str) -> None:
