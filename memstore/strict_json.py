@@ -7,7 +7,7 @@ it is looked at: that makes no containers that Python's garbage collector would 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, cast
 
 import msgspec
@@ -40,13 +40,22 @@ def _has_twice(text: bytes, found: Document) -> bool:
     return _count_colons(text) != len(found) + "".join(found).count(":") + _count_colons(values)
 
 
-def _count_colons(text: bytes) -> int:
+def _count_colons(text: bytes | bytearray) -> int:
     """The colons of some JSON, those too that a text has as an escape."""
     count = text.count(b":")
     if b"\\" in text:
         text = text.replace(rb"\\", b"")  # an escaped backslash starts no other escape
         count += text.count(rb"\u003a") + text.count(rb"\u003A")
     return count
+
+
+def count_names(text: bytes | bytearray, texts: Iterable[str]) -> int:
+    """How many names the objects of some JSON have, each as often as it stands there: the colons outside of texts.
+
+    Args:
+        texts: all texts and names in it that may have colons.
+    """
+    return _count_colons(text) - "".join(texts).count(":")
 
 
 def read_texts(text: msgspec.Raw) -> dict[str, str]:

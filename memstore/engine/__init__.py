@@ -34,6 +34,7 @@ from memstore.engine.files import (
 )
 from memstore.engine.format import (
     ALIGNMENT,
+    ELEMENT_SIZES,
     HEAD_SIZE,
     HEADER_LIMIT,
     METADATA,
@@ -137,6 +138,7 @@ __all__ = [
     "PinOptions",
     "Record",
     "Root",
+    "ELEMENT_SIZES",
     "SAFETENSORS_DTYPES",
     "SegmentExtent",
     "SharedMemory",

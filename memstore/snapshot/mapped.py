@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memstore.engine import ALIGNMENT, ExternalFiles, Leaf, base_after, decode_external, end_of, map_external, opened
+from memstore.engine import ALIGNMENT, ExternalFiles, base_after, decode_external, end_of, map_external, opened
 from memstore.errors import CorruptionError, UnsupportedValueError, VersionGoneError
 from memstore.sharding import Box, StoredBox
 from memstore.snapshot.manifest import StoredTensor
@@ -45,13 +45,16 @@ class Places:
         self._ranks = {index: rank_of(stored.manifest.files[index].name) for index in self._bases}
 
     def of(self, tensor: StoredTensor) -> Place:
+        if len(tensor.boxes) == 1:
+            (box,) = tensor.boxes
+            return Place(self._bases[box.file] + box.offset, ())
         if not tensor.boxes:
             return Place(0, ())
         boxes = sorted(tensor.boxes, key=lambda box: box.offsets)
         starts = [self._bases[box.file] + box.offset for box in boxes]
         end = starts[0]
         for box, start in zip(boxes, starts, strict=True):
-            if start != end or (len(boxes) > 1 and box.shape[1:] != tensor.shape[1:]):
+            if start != end or box.shape[1:] != tensor.shape[1:]:
                 break
             end += box.nbytes
         else:
@@ -84,7 +87,7 @@ class Places:
                 found[number] = boxes
                 if id(tensor) not in room:
                     room[id(tensor)] = end
-                    end = -(-(end + leaf_at(tensor, end).nbytes) // ALIGNMENT) * ALIGNMENT
+                    end = -(-(end + count(tensor.shape) * DTYPES[tensor.dtype].itemsize) // ALIGNMENT) * ALIGNMENT
                 start = room[id(tensor)]
             starts.append(start)
         return starts, found
@@ -95,11 +98,6 @@ class Place(NamedTuple):
 
     start: int
     boxes: tuple[StoredBox, ...]
-
-
-def leaf_at(tensor: StoredTensor, start: int) -> Leaf:
-    nbytes = count(tensor.shape) * DTYPES[tensor.dtype].itemsize
-    return Leaf((), tensor.dtype, tensor.shape, None, start, nbytes)
 
 
 class MappedFiles(Source):

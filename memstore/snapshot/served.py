@@ -11,7 +11,7 @@ from memstore import modes, structure
 from memstore.contents import encode_boxes
 from memstore.engine import Content, Leaf, check_header
 from memstore.errors import MemstoreError
-from memstore.snapshot.mapped import MappedFiles, Places, leaf_at
+from memstore.snapshot.mapped import MappedFiles, Places
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.restoring import state_dict_of
@@ -76,24 +76,25 @@ def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
 def _leaves(stored: Stored, value: Value, places: Places, source: MappedFiles) -> list[torch.Tensor]:
     """Lazy ones, and plain ones where a container looks into its leaves (jagged, quantized, numpy arrays)."""
     leaves: list[torch.Tensor] = []
-    for i, tensor in enumerate(value.tensors):
-        kind, (start, boxes) = value.plan.traits[i], places.of(tensor)
-        if i in value.plan.same:
-            leaves.append(leaves[value.plan.same[i]])
-        elif i in value.plan.loaded and boxes:
+    plan, loaded = value.plan, value.plan.loaded
+    for i, (tensor, leaf, kind) in enumerate(zip(value.tensors, plan.leaves, plan.traits, strict=True)):
+        start, boxes = places.of(tensor)
+        if i in plan.same:
+            leaves.append(leaves[plan.same[i]])
+        elif i in loaded and boxes:
             made = new_target(tensor)
             read_into(stored, [Want(tensor, made.shards)], Meter(None, 0, ""))
             leaves.append(traits.with_traits(made.value, kind))
-        elif i in value.plan.loaded:
-            leaves.append(traits.with_traits(_over(source, leaf_at(tensor, start)), kind))
+        elif i in loaded:
+            leaves.append(traits.with_traits(_over(source, leaf, start), kind))
         else:
-            leaves.append(lazy_leaf(StoredTensor, source, leaf_at(tensor, start), boxes, kind))
+            leaves.append(lazy_leaf(StoredTensor, source, leaf, start, boxes, kind))
     return leaves
 
 
-def _over(source: MappedFiles, leaf: Leaf) -> torch.Tensor:
-    part = source.memory[leaf.offset : leaf.offset + leaf.nbytes]
-    if leaf.offset % DTYPES[leaf.dtype].itemsize:
+def _over(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
+    part = source.memory[start : start + leaf.nbytes]
+    if start % DTYPES[leaf.dtype].itemsize:
         part = part.copy()
     storage = torch.from_numpy(part).untyped_storage()
     storage._memstore_mapping = source.mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves

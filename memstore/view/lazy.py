@@ -89,7 +89,6 @@ def name_of(leaf: LazyTensor) -> str:
 
 def refusal(leaf: LazyTensor, what: str) -> ReadOnlyError:
     return ReadOnlyError(
-        f"{what} would write into {name_of(leaf)}, whose version never changes: take a copy with clone(), write into "
-        "that, and put it as a new version",
+        f"{what} would write into {name_of(leaf)}, which never changes: take a copy with clone(), and write into that",
         key=leaf.stored.source.key,
     )

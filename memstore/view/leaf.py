@@ -34,14 +34,15 @@ class StoredTensor(LazyTensor):
 
     To slice, transpose or reshape it gives lazy leaves again, and reads nothing; any other operator reads what it
     needs. It never changes, and can't be written: take a copy with `clone()`. Sent to a process, it is a reference of
-    some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view`.
+    some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view` or
+    `Snapshot.view`.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     __torch_dispatch__ = classmethod(run)  # type: ignore[assignment]
 
     def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
-        raise TypeError("a StoredTensor is part of a stored value: get one from Store.view")
+        raise TypeError("a StoredTensor is part of a stored value: get one from Store.view or Snapshot.view")
 
     # --- slices -------------------------------------------------------------------------------------------------------
 

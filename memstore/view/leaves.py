@@ -15,20 +15,29 @@ from memstore.view.leaf_bytes import LeafBytes
 from memstore.view.source import Source
 
 
-def lazy_leaf(cls: type[Lazy], source: Source, leaf: Leaf, boxes: Sequence[StoredBox], kind: traits.Traits) -> Lazy:
+def lazy_leaf(
+    cls: type[Lazy], source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits
+) -> Lazy:
     """A contiguous leaf on the CPU, of which the places were checked, without checksums.
 
     Args:
-        source: what it is a part of; outside of inference mode and torch's other modes.
-        boxes: where it lies in the source's memory, if not whole at `leaf.offset`.
+        source: what it is a part of.
+        leaf: its dtype, shape and size.
+        start: where it lies whole in the source's memory, unless there are boxes.
+        boxes: where its parts lie there.
         kind: Parameter, Buffer or neither, on no device of its own.
     """
+    dtype, nbytes = DTYPES[leaf.dtype], leaf.nbytes
     if boxes:
         stored = LeafBoxes(source, leaf, boxes, verify=False)
         made = wrap(cls, stored.shown, stored)
+    elif nbytes and not start % dtype.itemsize:
+        count = nbytes // dtype.itemsize
+        shown = torch.frombuffer(source.memory, dtype=dtype, count=count, offset=start).resize_(leaf.shape)
+        guard(shown)
+        made = wrap(cls, shown, LeafBytes(source, start, nbytes, None, start))
     else:
-        stride = traits.contiguous_stride(leaf.shape)
-        made = lazy_bytes(cls, source, DTYPES[leaf.dtype], leaf.offset, leaf.shape, stride)
+        made = lazy_bytes(cls, source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
     return made if kind is traits.PLAIN else with_kind(made, kind)
 
 

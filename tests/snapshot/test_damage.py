@@ -209,6 +209,44 @@ def test_json_that_is_no_manifest_is_damage(path: str, rest: bytes) -> None:
         use(path, signed(b'{"memstore_snapshot":1,"checksum":"0000000000000000",' + rest))
 
 
+def test_a_text_of_many_empty_objects_is_not_parsed(path: str) -> None:
+    text = b'{"memstore_snapshot":1,"checksum":"0000000000000000","ranks":[' + b"{}," * (1 << 21) + b"{}]}"
+    with pytest.raises(CorruptionError, match="2,097,154 objects"):
+        use(path, signed(text))
+
+
+@pytest.mark.parametrize(
+    "name, twice",
+    [
+        (b'"id":', b'"id":"0000000000000000","id":'),
+        (b'"size":', b'"size":1,"size":'),
+        (b'"path":', b'"path":"a:b\\u003a","path":'),
+        (b'"ranks":[{', b'"ranks":[{"state":1,'),
+    ],
+)
+def test_a_name_that_stands_twice_in_an_object_is_damage(path: str, name: bytes, twice: bytes) -> None:
+    """Of two readers one may take the first, and the other the second."""
+    text = encode_manifest(the_manifest(path)).split(b'",', 1)[1]
+    assert text.count(name)
+    zeros = b'{"memstore_snapshot":1,"checksum":"0000000000000000",'
+    use(path, signed(zeros + text))
+    with pytest.raises(CorruptionError, match="twice"):
+        use(path, signed(zeros + text.replace(name, twice, 1)))
+
+
+def test_names_may_have_colons_quotes_and_backslashes(tmp_path: Any) -> None:
+    state = StateDict({'a:b"\\': torch.ones(2), "\\u003a": torch.zeros(1), "🐍:": {"c:": 1}})
+    Snapshot.take(f"{tmp_path}/s", {'k:"\\': state}, durability="process")
+    found = Snapshot(f"{tmp_path}/s").get_state_dict_for_key('k:"\\')
+    assert_same(dict(state), found)
+
+
+@pytest.mark.parametrize("created", [-1.0, 1e308])
+def test_a_time_that_no_clock_has_is_damage(path: str, created: float) -> None:
+    with pytest.raises(CorruptionError, match="created"):
+        use(path, encode_manifest(change(the_manifest(path), created=created)))
+
+
 def test_a_snapshot_of_a_newer_format_says_so(path: str) -> None:
     text = encode_manifest(the_manifest(path)).split(b'",', 1)[1]
     with pytest.raises(memstore.FormatVersionError, match="format 2"):

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
+from torch.utils.data import DataLoader
 
 import memstore
 from memstore import Snapshot, StateDict, StoredTensor, TensorShard
@@ -79,6 +81,31 @@ def _sum_of_sent(sent: bytes) -> float:
     return sum(leaf.sum().item() for leaf in pickle.loads(sent))
 
 
+def test_a_view_goes_where_tensors_go(tmp_path: Path, root: str) -> None:
+    """Into a module, a store, another snapshot, a file, an index, a DataLoader's workers, a forked child."""
+    path, state = f"{tmp_path}/s", app_state()
+    Snapshot.take(path, {**state, "table": StateDict(x=torch.arange(60.0).reshape(20, 3))})
+    view = Snapshot(path).view()
+    table = view["table"]["x"]
+    model = app_state()["model"]
+    with torch.no_grad():
+        model[0].weight.zero_()
+    model.load_state_dict(view["model"])
+    assert torch.equal(model[0].weight, state["model"][0].weight)
+    with memstore.open(root) as store:
+        store.put("key", view["table"])
+        assert torch.equal(store.get("key")["x"], table)
+    Snapshot.async_take(f"{path}-2", {"table": StateDict(view["table"])}).wait()
+    target = StateDict(view["table"])
+    Snapshot(f"{path}-2").restore({"table": target})
+    assert type(target["x"]) is torch.Tensor and torch.equal(target["x"], table)
+    torch.save(view["table"], f"{tmp_path}/file")
+    assert type(torch.load(f"{tmp_path}/file")["x"]) is torch.Tensor
+    assert table[[3, 5]].tolist() == [[9, 10, 11], [15, 16, 17]] and (table[table > 58] == 59).all()
+    assert sum(batch.sum().item() for batch in DataLoader(table, batch_size=5, num_workers=1)) == 59 * 30
+    assert in_child(lambda: table[1].tolist()) == [3, 4, 5]
+
+
 def test_what_containers_look_into_is_as_it_was_in_a_view(tmp_path: Path) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
     value = {
@@ -118,6 +145,25 @@ def _memory_of_a_view(path: str) -> int:
 def _resident() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_view_is_opened_with_few_calls_a_leaf(tmp_path: Path) -> None:
+    """Of Python's functions; times would tell the machine."""
+    path, count = f"{tmp_path}/s", 300
+    Snapshot.take(path, {"state": StateDict({f"{i}": torch.ones(2, 2) for i in range(count)})}, durability="process")
+    calls = 0
+
+    def on_event(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    Snapshot(path).view()
+    sys.setprofile(on_event)
+    try:
+        Snapshot(path).view()
+    finally:
+        sys.setprofile(None)
+    assert calls < 10 * count
 
 
 def test_the_folder_is_attached_to_a_store_with_lazy_leaves(tmp_path: Path, root: str) -> None:

@@ -54,6 +54,7 @@ from memstore.engine.format.record import (
     with_checksum,
 )
 from memstore.engine.format.safetensors import (
+    ELEMENT_SIZES,
     HEADER_LIMIT,
     METADATA,
     SAFETENSORS_DTYPES,
@@ -78,6 +79,7 @@ __all__ = [
     "PREPARED",
     "PUT_ID_AT",
     "RETIRED",
+    "ELEMENT_SIZES",
     "SAFETENSORS_DTYPES",
     "SLOTS_OFFSET",
     "STATE_AT",

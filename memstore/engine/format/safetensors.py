@@ -53,6 +53,7 @@ TORCH_DTYPES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 _ITEM_SIZES = {  # bytes, by the bits in the code: F64, BF16, F8_E4M3; BOOL has none, and takes 8
     code: int(code.lstrip(string.ascii_uppercase).split("_")[0] or 8) // 8 for code in TORCH_DTYPES
 }
+ELEMENT_SIZES = {name: _ITEM_SIZES[code] for name, code in SAFETENSORS_DTYPES.items()}  # bytes
 _FIELDS = 3  # of an entry
 _PARSED_AT_ONCE = 4096  # entries; all of a large header at once would take half as much memory again
 _CODES = {code: code for code in TORCH_DTYPES}  # one text for all entries of a dtype
