@@ -6,7 +6,7 @@ from typing import Any
 
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT
 from memstore.snapshot.reading import BUDGET, Want, read_into
 from memstore.snapshot.stored import Stored
 from memstore.snapshot.targets import find_targets, new_target, why_not_filled
@@ -29,5 +29,5 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
         if problem:
             raise StructureMismatchError(f"{path}: {problem}")
         target = found
-    read_into(stored, [Want(tensor, target.shards)], Meter(None, 0, ""), BUDGET if budget is None else budget)
+    read_into(stored, [Want(tensor, target.shards)], SILENT, BUDGET if budget is None else budget)
     return target.value

@@ -17,11 +17,12 @@ import torch
 
 from memstore import structure
 from memstore.errors import StructureMismatchError
+from memstore.info import Progress
 from memstore.snapshot.asking import ask
 from memstore.snapshot.matching import Match, match_value
 from memstore.snapshot.names import path_of
 from memstore.snapshot.optimizer_fit import differences_of
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT, Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.sharing import come_apart
@@ -34,17 +35,30 @@ _LISTED = 20  # differences in one message
 
 
 def restore(
-    open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, *, strict: bool, allow_pickle: bool
+    open_stored: Callable[[], Stored],
+    app_state: Any,
+    ranks: Ranks,
+    progress: Progress | bool | None,
+    *,
+    strict: bool,
+    allow_pickle: bool,
 ) -> None:
     """As `Snapshot.restore`."""
     try:
-        _restore(open_stored, app_state, ranks, strict, allow_pickle)
+        _restore(open_stored, app_state, ranks, progress, strict, allow_pickle)
     except BaseException as error:
         ranks.leave(error)
         raise
 
 
-def _restore(open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, strict: bool, allow_pickle: bool) -> None:
+def _restore(
+    open_stored: Callable[[], Stored],
+    app_state: Any,
+    ranks: Ranks,
+    progress: Progress | bool | None,
+    strict: bool,
+    allow_pickle: bool,
+) -> None:
     opened: list[Stored] = []
 
     def begin() -> bytes:
@@ -81,7 +95,8 @@ def _restore(open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, st
         return b""
 
     def read() -> bytes:
-        read_into(stored, wants, Meter(None, 0, ""))
+        nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
+        read_into(stored, wants, Meter(progress, nbytes, "reading", rank=ranks.rank))
         return b""
 
     def load(key: str) -> bytes:
@@ -137,5 +152,5 @@ def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
         made = new_target(tensor)
         tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
         wants.append(Want(tensor, made.shards))
-    read_into(stored, wants, Meter(None, 0, ""))
+    read_into(stored, wants, SILENT)
     return stored.build(value, tensors, allow_pickle=allow_pickle)

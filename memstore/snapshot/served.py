@@ -14,7 +14,7 @@ from memstore.engine import Content, ExternalFiles, check_header, decode_externa
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.sharding import Box
 from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.restoring import state_dict_of
 from memstore.snapshot.stored import Stored, Value
@@ -118,7 +118,7 @@ def _mapped(
             start = _place(tensor)
             if start is None or not tensor.boxes:
                 made = new_target(tensor)
-                read_into(stored, [Want(tensor, made.shards)], Meter(None, 0, ""))
+                read_into(stored, [Want(tensor, made.shards)], SILENT)
                 found = made.value
             else:
                 found = _over(memory, mapping, bases[tensor.boxes[0].file] + start, tensor)
