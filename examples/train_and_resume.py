@@ -70,7 +70,8 @@ def trainer(rank: int, ranks: int, steps: int, folder: str | None, rendezvous: s
     found, _ = newest(folder)
     if found:
         memstore.Snapshot(found).restore(app_state)
-    resumed = progress["step"] > 0
+    takes = folder is not None and not found  # the resumed trainings only compare where they end
+    pending: memstore.PendingSnapshot | None = None
     while progress["step"] < steps:
         step = progress["step"]
         per_epoch = len(images) // BATCH
@@ -81,10 +82,13 @@ def trainer(rank: int, ranks: int, steps: int, folder: str | None, rendezvous: s
         set_gradients(model, images[rows], labels[rows], rank, ranks)
         optimizer.step()
         progress["step"] += 1
-        if folder and not resumed and progress["step"] % EVERY == 0:
-            pending = memstore.Snapshot.async_take(f"{folder}/step-{progress['step']}", app_state, replicated=["**"])
-            if progress["step"] == EVERY:
-                pending.wait()
+        if takes and progress["step"] % EVERY == 0:
+            if pending is not None:
+                pending.wait()  # for the last one: what has failed in it raises here
+            path = f"{folder}/step-{progress['step']}"
+            pending = memstore.Snapshot.async_take(path, app_state, replicated=["**"])  # all ranks have the same
+    if pending is not None:
+        pending.wait()
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
     result.send(hashlib.sha256(weights).hexdigest()[:16])
     dist.destroy_process_group()

@@ -7,7 +7,7 @@ from typing import Any
 
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT
 from memstore.snapshot.reading import BUDGET, Want, read_into
 from memstore.snapshot.stored import Stored, Value
 from memstore.snapshot.targets import find_targets, new_target, why_not_filled
@@ -30,7 +30,7 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
         if problem:
             raise StructureMismatchError(f"{path}: {problem}")
         target = found
-    read_into(stored, [Want(tensor, target.shards)], Meter(None, 0, ""), BUDGET if budget is None else budget)
+    read_into(stored, [Want(tensor, target.shards)], SILENT, BUDGET if budget is None else budget)
     return target.value
 
 
@@ -41,6 +41,6 @@ def build_unread(stored: Stored, value: Value, tensors: Sequence[Any], *, allow_
     """
     first = {i: value.plan.same.get(i, i) for i in value.plan.loaded}
     made = {i: new_target(value.tensors[i]) for i in set(first.values())}
-    read_into(stored, [Want(value.tensors[i], target.shards) for i, target in made.items()], Meter(None, 0, ""))
+    read_into(stored, [Want(value.tensors[i], target.shards) for i, target in made.items()], SILENT)
     shown = [made[first[i]].value if i in first else tensor for i, tensor in enumerate(tensors)]
     return stored.build(value, shown, allow_pickle=allow_pickle)

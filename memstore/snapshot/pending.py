@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from typing import NoReturn
 
 import msgspec
@@ -38,6 +39,7 @@ from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
 from memstore.snapshot.storage import Storage
 
 PATIENCE = 1800.0  # seconds for the other ranks, where `wait` was given no timeout
+_PROGRESS_FAILED = "the snapshot is there, but progress= was called no more after it raised {!r}"
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder
 
 
@@ -60,6 +62,8 @@ class PendingTake:
                 left = PATIENCE if timeout is None else timeout - (time.monotonic() - started)
                 manifest = self._others_outcome(time.monotonic() + left)
             self._meter.finish()
+            if self._meter.failure is not None:
+                warnings.warn(_PROGRESS_FAILED.format(self._meter.failure), RuntimeWarning, stacklevel=3)
             self._manifest = manifest
         return self._manifest
 
@@ -191,6 +195,7 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
             argument=msgspec.msgpack.encode(part),
             durable=take.durable,
             checksum=take.checksum,
+            done=meter.done,
         )
     except BaseException as error:
         for held in staged:

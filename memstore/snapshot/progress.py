@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -14,19 +15,30 @@ _INTERVAL = 0.1  # seconds between two looks of a bar
 
 
 class Meter:
-    """Counts bytes, and tells them.
+    """Counts bytes, and tells them. Thread-safe.
 
     Args:
         progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        total: bytes in all.
         what: what is done, for the bar: "writing".
+        rank: of several, rank 0 alone has a bar; a callback is each rank's own.
+        keeps_errors: what the callback raises is kept as `failure`, and it is called no more; else it is raised.
+
+    Attributes:
+        failure: what the callback has raised.
     """
 
-    def __init__(self, progress: Progress | bool | None, total: int, what: str) -> None:
+    def __init__(
+        self, progress: Progress | bool | None, total: int, what: str, *, rank: int = 0, keeps_errors: bool = False
+    ) -> None:
         self.total, self._done = total, 0
+        self.failure: BaseException | None = None
+        self._keeps_errors = keeps_errors
+        self._lock = threading.Lock()
         self._tell: Progress | None = None
         if callable(progress):
             self._tell = progress
-        elif progress is True and sys.stderr.isatty():
+        elif progress is True and rank == 0 and sys.stderr.isatty():
             self._tell = _bar(what)
 
     @property
@@ -35,13 +47,20 @@ class Meter:
         return None if self._tell is None else self._add
 
     def _add(self, nbytes: int) -> None:
-        self._done = min(self._done + nbytes, self.total)
-        if self._tell is not None:
-            self._tell(self._done, self.total)
+        with self._lock:
+            self._done = min(self._done + nbytes, self.total)
+            if self._tell is None or self.failure is not None:
+                return
+            try:
+                self._tell(self._done, self.total)
+            except BaseException as error:  # SystemExit, too, would end the thread that calls this
+                if not self._keeps_errors:
+                    raise
+                self.failure = error
 
     def finish(self) -> None:
         """All is done, whatever was counted."""
-        if self._tell is not None and (self._done < self.total or not self.total):
+        if self._done < self.total or not self.total:
             self._add(self.total - self._done)
 
 
@@ -62,3 +81,6 @@ def _bar(what: str) -> Progress:
         sys.stderr.flush()
 
     return tell
+
+
+SILENT = Meter(None, 0, "")  # tells nobody

@@ -17,12 +17,13 @@ import torch
 
 from memstore import modes, structure
 from memstore.errors import StructureMismatchError
+from memstore.info import Progress
 from memstore.snapshot.asking import ask
 from memstore.snapshot.matching import Match, match_value
 from memstore.snapshot.names import path_of
 from memstore.snapshot.objects_out import build_unread
 from memstore.snapshot.optimizer_fit import differences_of
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT, Meter
 from memstore.snapshot.ranks import Ranks
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.sharing import come_apart
@@ -35,17 +36,30 @@ _LISTED = 20  # differences in one message
 
 
 def restore(
-    open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, *, strict: bool, allow_pickle: bool
+    open_stored: Callable[[], Stored],
+    app_state: Any,
+    ranks: Ranks,
+    progress: Progress | bool | None,
+    *,
+    strict: bool,
+    allow_pickle: bool,
 ) -> None:
     """As `Snapshot.restore`."""
     try:
-        _restore(open_stored, app_state, ranks, strict, allow_pickle)
+        _restore(open_stored, app_state, ranks, progress, strict, allow_pickle)
     except BaseException as error:
         ranks.leave(error)
         raise
 
 
-def _restore(open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, strict: bool, allow_pickle: bool) -> None:
+def _restore(
+    open_stored: Callable[[], Stored],
+    app_state: Any,
+    ranks: Ranks,
+    progress: Progress | bool | None,
+    strict: bool,
+    allow_pickle: bool,
+) -> None:
     opened: list[Stored] = []
 
     def begin() -> bytes:
@@ -83,7 +97,8 @@ def _restore(open_stored: Callable[[], Stored], app_state: Any, ranks: Ranks, st
         return b""
 
     def read() -> bytes:
-        read_into(stored, wants, Meter(None, 0, ""))
+        nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
+        read_into(stored, wants, Meter(progress, nbytes, "reading", rank=ranks.rank))
         return b""
 
     def load(key: str) -> bytes:
@@ -142,5 +157,5 @@ def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
             wants.append(Want(tensor, made[id(tensor)].shards))
         with torch.inference_mode(False), modes.put_aside():
             tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
-    read_into(stored, wants, Meter(None, 0, ""))
+    read_into(stored, wants, SILENT)
     return stored.build(value, tensors, allow_pickle=allow_pickle)

@@ -12,7 +12,7 @@ from memstore.contents import encode_boxes
 from memstore.engine import Content, Leaf, check_header
 from memstore.errors import MemstoreError
 from memstore.snapshot.mapped import MappedFiles, Places
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.restoring import state_dict_of
 from memstore.snapshot.stored import Stored, Value
@@ -83,7 +83,7 @@ def _leaves(stored: Stored, value: Value, places: Places, source: MappedFiles) -
             leaves.append(leaves[plan.same[i]])
         elif i in loaded and boxes:
             made = new_target(tensor)
-            read_into(stored, [Want(tensor, made.shards)], Meter(None, 0, ""))
+            read_into(stored, [Want(tensor, made.shards)], SILENT)
             leaves.append(traits.with_traits(made.value, kind))
         elif i in loaded:
             leaves.append(traits.with_traits(_over(source, leaf, start), kind))

@@ -14,7 +14,7 @@ import torch
 from memstore import modes
 from memstore.sharding import Shard, double, sharded_leaf
 from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.progress import Meter
+from memstore.snapshot.progress import SILENT
 from memstore.snapshot.reading import Want, read_into
 from memstore.snapshot.stored import Stored
 from memstore.structure import traits
@@ -120,7 +120,7 @@ def _agree(stored: Stored, places: Sequence[Place], cluster: Sequence[_Range]) -
         storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
         read = [Shard(one.shard.box, _new(one.shard.local)) for one in cluster]
         wants = [Want(places[one.place].tensor, (shard,)) for one, shard in zip(cluster, read, strict=True)]
-        read_into(stored, wants, Meter(None, 0, ""))
+        read_into(stored, wants, SILENT)
         doubles: list[torch.Tensor] = []
         for one, shard in zip(cluster, read, strict=True):
             local = one.shard.local

@@ -32,7 +32,8 @@ class Snapshot:
         path: of the folder.
         pg: the process group whose ranks restore together; None: the default one, or this process alone.
         storage_options: {"allow_pickle": True} lets objects be read that only pickle could store: that runs code, so
-            trust whoever took the snapshot.
+            trust whoever took the snapshot. {"timeout": 60.0}: seconds to wait for the other ranks in each step, of
+            which the longest is to write, or read, all bytes; else half an hour.
 
     Attributes:
         path: of the folder.
@@ -82,11 +83,11 @@ class Snapshot:
             app_state: Statefuls by name: modules, optimizers, schedulers, `StateDict`, `RNGState`.
             pg: the process group; None: the default one, if torch.distributed is initialised.
             replicated: patterns ("model/*", "**") of paths whose values are the same on all ranks.
-            storage_options: as of `Snapshot`, for the snapshot that is returned.
+            storage_options: as of `Snapshot`; "allow_pickle" for the snapshot that is returned.
             durability: "disk": when it returns, all is on the disk. "process": it survives the process.
             checksum: whether to make a checksum of each 16 MiB: they are compared when something is read.
             progress: called with the bytes that this rank has written, and has to write in all; True: a bar, if
-                standard error is a terminal.
+                standard error is a terminal. What it raises is raised, on all ranks, and nothing is left.
             allow_pickle: store objects that need it with pickle.
 
         Raises:
@@ -94,8 +95,9 @@ class Snapshot:
             UnsupportedValueError: a leaf can't be saved.
             ShardMismatchError: ranks disagree about a tensor that they share: its shape, dtype, or who has which part.
             StoreFullError: no room. Nothing is left.
-            UnknownOutcomeError: a rank died when all had written; rank 0 may have published the snapshot.
-            MemstoreError: another rank failed; the message names it, and its reason.
+            UnknownOutcomeError: rank 0 died when all had written; it may have published the snapshot.
+            StoreTimeoutError: a rank did not come; the message names it.
+            MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
         timeout = storage_options_of(storage_options).timeout
         prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
@@ -122,7 +124,8 @@ class Snapshot:
         If the training dies now, the snapshot is completed.
 
         Args:
-            progress: as of `take`; it is told once all is written, by `wait`.
+            progress: as of `take`, called in a thread of its own while the bytes are written, and at last by `wait`.
+                What it raises becomes a RuntimeWarning of `wait`, and it is called no more: the snapshot is there.
             path, app_state, pg, replicated, storage_options, durability, checksum, allow_pickle: as of `take`.
 
         Returns:
@@ -135,10 +138,9 @@ class Snapshot:
         """
         timeout = storage_options_of(storage_options).timeout
         prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
-        meter = Meter(progress if prepared.ranks.rank == 0 or callable(progress) else None, prepared.nbytes, "writing")
-        found_options = {"allow_pickle": allow_pickle, **(storage_options or {})}
-        pending = start(prepared, meter)
-        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, found_options))
+        meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
+        pending, options = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
+        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, options))
 
     @classmethod
     def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
@@ -147,7 +149,7 @@ class Snapshot:
         snapshot._manifest = manifest
         return snapshot
 
-    def restore(self, app_state: AppState, strict: bool = True) -> None:
+    def restore(self, app_state: AppState, strict: bool = True, *, progress: Progress | bool | None = None) -> None:
         """Restores the state of some objects, in place: what is stored is read straight into their tensors.
 
         Every rank of the process group calls it. The ranks may be others than those that took the snapshot: what is
@@ -156,13 +158,23 @@ class Snapshot:
         Args:
             app_state: Statefuls by the names under which they were saved, or some of them. RNGState comes last.
             strict: an error for what a module has and the snapshot lacks, or the reverse. False: that is left out.
+            progress: called with the bytes that this rank has read, and has to read in all; True: a bar on rank 0, if
+                standard error is a terminal. What it raises is raised, on all ranks: as if bytes were damaged.
 
         Raises:
             StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
             CorruptionError: stored bytes are damaged. The objects' tensors then have any content.
             NotAStoreError: there is no snapshot at the path.
+            StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
-        restore(self.open, app_state, Ranks(self.pg, self._timeout), strict=strict, allow_pickle=self._allow_pickle)
+        restore(
+            self.open,
+            app_state,
+            Ranks(self.pg, self._timeout),
+            progress,
+            strict=strict,
+            allow_pickle=self._allow_pickle,
+        )
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and no more of the snapshot than it takes.
@@ -201,9 +213,11 @@ class Snapshot:
             KeyNotFoundError: nothing was saved under this name.
         """
         stored = self.open()
-        value = stored.value(Ranks(self.pg).rank, key)
+        rank = Ranks(self.pg).rank
+        value = stored.value(rank, key)
         if value is None:
-            raise self._missing(stored, key)
+            there = ", ".join(map(repr, stored.keys(rank)))
+            raise KeyNotFoundError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
         return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
     def view(self) -> dict[str, Any]:
@@ -231,10 +245,6 @@ class Snapshot:
         """
         self._stored = self._manifest = None
         verify(self.open(), progress, allow_pickle=self._allow_pickle)
-
-    def _missing(self, stored: Stored, key: str) -> Exception:
-        there = ", ".join(map(repr, stored.keys(Ranks(self.pg).rank)))
-        return KeyNotFoundError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
 
     def open(self) -> Stored:
         """What is read of the snapshot. For memstore's own use."""

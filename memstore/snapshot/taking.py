@@ -42,7 +42,7 @@ def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
     written: list[str] = []
     handed_over: list[bool] = []
     try:
-        meter = Meter(progress if callable(progress) or ranks.rank == 0 else None, prepared.nbytes, "writing")
+        meter = Meter(progress, prepared.nbytes, "writing", rank=ranks.rank)
 
         def write() -> bytes:
             sums: dict[str, bytes] = {}

@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -66,6 +66,7 @@ class Staged:
         argument: bytes = b"",
         durable: bool = True,
         checksum: bool = True,
+        done: Callable[[int], None] | None = None,
     ) -> PendingWrite:
         """Hands the memory to the writer, once, which makes files of it. Returns at once.
 
@@ -74,6 +75,7 @@ class Staged:
             files: what they consist of.
             finish: what comes when all are written, a name in writer/steps.py, with `argument` for it.
             durable, checksum: as for `Storage.write`. The sums go to `finish`.
+            done: called, in a thread of its own, with the bytes that were written since; must not raise.
 
         Raises:
             ResourceLimitError: no writer could be started, or there are too many names and headers.
@@ -82,8 +84,9 @@ class Staged:
         self._release.detach()
         self._block = None
         path = os.path.abspath(folder)
-        pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block))
-        job = Job(next(_numbers), os.fsencode(path), list(files), finish, argument, durable, checksum)
+        pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block), done)
+        place = os.fsencode(path)
+        job = Job(next(_numbers), place, list(files), finish, argument, durable, checksum, done is not None)
         try:
             self._stager.send(job, block.fd, pending)
         except BaseException:  # an exception of a signal's handler may come when the writer has the memory already

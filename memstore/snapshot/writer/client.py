@@ -84,11 +84,15 @@ class Writer:
     def _receive(self) -> None:
         reason: Exception | None = None
         try:
-            while (outcome := messages.receive_outcome(self._channel)) is not None:
+            while (word := messages.receive_outcome(self._channel)) is not None:
                 with self._lock:
-                    pending = self._jobs.pop(outcome.number, None)
-                if pending is not None:
-                    pending.settle(outcome)
+                    pending = self._jobs.get(word.number)
+                    if isinstance(word, messages.Outcome):
+                        self._jobs.pop(word.number, None)
+                if pending is not None and isinstance(word, messages.Outcome):
+                    pending.settle(word)
+                elif pending is not None and isinstance(word, messages.Advance):
+                    pending.advance(word.nbytes)
         except (OSError, MemstoreError) as error:
             reason = error
         code = self._process.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True):
         folder: where the files go, an absolute path, as the kernel takes it.
         finish: the name of the step that follows, or None; `argument` is for it.
         durable, checksum: as `Storage.write` has them.
+        told: whether the trainer wants to hear how it advances.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Job(msgspec.Struct, frozen=True):
     argument: bytes
     durable: bool
     checksum: bool
+    told: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -62,15 +64,19 @@ class Failure(msgspec.Struct, frozen=True):
     path: str | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Advance(msgspec.Struct, frozen=True, tag=True):
+    """How many more bytes of a job are written."""
+
+    number: int
+    nbytes: int
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True):
     """What became of a job: what its step returned, or why it failed."""
 
     number: int
     result: bytes = b""
     failure: Failure | None = None
-
-
-_Message = TypeVar("_Message", Job, Outcome)
 
 
 def send_job(channel: socket.socket, job: Job, memory: int) -> None:
@@ -102,7 +108,7 @@ def receive_job(channel: socket.socket) -> tuple[Job, int] | None:
         size = syscalls.status(fds[0]).st_size
         if size > JOB_LIMIT:
             raise MemstoreError(f"a job of {size:,} bytes, and {JOB_LIMIT:,} are the most")
-        return _decode(syscalls.read_at(fds[0], size, 0), Job), fds.pop()
+        return _decode(syscalls.read_at(fds[0], size, 0), Job, "Job"), fds.pop()
     finally:
         for fd in fds:
             syscalls.close(fd)
@@ -117,14 +123,23 @@ def send_outcome(channel: socket.socket, outcome: Outcome) -> None:
     channel.send(body)
 
 
-def receive_outcome(channel: socket.socket) -> Outcome | None:
-    """The next outcome; None when there will be no more."""
+def send_advance(channel: socket.socket, advance: Advance) -> bool:
+    """Whether it was sent: it never waits for a trainer that doesn't listen, or is dead."""
+    try:
+        channel.send(msgspec.msgpack.encode(advance), socket.MSG_DONTWAIT)
+    except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def receive_outcome(channel: socket.socket) -> Outcome | Advance | None:
+    """The next outcome, or how a job advances; None when there will be no more."""
     body = channel.recv(OUTCOME_LIMIT)
-    return _decode(body, Outcome) if body else None
+    return _decode(body, Outcome | Advance, "Outcome") if body else None
 
 
-def _decode(body: bytes, kind: type[_Message]) -> _Message:
+def _decode(body: bytes, kind: Any, what: str) -> Any:
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.MsgspecError as error:
-        raise MemstoreError(f"a message is no {kind.__name__}: {error}") from None
+        raise MemstoreError(f"a message is no {what}: {error}") from None

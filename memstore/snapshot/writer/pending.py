@@ -18,15 +18,21 @@ class PendingWrite:
     Args:
         what: is being written, for messages.
         settled: called, in any thread, once the writer needs the memory no more.
+        done: called, in a thread of its own, with the bytes that were written since; must not raise.
     """
 
-    def __init__(self, what: str, settled: Callable[[], None]) -> None:
-        self._what, self._settled = what, settled
+    def __init__(self, what: str, settled: Callable[[], None], done: Callable[[int], None] | None = None) -> None:
+        self._what, self._settled, self._done = what, settled, done
         self._pid = os.getpid()
         self._started = time.monotonic()
         self._end = threading.Event()
         self._result: Outcome | Exception = Outcome(0)
         self.writer = 0  # its pid
+
+    def advance(self, nbytes: int) -> None:
+        """So many more bytes are written."""
+        if self._done is not None:
+            self._done(nbytes)
 
     def settle(self, result: Outcome | Exception) -> None:
         """What has become of it; the second time nothing happens."""

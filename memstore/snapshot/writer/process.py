@@ -14,14 +14,18 @@ import os
 import select
 import signal
 import socket
+import time
+from collections.abc import Callable
 
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError
 from memstore.snapshot.storage import FilePart, FileStorage, Storage
 from memstore.snapshot.writer import messages
 from memstore.snapshot.writer.failures import failure_of
-from memstore.snapshot.writer.messages import Job, Outcome, StagedFile
+from memstore.snapshot.writer.messages import Advance, Job, Outcome, StagedFile
 from memstore.snapshot.writer.steps import step_named
+
+_INTERVAL = 0.1  # seconds between two words on how a job advances
 
 
 def main(fd: int, idle: float) -> None:
@@ -44,7 +48,7 @@ def serve(channel: socket.socket, idle: float) -> None:
             return
         job, fd = received
         memory = SharedMemory(fd=fd)
-        outcome = _carry_out(job, memory)
+        outcome = _carry_out(job, memory, _teller(channel, job) if job.told else None)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is dead, and the snapshot is not
             messages.send_outcome(channel, outcome)
         inode = syscalls.status(fd).st_ino
@@ -66,20 +70,37 @@ def _make_huge(memory: SharedMemory, poll: select.poll) -> bool:
     return True
 
 
-def _carry_out(job: Job, memory: SharedMemory) -> Outcome:
+def _teller(channel: socket.socket, job: Job) -> Callable[[int], None]:
+    """Sums up what is written, and tells the trainer now and then."""
+    untold, told_at = 0, time.monotonic()
+
+    def tell(nbytes: int) -> None:
+        nonlocal untold, told_at
+        untold += nbytes
+        if time.monotonic() - told_at >= _INTERVAL:
+            told_at = time.monotonic()
+            if messages.send_advance(channel, Advance(job.number, untold)):
+                untold = 0
+
+    return tell
+
+
+def _carry_out(job: Job, memory: SharedMemory, done: Callable[[int], None] | None) -> Outcome:
     try:
-        return Outcome(job.number, _write_all(job, memory.bytes))
+        return Outcome(job.number, _write_all(job, memory.bytes, done))
     except Exception as error:  # of any kind: whoever waits in the trainer raises it
         return Outcome(job.number, failure=failure_of(error))
 
 
-def _write_all(job: Job, staged: memoryview) -> bytes:
+def _write_all(job: Job, staged: memoryview, done: Callable[[int], None] | None) -> bytes:
     storage = FileStorage(os.fsdecode(job.folder))
     sums: dict[str, bytes] = {}
     try:
         for file in job.files:
             parts = _parts_of(file, staged)
-            sums[file.name] = storage.write(file.name, file.size, parts, durable=job.durable, checksum=job.checksum)
+            sums[file.name] = storage.write(
+                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done
+            )
         finish = None if job.finish is None else step_named(job.finish)
     except BaseException:
         _remove_all(storage, list(sums))
