@@ -32,8 +32,9 @@ def _check_slots(state: State) -> None:
         position = state.position(index)
         if slot.state in READABLE and slot.cells != (position,) * CELLS:
             raise Fault("a word says that a row is whole which isn't")
-        if slot.state == WHOLE and position < state.cursor and position not in state.handed:
-            raise Fault("a row waits to be handed out, and the cursor is past it")
+        is_sought = position >= state.cursor if position >= state.head - state.capacity else state.late
+        if slot.state == WHOLE and not is_sought and position not in state.handed:
+            raise Fault("a row waits to be handed out, and nobody looks for it")
         if slot.state == WRITING:
             claim = state.claims[slot.claim]
             if claim.stage != CLAIMED or not claim.first <= position < claim.end:

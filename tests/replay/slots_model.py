@@ -3,15 +3,15 @@
 The rules are those of docs/decisions/015-mutable-entries.md. What the kernel does for a thread that dies is done: the
 mutexes that it held pass on, the buffer's and that of its claim, with word of its death.
 
-    WRITER    claim: note it, mark each word, move the head | copy cell by cell | publish: note it, make each word whole,
-              count, free the claim
+    WRITER    claim: note it, mark each word, move the head | copy cell by cell
+              publish: note it, make each word whole, count, free the claim
     SAMPLER   pick | copy cell by cell | look again; after some tries the same under the mutex
     CONSUMER  take: mark a word, move the cursor | copy cell by cell | look again
     RECOVERY  claims that were being made, and publications that had begun, are completed
 
-Stores are plain, and become visible in their order, as x86-64 has it; loads are made in theirs. A store that is delayed
-is a step that is taken later: nobody looks, between two of their own stores, at what somebody else has stored, but under
-the mutex. So it is enough to interleave whole steps.
+Stores are plain, and become visible in their order, as x86-64 has it; loads are made in theirs. A store that is
+delayed is a step that is taken later: nobody looks, between stores of their own, at what somebody else has stored, but
+under the mutex. So it is enough to interleave whole steps.
 
 A process may be stopped for good: the others have to reach their ends. It may wake up at any time later.
 """
@@ -29,7 +29,6 @@ from tests.replay.slots_state import (
     Scene,
     State,
     Steps,
-    with_,
     with_word,
 )
 from tests.replay.slots_writer import recover, writer_steps
@@ -45,6 +44,7 @@ MUTATIONS = {
     "no look again": "a sampler takes what it copied",
     "look at the state alone": "a sampler doesn't compare the laps",
     "the cursor stays": "rows that are published behind the cursor are handed out to nobody",
+    "nobody looks for late rows": "rows that the ring passed over before they were published are handed out to nobody",
     "the cursor alone": "what is handed out is not marked, and the cursor may go back",
     "take without the mutex": "a consumer takes a row without the mutex",
 }
@@ -171,7 +171,8 @@ def _consumer(scene: Scene, broken: frozenset[str]) -> Steps:
         yield scene.step("take: mark", marked._replace(handed=state.handed | {position}), at="move the cursor")
     elif process.at == "move the cursor":
         slot, word = process.seen
-        moved = state._replace(cursor=word.lap * state.capacity + slot + 1)
+        position = word.lap * state.capacity + slot
+        moved = state if position < state.head - state.capacity else state._replace(cursor=position + 1)
         yield scene.step("take: move the cursor", moved, at="release: copy" if process.owner else "copy")
     elif process.at == "copy":
         yield _copy(scene)
@@ -189,7 +190,13 @@ def _consumer(scene: Scene, broken: frozenset[str]) -> Steps:
 
 
 def _take(scene: Scene) -> tuple[str, State]:
+    """Late rows first; then on from the cursor."""
     state = scene.state
+    if state.late:
+        for index, slot in enumerate(state.slots):
+            if slot.state == WHOLE and state.position(index) < state.head - state.capacity:
+                return scene.step("take: pick a late row", at="mark", seen=(index, slot), copy=())
+        return scene.step("take: no row is late", state._replace(late=False))
     for position in range(max(state.cursor, state.head - state.capacity), state.head):
         slot = state.slot_of(position)
         if (slot.state, slot.lap) == (WHOLE, position // state.capacity):

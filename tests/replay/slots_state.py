@@ -69,7 +69,8 @@ class State(NamedTuple):
     claims: tuple[Claim, ...]
     head: int = 0  # positions handed out
     added: int = 0  # rows ever published
-    cursor: int = 0  # no row before it waits to be handed out
+    cursor: int = 0  # no row before it waits to be handed out, but for late ones
+    late: bool = False  # rows may wait that were published when the ring had passed over them
     dirty: bool = False  # the mutex's dirty word
     # what was seen
     batches: tuple[tuple[int, ...], ...] = ()  # the positions of each claim

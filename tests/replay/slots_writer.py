@@ -153,10 +153,9 @@ def _publish(scene: Scene, broken: frozenset[str]) -> Steps:
 def counted(state: State, claim: int, broken: frozenset[str]) -> State:
     """Done twice, it is as done once."""
     found = state.claims[claim]
-    state = state._replace(added=found.before + found.rows)
-    if "the cursor stays" in broken:
-        return state
-    return state._replace(cursor=min(state.cursor, found.first))
+    is_late = found.first < state.head - state.capacity and "nobody looks for late rows" not in broken
+    cursor = state.cursor if "the cursor stays" in broken else min(state.cursor, found.first)
+    return state._replace(added=found.before + found.rows, cursor=cursor, late=state.late or is_late)
 
 
 def _abandon(scene: Scene) -> Steps:
