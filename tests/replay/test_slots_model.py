@@ -38,8 +38,8 @@ SCENES: dict[str, tuple[list[Process], dict[str, int]]] = {
     "an interrupted writer": ([writer(2), writer(1, 2)], {"interrupts": 1, "kills": 1}),
     "one claim for two writers": ([writer(), writer(1, 2)], {"claims": 1, "kills": 2}),
     "a consumer": ([writer(1, 3), consumer(2)], {"kills": 1}),
-    "two consumers": ([writer(2, 1), consumer(), consumer()], {"kills": 1}),
-    "a writer is passed over": ([writer(), writer(1, 2), consumer(2)], {}),
+    "two consumers": ([writer(2, 1), consumer(), consumer()], {"kills": 1, "late": True}),
+    "a writer is passed over": ([writer(), writer(1, 2), consumer()], {}),
     "a consumer passes a slow writer": ([writer(), writer(), consumer(3)], {}),
 }
 LARGE_SCENES: dict[str, tuple[list[Process], dict[str, int]]] = {
