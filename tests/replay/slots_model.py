@@ -38,6 +38,8 @@ MUTATIONS = {
     "leave what the dead claimed": "slots of a dead writer are given to nobody",
     "free a claim before its words": "the claim of a dead writer is freed before its slots are",
     "no word says that it is written": "a claim leaves the words as they are",
+    "claim without a note": "words are marked before the claim says that it is being made",
+    "publish without a note": "words become whole, and the claim doesn't say that it is being published",
     "publish before the last cell": "a row is published before it is whole",
     "recovery leaves a claim": "the next owner leaves a claim as it is that was being made",
     "recovery leaves a publication": "the next owner leaves a publication half done",

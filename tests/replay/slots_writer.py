@@ -81,7 +81,8 @@ def _plan(scene: Scene, broken: frozenset[str]) -> Steps:
             raise Fault("a writer finds no slot, and nobody who lives has one")
         yield scene.step("claim: no room", at="release: raise")
     else:
-        entry = {"holder": scene.index, "stage": CLAIMING, "first": state.head, "end": position, "rows": process.rows}
+        stage = FREE if "claim without a note" in broken else CLAIMING
+        entry = {"holder": scene.index, "stage": stage, "first": state.head, "end": position, "rows": process.rows}
         following = with_claim(state, free[0], **entry)
         following = following._replace(batches=(*state.batches, tuple(chosen)))
         yield scene.step("claim: note it", following, at="mark", claim=free[0], batch=tuple(chosen), cell=0)
@@ -135,7 +136,8 @@ def _publish(scene: Scene, broken: frozenset[str]) -> Steps:
     if state.claims[claim].holder != scene.index:
         raise Fault("a claim of a thread that lives was given to another")
     if process.at == "publish":
-        following = with_claim(state, claim, stage=PUBLISHING, before=state.added)
+        stage = CLAIMED if "publish without a note" in broken else PUBLISHING
+        following = with_claim(state, claim, stage=stage, before=state.added)
         following = following._replace(published=state.published | {*process.batch})
         yield scene.step("publish: note it", following, at="make whole", cell=0)
     elif process.at == "make whole":

@@ -61,6 +61,8 @@ FOUND_IN = {
     "leave what the dead claimed": "one claim for two writers",
     "free a claim before its words": "two writers",
     "no word says that it is written": "a writer laps a sampler",
+    "claim without a note": "two writers",
+    "publish without a note": "batches",
     "publish before the last cell": "a writer laps a sampler",
     "recovery leaves a claim": "two writers",
     "recovery leaves a publication": "two writers",
