@@ -33,7 +33,8 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("datasets", "replay", "snapshot", "deferred_init", "fake", "distributed"),
+    ("datasets", "snapshot", "deferred_init", "fake", "distributed"),
+    ("replay",),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything
     ("testing",),

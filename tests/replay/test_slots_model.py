@@ -1,0 +1,107 @@
+"""The rules of slots, explored: nothing forbidden is reached, every step is taken, and faults would be found."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+
+import pytest
+
+from memstore.testing.explore import Explored, Fault, explore
+from tests.replay import slots_model, slots_writer
+from tests.replay.slots_check import check
+from tests.replay.slots_model import MUTATIONS, Model
+from tests.replay.slots_state import Process, is_bad_luck, is_end, start
+
+FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
+
+
+def writer(rows: int = 1, batches: int = 1) -> Process:
+    return Process("writer", rows, batches)
+
+
+def sampler(rows: int = 1) -> Process:
+    return Process("sampler", rows)
+
+
+def consumer(rows: int = 1) -> Process:
+    return Process("consumer", rows)
+
+
+SCENES: dict[str, tuple[list[Process], dict[str, int]]] = {
+    "a writer laps a sampler": ([writer(1, 3), sampler()], {"capacity": 1, "claims": 1, "kills": 1}),
+    "two writers": ([writer(1, 2), writer()], {"kills": 1, "stops": 1}),
+    "batches": ([writer(2, 2), writer()], {"capacity": 3, "kills": 1}),
+    "two writers and a sampler": ([writer(1, 2), writer(), sampler()], {}),
+    "a stopped writer": ([writer(), writer(), sampler()], {"capacity": 1, "kills": 1, "stops": 1}),
+    "an interrupted writer": ([writer(2), writer(1, 2)], {"interrupts": 1, "kills": 1}),
+    "one claim for two writers": ([writer(), writer(1, 2)], {"claims": 1, "kills": 2}),
+    "a consumer": ([writer(1, 3), consumer(2)], {"kills": 1}),
+    "two consumers": ([writer(2, 1), consumer(), consumer()], {"kills": 1, "late": True}),
+    "a writer is passed over": ([writer(), writer(1, 2), consumer()], {}),
+    "a consumer passes a slow writer": ([writer(), writer(), consumer(3)], {}),
+}
+LARGE_SCENES: dict[str, tuple[list[Process], dict[str, int]]] = {
+    "a consumer passes a stopped writer": (
+        [writer(), writer(1, 2), consumer(3)],
+        {"stops": 1, "kills": 1, "capacity": 3},
+    ),
+    "two writers and a sampler, all that can happen": (
+        [writer(1, 2), writer(), sampler()],
+        {"kills": 1, "stops": 1, "interrupts": 1},
+    ),
+    "a writer is passed over, a death": ([writer(), writer(1, 2), consumer(2)], {"kills": 1}),
+    "three writers": ([writer(), writer(), writer(1, 2)], {"kills": 1, "stops": 1, "claims": 3}),
+    "batches and a sampler": ([writer(2, 2), writer(2), sampler()], {"capacity": 3, "kills": 1}),
+    "two writers and two consumers": ([writer(1, 2), writer(), consumer(), consumer(2)], {"kills": 1}),
+}
+FOUND_IN = {
+    "take what the living write": "two writers",
+    "leave what the dead claimed": "one claim for two writers",
+    "free a claim before its words": "two writers",
+    "no word says that it is written": "a writer laps a sampler",
+    "claim without a note": "two writers",
+    "publish without a note": "batches",
+    "publish before the last cell": "a writer laps a sampler",
+    "recovery leaves a claim": "two writers",
+    "recovery leaves a publication": "two writers",
+    "no look again": "a writer laps a sampler",
+    "look at the state alone": "a writer laps a sampler",
+    "the cursor stays": "a consumer passes a slow writer",
+    "nobody looks for late rows": "a writer is passed over",
+    "the cursor alone": "a consumer passes a slow writer",
+    "take without the mutex": "two consumers",
+}
+
+
+def look(scene: str, *mutations: str) -> Explored:
+    processes, limits = {**SCENES, **LARGE_SCENES}[scene]
+    model = Model(*mutations)
+    return explore(start(*processes, **limits), model.successors, check, is_end=is_end, is_bad_luck=is_bad_luck)
+
+
+whole = functools.cache(look)
+
+
+@pytest.mark.parametrize("scene", [*SCENES, *(pytest.param(scene, marks=FULL) for scene in LARGE_SCENES)])
+def test_nothing_forbidden_is_reached(scene: str) -> None:
+    found = whole(scene) if scene in SCENES else look(scene)
+    print(f"{found.states:,} states, {found.steps:,} steps")
+    assert found.states > 500, "this tests nothing"
+
+
+def test_every_step_is_taken() -> None:
+    source = inspect.getsource(slots_model) + inspect.getsource(slots_writer)
+    steps = set(re.findall(r'(?:step|finish)\(\s*"([^"]+)"', source))
+    taken = {name.strip("()").partition(": ")[2] for scene in SCENES for name in whole(scene).names}
+    assert len(steps) > 30
+    assert steps - taken == set()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_fault_in_the_code_would_be_found(mutation: str) -> None:
+    with pytest.raises(Fault) as found:
+        look(FOUND_IN[mutation], mutation)
+    print(MUTATIONS[mutation], found.value, sep=": ")
+    assert found.value.steps
