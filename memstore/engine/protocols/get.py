@@ -130,8 +130,7 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
             return None if mapping is None else MappedEntry(record, mapping)
         if record.adopted is not None:
             return MappedEntry(record, map_external(decode_external(record.adopted)))
-        if record.parts is not None and record.nbytes:
-            extents = record.segments
+        if record.parts is not None and (extents := record.segments):
             _check_room(record, extents)
             files = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
             size = max(record.nbytes, end_of(extents))
