@@ -95,7 +95,7 @@ def _fits(record: Record, extent: SegmentExtent, content: memoryview) -> bool:
 def content_of_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
     """The value of parts of which nothing but their segments is left. None if they are not all of one value.
 
-    A rank that held no bytes has no segment. What it said is lost: it should be what others have said too.
+    A rank that held no bytes, and nothing else that others may lack, has no segment: see `part_drafts.py`.
     """
     try:
         found = [_read(part) for part in parts]
@@ -122,7 +122,7 @@ def _warn_of_silent_ranks(key: str, found: Sequence[RankPart]) -> None:
     silent = set(range(found[0].said.value.world_size)) - {part.rank for part in found}
     if silent:
         log.warning(
-            "%r is back without what only ranks %s held, if they held any: objects and empty tensors, since who puts "
-            "no bytes has no file",
+            "%r is back without what only ranks %s held, if they held any: empty containers, and in stores of older "
+            "versions objects and empty tensors, since who puts no bytes may have no file",
             *(key, ", ".join(map(str, sorted(silent)))),
         )

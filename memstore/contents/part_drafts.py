@@ -40,8 +40,11 @@ def draft_part(
 ) -> PartDraft:
     """What the engine is to store of what this rank holds.
 
+    A rank that writes no bytes gets a segment, of a header alone, if it may be the only one that says something: else a
+    repair that has nothing but the segments would lose that.
+
     Args:
-        others: plain leaves that a lower rank is known to write.
+        others: plain leaves and objects that a lower rank is known to write.
     """
     local = _LocalTensors(held, dtype, others)
     with modes.put_aside(entirely=True) if modes.are_active() else nullcontext():
@@ -50,7 +53,7 @@ def draft_part(
     sums = _Sums(held, local, flat, dtype)
     plan, settings = flat.plan, root.settings
     empty = Content(said, b"", plan.nbytes)
-    if not plan.nbytes:
+    if not plan.nbytes and not _says_more(held, others):
         check_header(key, len(said))
         return PartDraft(Draft(key.encode(), empty, expect), functools.partial(_content, said, sums))
 
@@ -62,6 +65,12 @@ def draft_part(
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
     header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
     return PartDraft(Draft(key.encode(), empty, expect, header, fill), functools.partial(_content, said, sums))
+
+
+def _says_more(held: HeldValue, others: Collection[Path]) -> bool:
+    """Whether there are objects, or tensors that no rank has bytes of, which no other rank may have."""
+    empty = (leaf.name for leaf in held.leaves if 0 in leaf.shape)
+    return not set(others).issuperset((*held.object_names, *empty))
 
 
 def _content(said: bytes, sums: _Sums) -> bytes:

@@ -63,10 +63,11 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:
     """What is stored of a module."""
-    return {
-        name: entry.value.detach() if isinstance(entry.value, torch.Tensor) else entry.value
-        for name, entry in model_entries(model).items()
-    }
+    with torch.inference_mode(False):  # in it torch can't detach a DTensor that was made outside of it
+        return {
+            name: entry.value.detach() if isinstance(entry.value, torch.Tensor) else entry.value
+            for name, entry in model_entries(model).items()
+        }
 
 
 def clean_name(model: torch.nn.Module, name: str) -> str:

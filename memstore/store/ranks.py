@@ -25,7 +25,7 @@ class Agreement(msgspec.Struct, frozen=True, array_like=True):
     """What the ranks of a put know of each other."""
 
     attempt: str
-    plain: tuple[Path, ...] = ()  # plain leaves that rank 0 writes, so that the others need not
+    plain: tuple[Path, ...] = ()  # plain leaves and objects that rank 0 writes, so that the others need not
 
 
 class Place:
@@ -44,7 +44,7 @@ class Place:
         self._attempt, self.rank, self.world_size = attempt, rank, world_size
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
-        """`plain` are the plain leaves that this rank holds."""
+        """`plain` are the plain leaves and the objects that this rank holds."""
         return Agreement(self._attempt)
 
 

@@ -142,7 +142,7 @@ def put_sharded(
         held = take()
     except Exception as error:
         failure = error  # the others are told below, once the attempt has a name
-    plain = () if held is None else tuple(leaf.name for leaf in held.leaves if leaf.is_plain)
+    plain = () if held is None else (*[leaf.name for leaf in held.leaves if leaf.is_plain], *held.object_names)
     agreement = place.agree(plain, deadline)
     lease = timeout + _WAITING if wait else lease
     member = Member(key.encode(), agreement.attempt, place.rank, place.world_size, lease)

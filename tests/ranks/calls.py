@@ -211,6 +211,18 @@ def begin_again(path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
 
 
+_stores: dict[int, dist.TCPStore] = {}
+
+
+def begin_again_in_one_store(port: int) -> None:
+    """As `begin_again`, but all groups have one store, which outlives them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if port not in _stores:
+        _stores[port] = dist.TCPStore("localhost", port, None, False)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=_stores[port], rank=rank, world_size=size)
+
+
 # --- processes that go ------------------------------------------------------------------------------------------------
 
 

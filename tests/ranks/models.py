@@ -107,6 +107,23 @@ def load(root: str, kind: str, steps: int = 0) -> tuple[int, dict[str, torch.Ten
     return version, found
 
 
+def save_and_load_in_inference_mode(root: str, kind: str) -> None:
+    """As an evaluation does, whose module goes on training later."""
+    model, other = make(kind), make(kind, seed=5)
+    state, expected = model.state_dict(), state_of(model, None)  # torch makes no state_dict of DTensors in that mode
+    optimizer = optimizer_of(other)
+    with memstore.open(root) as store:
+        with torch.inference_mode():
+            store.save_model("run", model)
+            store.put_sharded("state", state)
+            store.load_model("run", other)
+        assert all(torch.equal(store.get("state")[name], tensor) for name, tensor in expected.items())
+    found = state_of(other, None)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    step(other, optimizer, 1)
+    assert not any(parameter.is_inference() for parameter in other.parameters())
+
+
 def load_half(root: str) -> tuple[int, torch.Tensor]:
     model = make("fsdp", seed=5).to(torch.bfloat16)
     with memstore.open(root) as store:

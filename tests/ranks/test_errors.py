@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import memstore
 from memstore.errors import (
@@ -172,3 +173,18 @@ def test_a_process_group_may_end_and_another_begin(root: str, server: ForkServer
         for number in range(2):
             ranks.run(calls.begin_again, str(tmp_path / f"group{number}"))
             check_that_the_next_put_works(root, ranks)
+
+
+def test_groups_that_follow_each_other_in_one_store_dont_mix(root: str, server: ForkServer) -> None:
+    store = dist.TCPStore("localhost", 0, None, True, wait_for_workers=False)
+    with Ranks(server, 2) as ranks:
+        versions: list[int] = []
+        for _ in range(3):
+            ranks.run(calls.begin_again_in_one_store, store.port)
+            for _ in range(3):
+                one, two = ranks.run(calls.put, root)
+                assert one == two
+                versions.append(one)
+    assert versions == list(range(1, 10))
+    with memstore.open(root) as opened:
+        assert opened.pending() == ()

@@ -51,6 +51,11 @@ def test_what_one_kind_saves_another_loads(root: str, ranks4: Ranks, ranks2: Ran
             check_same(answer[1], expected)
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp and tp"])
+def test_models_are_saved_and_loaded_in_inference_mode(root: str, ranks4: Ranks, kind: str) -> None:
+    ranks4.run(models.save_and_load_in_inference_mode, root, kind)
+
+
 def test_one_process_loads_what_ranks_saved(root: str, ranks4: Ranks) -> None:
     version, expected = ranks4.run(models.save, root, "fsdp and tp")[0]
     model = models.bare(3)

@@ -132,8 +132,7 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
             files = decode_external(record.adopted)
             _check_room(record, files)
             return MappedEntry(record, map_external(files, record.nbytes))
-        if record.parts is not None and record.nbytes:
-            extents = record.segments
+        if record.parts is not None and (extents := record.segments):
             _check_room(record, extents)
             segments = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
             size = max(record.nbytes, end_of(extents))
