@@ -95,7 +95,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         except UnknownKindError:  # only torch can tell
             described = _describe(root, key)
             structure, leaves = described.structure, _leaves(described)
-        if record.kind == "sharded":
+        if record.boxes is not None:
             described = described or _describe(root, key)
             nbytes = described.nbytes
     size, age = render.size(nbytes), render.age(record.created)

@@ -85,12 +85,12 @@ def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
 
 def _listed(key: bytes, record: Record) -> Listed:
     leaves = msgspec.msgpack.decode(record.description)[1]
-    nbytes = _nbytes(leaves) if record.kind == "sharded" else record.nbytes
+    nbytes = _nbytes(leaves) if record.boxes is not None else record.nbytes
     return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves))
 
 
 def _nbytes(leaves: list[Any]) -> int:
-    """Of the leaves, by their places: the data section of a sharded entry has headers in it, and room."""
+    """Of the leaves, by their places: the data section of an entry in boxes has headers in it, and room."""
     sizes: dict[int, int] = {}
     for leaf in leaves:
         if not isinstance(leaf, int):  # the same tensor as an earlier one

@@ -98,4 +98,7 @@ def is_snapshot(path: str | os.PathLike[str]) -> bool:
 
 def path_of(parts: Sequence[str | int]) -> str:
     """The path of a leaf: "model/layer.weight". A "/" in a key is written %2F, a "%" as %25."""
-    return "/".join(str(part).replace("%", "%25").replace("/", "%2F") for part in parts)
+    path = "/".join(map(str, parts))
+    if "%" in path or path.count("/") >= len(parts):
+        return "/".join([str(part).replace("%", "%25").replace("/", "%2F") for part in parts])
+    return path

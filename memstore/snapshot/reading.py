@@ -84,7 +84,9 @@ def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
     batches: list[list[FilePart]] = []
     ends: list[int] = []
     for part in sorted(parts, key=lambda part: part.offset):
-        free = next((i for i, end in enumerate(ends) if end <= part.offset), len(ends))
+        free = 0
+        while free < len(ends) and ends[free] > part.offset:
+            free += 1
         if free == len(ends):
             ends.append(0)
             batches.append([])

@@ -39,7 +39,6 @@ class Place(NamedTuple):
 
 
 class _Range(NamedTuple):
-    device: str
     start: int
     stop: int
     place: int
@@ -48,20 +47,20 @@ class _Range(NamedTuple):
     @property
     def look(self) -> tuple[Any, ...]:
         local = self.shard.local
-        return self.device, self.start, local.dtype, local.shape, local.stride(), self.shard.box
+        return local.device, self.start, local.dtype, local.shape, local.stride(), self.shard.box
 
 
 def come_apart(stored: Stored, places: Sequence[Place]) -> tuple[list[Place], list[str]]:
     """Places in which all that is stored can stand together; and the differences, where there are none such."""
-    apart = list(places)
-    for cluster in _clusters(apart):
+    apart, clusters = list(places), _clusters(places)
+    for cluster in clusters:
         firsts: dict[tuple[Any, ...], int] = {}
         for one in sorted(cluster, key=lambda one: (apart[one.place].replace is not None, one.place)):
             place, first = apart[one.place], apart[firsts.setdefault(one.look, one.place)]
             if place.tensor is not first.tensor and place.replace is not None:
                 apart[one.place] = _moved(place, place.replace)
     differences: list[str] = []
-    for cluster in _clusters(apart):
+    for cluster in _clusters(apart) if clusters else ():
         if len({(id(apart[one.place].tensor), one.look) for one in cluster}) > 1 and not _agree(stored, apart, cluster):
             paths = list(dict.fromkeys(apart[one.place].path for one in cluster))
             more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
@@ -74,24 +73,31 @@ def come_apart(stored: Stored, places: Sequence[Place]) -> tuple[list[Place], li
 
 def _clusters(places: Sequence[Place]) -> list[list[_Range]]:
     """The shards that overlap others in memory, each with all that it is joined to by such."""
-    ranges = [
-        _Range(str(local.device), local.data_ptr(), local.data_ptr() + reach * local.itemsize, i, shard)
-        for i, place in enumerate(places)
-        for shard in place.shards
-        for local in (shard.local,)
-        for reach in (traits.reach(local.shape, local.stride()),)
-        if reach
-    ]
-    clusters: list[list[_Range]] = []
+    shards: list[tuple[int, Shard]] = []
+    ranges: list[tuple[str, int, int, int]] = []  # device, start, stop; then which shard, by number
+    for number, place in enumerate(places):
+        for shard in place.shards:
+            local = shard.local
+            reach = local.numel() if local.is_contiguous() else traits.reach(local.shape, local.stride())
+            if reach:
+                start, device = local.data_ptr(), "cpu" if local.is_cpu else str(local.device)
+                ranges.append((device, start, start + reach * local.itemsize, len(shards)))
+                shards.append((number, shard))
+    clusters: list[list[int]] = []
     device, end = "", 0
-    for one in sorted(ranges, key=lambda one: one[:4]):
-        if one.device == device and one.start < end:
-            clusters[-1].append(one)
-            end = max(end, one.stop)
+    ranges.sort()
+    for i, (on, start, stop, _) in enumerate(ranges):
+        if on == device and start < end:
+            clusters[-1].append(i)
+            end = max(end, stop)
         else:
-            clusters.append([one])
-            device, end = one.device, one.stop
-    return [cluster for cluster in clusters if len(cluster) > 1]
+            clusters.append([i])
+            device, end = on, stop
+    return [
+        [_Range(ranges[i][1], ranges[i][2], *shards[ranges[i][3]]) for i in cluster]
+        for cluster in clusters
+        if len(cluster) > 1
+    ]
 
 
 @modes.put_aside()

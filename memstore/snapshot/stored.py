@@ -24,9 +24,14 @@ class Value(NamedTuple):
     tensors: tuple[StoredTensor, ...]
 
     def paths(self) -> Iterator[tuple[str, StoredTensor]]:
-        """The leaves that are tensors, by path."""
+        """The leaves that are tensors, by path; of the keys 1 and "1" in a dict, the second has a "~" behind it."""
+        seen: set[str] = set()
         for leaf, tensor in zip(self.plan.leaves, self.tensors, strict=True):
-            yield path_of((self.key, *leaf.name)), tensor
+            path = path_of((self.key, *leaf.name))
+            while path in seen:
+                path += "~"
+            seen.add(path)
+            yield path, tensor
 
 
 class Stored:

@@ -46,7 +46,11 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
             yield from _walk(entry, (*name, i))
     elif isinstance(value, Mapping) and not hasattr(value, "_tensordict") and not hasattr(value, "batch_size"):
         for key, entry in cast("Mapping[Any, Any]", value).items():
-            yield from _walk(entry, (*name, name_of(key)))
+            inner = (*name, key if type(key) is str else name_of(key))
+            if type(entry) in _PLAIN:  # which most are
+                yield inner, entry
+            else:
+                yield from _walk(entry, inner)
     else:
         yield from structure.iter_tensors(value, name)
 
@@ -70,7 +74,7 @@ def _target(value: Any) -> Target | None:
         why_not = _META
     elif tensor.is_conj() or tensor.is_neg():
         why_not = "it is a conjugated or negated view"
-    elif traits.overlaps_itself(shape, tensor.stride()):
+    elif not plain.is_contiguous() and traits.overlaps_itself(shape, tensor.stride()):
         why_not = "several of its elements are one in memory"
     elif traits.is_cut(tensor):
         why_not = "its storage was freed or cut"

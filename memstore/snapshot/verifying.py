@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from memstore.engine import TORCH_DTYPES, header_size, read_tensors, split_header
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.info import Progress
-from memstore.snapshot.manifest import StoredFile
+from memstore.snapshot.manifest import StoredBox, StoredFile, StoredTensor
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.storage import FilePart, verify_file
 from memstore.snapshot.stored import Stored
@@ -22,16 +23,20 @@ def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> 
                 with contextlib.suppress(UnsupportedValueError):  # pickles, which only who trusts them may look into
                     stored.objects_of(value, allow_pickle=allow_pickle)
     meter = Meter(progress, stored.manifest.nbytes, "verifying")
-    for file in stored.manifest.files:
+    boxes: list[list[tuple[StoredTensor, StoredBox]]] = [[] for _ in stored.manifest.files]
+    for tensor in stored.manifest.tensors:
+        for box in tensor.boxes:
+            boxes[box.file].append((tensor, box))
+    for file, found in zip(stored.manifest.files, boxes, strict=True):
         stored.check_size(file)
         if file.sums:
             verify_file(stored.storage, file.name, file.size, file.sums, meter.done)
-        _check_header(stored, file)
+        _check_header(stored, file, found)
     meter.finish()
 
 
-def _check_header(stored: Stored, file: StoredFile) -> None:
-    """The header that others read names the same ranges as the manifest."""
+def _check_header(stored: Stored, file: StoredFile, boxes: Sequence[tuple[StoredTensor, StoredBox]]) -> None:
+    """The header that others read names the same ranges as the manifest has boxes in the file."""
     try:
         head = _bytes(stored, file, 0, min(8, file.size))
         start = header_size(head, file.size)
@@ -39,16 +44,12 @@ def _check_header(stored: Stored, file: StoredFile) -> None:
         entries = read_tensors(values, file.size - start)
     except CorruptionError as error:
         raise stored.damaged_file(file.name, error.detail) from error
-    index = stored.manifest.files.index(file)
     there = {(start + entry.data_offsets[0], start + entry.data_offsets[1]): entry for entry in entries.values()}
-    for tensor in stored.manifest.tensors:
-        for box in tensor.boxes:
-            if box.file != index:
-                continue
-            entry = there.get((box.offset, box.offset + box.nbytes))
-            dtype = None if entry is None else TORCH_DTYPES[entry.dtype]
-            if entry is None or (dtype == tensor.dtype and entry.shape != box.shape):
-                raise stored.damaged_file(file.name, f"its header doesn't have {tensor.path!r:.100} where it is")
+    for tensor, box in boxes:
+        entry = there.get((box.offset, box.offset + box.nbytes))
+        dtype = None if entry is None else TORCH_DTYPES[entry.dtype]
+        if entry is None or (dtype == tensor.dtype and entry.shape != box.shape):
+            raise stored.damaged_file(file.name, f"its header doesn't have {tensor.path!r:.100} where it is")
 
 
 def _bytes(stored: Stored, file: StoredFile, offset: int, size: int) -> bytes:

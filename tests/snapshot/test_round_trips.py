@@ -324,3 +324,11 @@ def test_what_a_module_leaves_out_is_not_read_unless_it_may_rename_it(
     renamed = Renamed()
     Snapshot(path).restore({"model": renamed}, strict=False)
     assert renamed.c.bias.equal(Snapshot(path).read_object("0/model/b.bias"))
+
+
+def test_keys_that_are_written_alike_have_paths_of_their_own(path: str) -> None:
+    value = {1: torch.zeros(1), "1": torch.ones(1), "a/b": torch.full((1,), 2.0), "a%2Fb": torch.full((1,), 3.0)}
+    snapshot = Snapshot.take(path, {"s": StateDict(x=value, a={"b": torch.full((1,), 4.0)})})
+    paths = ["0/s/x/1", "0/s/x/1~", "0/s/x/a%2Fb", "0/s/x/a%252Fb", "0/s/a/b"]
+    assert sorted(snapshot.get_manifest()) == sorted(paths)
+    assert [snapshot.read_object(name).item() for name in paths] == [0, 1, 2, 3, 4]

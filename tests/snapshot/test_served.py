@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import memstore
 from memstore import Snapshot, StateDict, StoredTensor, TensorShard
+from memstore.listing import entries
 from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.snapshot.ranks import all_right, on_ranks
@@ -206,6 +207,7 @@ def test_a_leaf_in_several_files_is_sliced_lazily_as_one_tensor(tmp_path: Path, 
             assert store.view(key)["state"]["x"][1:3, 0].tolist() == [0, 1]
         (leaf,) = store.info("in place").leaves
         assert [(shard.rank, shard.offsets) for shard in leaf.shards] == [(0, (0, 0)), (1, (2, 0))]
+        assert [one.nbytes for one in entries(store)] == [48, 48], "and not the mapped range"
         target = torch.zeros(2, 3)
         store.get("in place", out={"state": {"x": TensorShard(target, (4, 3), (1, 0))}})
         assert target.tolist() == [[0, 0, 0], [1, 1, 1]] and store.verify().ok
