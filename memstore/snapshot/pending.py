@@ -187,6 +187,7 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
 
     try:
         prepared.ranks.together(copy)
+        prepared.ranks.end()
         (held,) = staged
         write = held.write(
             take.path,
