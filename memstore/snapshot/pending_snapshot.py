@@ -27,7 +27,8 @@ class PendingSnapshot:
         """Waits until the snapshot of all ranks is there, and returns it.
 
         Args:
-            timeout: seconds; None: as long as this rank's bytes take, and then half an hour for the other ranks.
+            timeout: seconds; None: as long as this rank's bytes take, and then half an hour, or the `storage_options`'
+                "timeout", for the other ranks.
 
         Raises:
             StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be

@@ -46,12 +46,13 @@ class Ranks:
 
     Attributes:
         rank, size: of this process, and of the group.
+        timeout: as it was given.
         all_know: a step has failed, and every rank knows it: none goes on to the next one.
     """
 
     def __init__(self, group: Any = None, timeout: float = TIMEOUT) -> None:
         deadline_after(timeout)  # raises for what is no number of seconds
-        self._group, self._timeout = group, timeout
+        self._group, self.timeout = group, timeout
         self._exchange: Exchange | None = None
         self._step = 0
         self._said: list[str] = []  # on rank 0: words that are needed no more once all ranks have come to the next step
@@ -141,7 +142,7 @@ class Ranks:
 
     def _begun(self) -> Exchange:
         if self._exchange is None:
-            self._exchange = Exchange(self._group, self._timeout)
+            self._exchange = Exchange(self._group, self.timeout)
         return self._exchange
 
     def _gather(self, mine: _Outcome) -> list[_Outcome]:

@@ -99,8 +99,8 @@ class Snapshot:
             StoreTimeoutError: a rank did not come; the message names it.
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
-        timeout = storage_options_of(storage_options).timeout
-        prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
+        options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
+        prepared = prepare(path, app_state, pg, options)
         manifest = take(prepared, progress)
         return cls.of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
@@ -134,13 +134,13 @@ class Snapshot:
         Raises:
             StoreTimeoutError: too many bytes are still to be written after ten minutes.
             ResourceLimitError: the copies don't fit into the machine's memory.
-            AlreadyExistsError, UnsupportedValueError, MemstoreError: as of `take`.
+            AlreadyExistsError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
-        timeout = storage_options_of(storage_options).timeout
-        prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
+        options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
+        prepared = prepare(path, app_state, pg, options)
         meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
-        pending, options = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
-        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, options))
+        pending, given = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
+        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, given))
 
     @classmethod
     def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
@@ -167,14 +167,8 @@ class Snapshot:
             NotAStoreError: there is no snapshot at the path.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
-        restore(
-            self.open,
-            app_state,
-            Ranks(self.pg, self._timeout),
-            progress,
-            strict=strict,
-            allow_pickle=self._allow_pickle,
-        )
+        ranks = Ranks(self.pg, self._timeout)
+        restore(self.open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and no more of the snapshot than it takes.
