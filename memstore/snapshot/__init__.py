@@ -40,14 +40,13 @@ if TYPE_CHECKING:
     from memstore.snapshot.entries import TensorEntry
     from memstore.snapshot.manifest import load_manifest
     from memstore.snapshot.names import is_snapshot
-    from memstore.snapshot.pending_snapshot import PendingSnapshot
     from memstore.snapshot.served import describe_snapshot, load_snapshot
-    from memstore.snapshot.snapshot import Snapshot
+    from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
 
 _HOMES = {
     "AppState": "memstore.snapshot.stateful",
-    "PendingSnapshot": "memstore.snapshot.pending_snapshot",
+    "PendingSnapshot": "memstore.snapshot.snapshot",
     "RNGState": "memstore.snapshot.stateful",
     "Snapshot": "memstore.snapshot.snapshot",
     "StateDict": "memstore.snapshot.stateful",

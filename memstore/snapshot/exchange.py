@@ -8,6 +8,7 @@ last two tells the others.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -23,6 +24,7 @@ from memstore.snapshot.processes import Process, has_ended, this_process
 
 _LEFT, _PROCESS = "left", "process"  # words
 _LOOK = 0.05  # seconds between looks for losses
+_MANY = 64  # ranks, from which on each looks less often: one process answers all of them
 _LISTED = 20  # ranks in one message
 
 _processes: WeakKeyDictionary[Any, dict[int, Process]] = WeakKeyDictionary()  # of the ranks of a group
@@ -56,7 +58,7 @@ class Exchange:
             self.call = GroupCall(group, "snapshot")
             self._known = _processes.setdefault(group, {})
             self._mine = this_process()
-            self._wait(self.call.has_begun, "", 0, ())
+            self._wait(self.call.has_begun, "", 0, (), timeout)
             if self._known.setdefault(self.call.rank, self._mine) is self._mine:
                 self.call.say(f"{_PROCESS}/{self.call.rank}", msgspec.msgpack.encode(self._mine), lasting=True)
         except RuntimeError as error:
@@ -68,21 +70,25 @@ class Exchange:
         except RuntimeError as error:
             raise self._cut_off(error) from error
 
-    def hear(self, word: str, rank: int, by_ranks: Sequence[str] = ()) -> bytes:
-        """Waits for what a rank says. `by_ranks` are words that all ranks say meanwhile: whose are missing is told.
+    def hear(self, word: str, rank: int, by_ranks: Sequence[str] = (), *, at_most: float = math.inf) -> bytes:
+        """Waits for what a rank says, `at_most` so many seconds. `by_ranks`: words that all ranks say meanwhile.
+
+        Whose words are missing, the error tells.
 
         Raises:
             StoreTimeoutError: the time is over.
             MemstoreError: the rank has ended, or some rank has left the call.
         """
         try:
-            self._wait(lambda: self.call.is_said(word), word, rank, by_ranks)
+            self._wait(lambda: self.call.is_said(word), word, rank, by_ranks, min(self._timeout, at_most))
             return self.call.hear(word) or b""
         except RuntimeError as error:
             raise self._cut_off(error) from error
 
-    def _wait(self, is_there: Callable[[], bool], word: str, rank: int, by_ranks: Sequence[str]) -> None:
-        pause, deadline = SHORTEST_PAUSE, deadline_after(self._timeout)
+    def _wait(
+        self, is_there: Callable[[], bool], word: str, rank: int, by_ranks: Sequence[str], timeout: float
+    ) -> None:
+        pause, deadline = SHORTEST_PAUSE, deadline_after(timeout)
         next_look = time.monotonic() + _LOOK
         while not is_there():
             now = time.monotonic()
@@ -92,7 +98,7 @@ class Exchange:
             if now >= deadline:
                 self._give_up(rank, by_ranks)
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE * (1 + self.call.world_size / _MANY))
 
     def leave(self, error: BaseException) -> None:
         """Tells all that this rank says no more."""

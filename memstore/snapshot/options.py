@@ -18,6 +18,12 @@ class Options(NamedTuple):
     allow_pickle: bool
     timeout: float  # seconds for the other ranks in each step
 
+    @classmethod
+    def of(cls, replicated: Any, durability: Any, checksum: Any, allow_pickle: Any, storage_options: Any) -> Options:
+        """Raises TypeError or ValueError for storage options that memstore doesn't have."""
+        timeout = storage_options_of(storage_options).timeout
+        return cls(replicated or (), durability, checksum, allow_pickle, timeout)
+
 
 class StorageOptions(NamedTuple):
     """As `storage_options` of `Snapshot`."""

@@ -38,7 +38,6 @@ from memstore.snapshot.progress import Meter
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
 from memstore.snapshot.storage import Storage
 
-PATIENCE = 1800.0  # seconds for the other ranks, where `wait` was given no timeout
 _PROGRESS_FAILED = "the snapshot is there, but progress= was called no more after it raised {!r}"
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder
 
@@ -49,6 +48,7 @@ class PendingTake:
     def __init__(self, prepared: Prepared, write: PendingWrite, meter: Meter) -> None:
         self.path: str = prepared.part.take.path
         self._storage, self._take, self._rank = prepared.storage, prepared.part.take, prepared.ranks.rank
+        self._patience = prepared.ranks.timeout  # seconds for the other ranks, where `wait` is given no timeout
         self._files = [file.name for file in prepared.files]
         self._write, self._meter = write, meter
         self._manifest: Manifest | None = None
@@ -59,7 +59,7 @@ class PendingTake:
             started = time.monotonic()
             manifest = self._own_outcome(timeout)
             if manifest is None:
-                left = PATIENCE if timeout is None else timeout - (time.monotonic() - started)
+                left = self._patience if timeout is None else timeout - (time.monotonic() - started)
                 manifest = self._others_outcome(time.monotonic() + left)
             self._meter.finish()
             if self._meter.failure is not None:
@@ -187,6 +187,7 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
 
     try:
         prepared.ranks.together(copy)
+        prepared.ranks.end()
         (held,) = staged
         write = held.write(
             take.path,

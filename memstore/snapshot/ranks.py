@@ -5,6 +5,7 @@ ranks make in the same order:
 
     1. each rank runs the step, and says how it went
     2. rank 0 hears all of them, and says them to all
+    3. after the last step, rank 0 waits until all have heard that: its process may have the store, and end
 
 A step that fails on one rank fails on all: the others' error names the rank. So does that of ranks which wait for one
 that has died, left the call between two steps, or doesn't come (exchange.py).
@@ -12,6 +13,7 @@ that has died, left the call between two steps, or doesn't come (exchange.py).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +25,8 @@ from memstore.errors import MemstoreError
 from memstore.snapshot.exchange import Exchange, error_of_rank
 
 TIMEOUT = 1800.0  # seconds for the other ranks in each step, of which the writing of all bytes is one
-_ALL = "all"
+_LAST_WORDS = 30.0  # seconds for all ranks to have heard how the last step went
+_ALL, _END = "all", "end"  # words
 
 
 class _Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -43,12 +46,13 @@ class Ranks:
 
     Attributes:
         rank, size: of this process, and of the group.
+        timeout: as it was given.
         all_know: a step has failed, and every rank knows it: none goes on to the next one.
     """
 
     def __init__(self, group: Any = None, timeout: float = TIMEOUT) -> None:
         deadline_after(timeout)  # raises for what is no number of seconds
-        self._group, self._timeout = group, timeout
+        self._group, self.timeout = group, timeout
         self._exchange: Exchange | None = None
         self._step = 0
         self._said: list[str] = []  # on rank 0: words that are needed no more once all ranks have come to the next step
@@ -84,6 +88,8 @@ class Ranks:
                 raise raised from lost
             raise
         self.all_know = any(outcome.kind for outcome in outcomes)
+        if self.all_know:
+            self.end()
         if raised is not None:
             raise raised
         for rank, outcome in enumerate(outcomes):
@@ -112,7 +118,22 @@ class Ranks:
             return mine.found
         self._gather(mine)  # after this, rank 0 knows that all have heard it
         self.all_know = True
+        self.end()
         raise raised
+
+    def end(self) -> None:
+        """After the last step: rank 0 waits until all have heard what it said. Who is lost now changes nothing."""
+        if self.size == 1:
+            return
+        exchange = self._begun()
+        words = [f"{_END}/{rank}" for rank in range(self.size)]
+        with contextlib.suppress(MemstoreError):
+            if self.rank:
+                exchange.say(words[self.rank], None)
+                return
+            for rank in range(1, self.size):
+                exchange.hear(words[rank], rank, words, at_most=_LAST_WORDS)
+            exchange.call.forget(*words)
 
     def leave(self, error: BaseException) -> None:
         """Tells the others that this rank makes no more steps of this call, unless they know it."""
@@ -121,7 +142,7 @@ class Ranks:
 
     def _begun(self) -> Exchange:
         if self._exchange is None:
-            self._exchange = Exchange(self._group, self._timeout)
+            self._exchange = Exchange(self._group, self.timeout)
         return self._exchange
 
     def _gather(self, mine: _Outcome) -> list[_Outcome]:

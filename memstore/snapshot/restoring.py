@@ -47,6 +47,7 @@ def restore(
     """As `Snapshot.restore`."""
     try:
         _restore(open_stored, app_state, ranks, progress, strict, allow_pickle)
+        ranks.end()
     except BaseException as error:
         ranks.leave(error)
         raise

@@ -1,7 +1,8 @@
-"""Snapshot: what a user calls. The names and their meaning are torchsnapshot's."""
+"""Snapshot and PendingSnapshot: what a user calls. The names and their meaning are torchsnapshot's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Any, Literal
 
@@ -12,8 +13,7 @@ from memstore.snapshot.manifest import Manifest
 from memstore.snapshot.names import local_path
 from memstore.snapshot.objects_out import read_tensor
 from memstore.snapshot.options import Options, storage_options_of
-from memstore.snapshot.pending import start
-from memstore.snapshot.pending_snapshot import PendingSnapshot
+from memstore.snapshot.pending import PendingTake, start
 from memstore.snapshot.preparing import prepare
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
@@ -99,8 +99,8 @@ class Snapshot:
             StoreTimeoutError: a rank did not come; the message names it.
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
-        timeout = storage_options_of(storage_options).timeout
-        prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
+        options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
+        prepared = prepare(path, app_state, pg, options)
         manifest = take(prepared, progress)
         return cls.of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
@@ -134,13 +134,13 @@ class Snapshot:
         Raises:
             StoreTimeoutError: too many bytes are still to be written after ten minutes.
             ResourceLimitError: the copies don't fit into the machine's memory.
-            AlreadyExistsError, UnsupportedValueError, MemstoreError: as of `take`.
+            AlreadyExistsError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
-        timeout = storage_options_of(storage_options).timeout
-        prepared = prepare(path, app_state, pg, Options(replicated or (), durability, checksum, allow_pickle, timeout))
+        options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
+        prepared = prepare(path, app_state, pg, options)
         meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
-        pending, options = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
-        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, options))
+        pending, given = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
+        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, given))
 
     @classmethod
     def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
@@ -167,14 +167,8 @@ class Snapshot:
             NotAStoreError: there is no snapshot at the path.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
-        restore(
-            self.open,
-            app_state,
-            Ranks(self.pg, self._timeout),
-            progress,
-            strict=strict,
-            allow_pickle=self._allow_pickle,
-        )
+        ranks = Ranks(self.pg, self._timeout)
+        restore(self.open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and no more of the snapshot than it takes.
@@ -254,3 +248,38 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"memstore.Snapshot({self.path!r})"
+
+
+class PendingSnapshot:
+    """A snapshot that is being written. Made by `Snapshot.async_take`.
+
+    Attributes:
+        path: of its folder.
+    """
+
+    def __init__(self, take: PendingTake, snapshot_of: Callable[[Manifest], Snapshot]) -> None:
+        self.path: str = take.path
+        self._take, self._snapshot_of = take, snapshot_of
+
+    def wait(self, timeout: float | None = None) -> Snapshot:
+        """Waits until the snapshot of all ranks is there, and returns it.
+
+        Args:
+            timeout: seconds; None: as long as this rank's bytes take, and then half an hour, or the `storage_options`'
+                "timeout", for the other ranks.
+
+        Raises:
+            StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be
+                called again.
+            AlreadyExistsError: another take to this path was faster.
+            UnknownOutcomeError: the folder has been removed since.
+            MemstoreError, OSError: what failed in the writer of this rank, or, naming it, of another.
+        """
+        return self._snapshot_of(self._take.wait(timeout))
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._take.done()
+
+    def __repr__(self) -> str:
+        return f"memstore.PendingSnapshot({self.path!r}, done={self.done()})"

@@ -58,7 +58,9 @@ def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:
         def finish() -> bytes:
             return publish(storage, [msgspec.msgpack.decode(part, type=Part) for part in parts])
 
-        return read_manifest(take.path, ranks.at_first(finish))
+        text = ranks.at_first(finish)
+        ranks.end()
+        return read_manifest(take.path, text)
     except BaseException as error:
         ranks.leave(error)
         if ranks.lost and handed_over:

@@ -66,5 +66,7 @@ def test_diff_tells_what_differs(path: str) -> None:
 
 
 def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+    for left in ("memstore_snapshot.claim", "model.safetensors"):  # of a take that was killed
+        (tmp_path / left).write_text("0123456789abcdef")
     for command in ("ls", "info", "verify"):
         assert "is no snapshot" in call("snapshot", command, str(tmp_path), code=3)

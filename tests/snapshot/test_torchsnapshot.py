@@ -75,9 +75,7 @@ def test_the_loop_of_ddp_is_resumed_bit_for_bit(folder: str) -> None:
     want = all_right(on_ranks(2, _train_ddp, f"{folder}/whole", None))
     assert all_right(on_ranks(2, _train_ddp, f"{folder}/resumed", f"{folder}/whole/epoch-1")) == want
     manifest = Snapshot(f"{folder}/whole/epoch-1").get_manifest()
-    entries = {
-        path: entry for path, entry in manifest.items() if "/rng_state/" not in path
-    }  # of which each has its own
+    entries = {path: entry for path, entry in manifest.items() if "/rng_state/" not in path}  # which differ
     first = {path.removeprefix("0/"): entry for path, entry in entries.items() if path.startswith("0/")}
     assert "model/module.0.weight" in first and "optim/state/0/sum" in first
     assert {f"{rank}/{path}": entry for path, entry in first.items() for rank in (0, 1)} == entries  # written once
