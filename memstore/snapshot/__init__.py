@@ -2,7 +2,8 @@
 
 snapshot      Snapshot: what a user calls          stateful     what can be saved
 ranks         the process group                    progress     a callback, or a bar
-manifest      the manifest, and its checks         names        of tensors and files
+manifest      written and read; manifest_nouns: what it consists of; manifest_checks: what it must be
+names         of tensors and files
 parallel      several reads or writes at once
 
 taking        the steps of a take, on all ranks    restoring    those of a restore
@@ -13,7 +14,8 @@ drafts        which files a rank writes            stored       a snapshot that 
 part          what a rank wrote                    entries      what it has, by path
 parts         how the parts become a snapshot      objects_out  one tensor by itself
 merging       all parts as one manifest            box_parts    where in its file a part of a box lies
-pending       a take that is being written         served       its files, mapped
+pending       a take that is being written         mapped       its files in memory
+                                                   served       views, and entries of stores
                                                    verifying    whether it is whole
                                                    comparing    two of them
 
