@@ -6,93 +6,41 @@ the tensors it names) where values are read. Imports no torch: the writer's proc
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 import xxhash
-from msgspec import Meta
 
 from memstore.depth import nests_too_deeply
-from memstore.engine import ELEMENT_SIZES
 from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError, UnsupportedValueError
-from memstore.snapshot.names import MANIFEST, is_file_name, is_id
-from memstore.snapshot.storage import CHUNK, SUM_SIZE, FileStorage
+from memstore.snapshot.manifest_checks import BrokenError, check
+from memstore.snapshot.manifest_nouns import MOST_RANKS, Manifest, StoredBox, StoredFile, StoredTensor, StoredValue
+from memstore.snapshot.names import MANIFEST
+from memstore.snapshot.storage import FileStorage
 from memstore.strict_json import count_names
 from memstore.wording import short
 
+__all__ = [
+    "LIMIT",
+    "VERSION",
+    "Manifest",
+    "StoredBox",
+    "StoredFile",
+    "StoredTensor",
+    "StoredValue",
+    "check_length",
+    "encode_manifest",
+    "load_manifest",
+    "read_manifest",
+]
+
 VERSION = 1
 LIMIT = 1 << 28  # bytes of a manifest
-_MOST_DIMENSIONS = 1024
-_MOST_RANKS = 1 << 20
 _START = re.compile(rb'\{"memstore_snapshot":([0-9]{1,9}),"checksum":"([0-9a-f]{16})",')
 _NO_SUM = b"0" * 16
-
-Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
-Sizes = Annotated[tuple[Size, ...], Meta(max_length=_MOST_DIMENSIONS)]
-
-
-class StoredFile(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A file of the snapshot: its size, and the sums of its chunks (none without checksums)."""
-
-    name: str
-    size: Size
-    sums: bytes = b""
-
-
-class StoredBox(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """A part of a tensor, contiguous in a file: `nbytes` from `offset` on; which elements it has."""
-
-    file: Size
-    offset: Size
-    nbytes: Size
-    offsets: Sizes
-    shape: Sizes
-
-
-class StoredTensor(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A tensor: the path under which it was saved, and where its boxes are."""
-
-    path: str
-    dtype: str
-    shape: Sizes
-    boxes: tuple[StoredBox, ...]
-
-
-class StoredValue(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A state dict: its structure and objects as memstore writes them, and the tensors that its leaves are."""
-
-    key: str
-    structure: bytes
-    objects: bytes
-    tensors: tuple[Size, ...]
-
-    @property
-    def manifest_bytes(self) -> int:
-        """About how much of a manifest it takes, where bytes are in base64."""
-        return (len(self.structure) + len(self.objects)) * 4 // 3
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of a snapshot. `ranks` has, for each rank, its values by the names in its app state."""
-
-    id: str
-    created: Annotated[float, Meta(ge=0, lt=1 << 40)]  # Unix seconds
-    writer: str
-    world_size: Annotated[int, Meta(ge=1, le=_MOST_RANKS)]
-    files: tuple[StoredFile, ...]
-    tensors: tuple[StoredTensor, ...]
-    values: tuple[StoredValue, ...]
-    ranks: tuple[dict[str, Size], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the files."""
-        return sum(file.size for file in self.files)
-
 
 _read = msgspec.json.Decoder(Manifest).decode
 
@@ -109,7 +57,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _has_many_objects(text: bytes | bytearray) -> bool:
     """Whether these are more than ranks, files and tensors have: empty ones take 25 times their text in memory."""
-    return text.count(b"{") > _MOST_RANKS + len(text) // 8
+    return text.count(b"{") > MOST_RANKS + len(text) // 8
 
 
 def check_length(nbytes: int, values: Iterable[StoredValue]) -> None:
@@ -142,8 +90,8 @@ def read_manifest(path: str, text: bytes | bytearray) -> Manifest:
         )
     manifest = _decode(path, text, start.end())
     try:
-        _check(manifest)
-    except _BrokenError as error:
+        check(manifest)
+    except BrokenError as error:
         _damaged(path, str(error))
     return manifest
 
@@ -208,91 +156,3 @@ def _count_fields(manifest: Manifest) -> int:
 
 def _damaged(path: str, detail: str) -> NoReturn:
     raise CorruptionError(path=f"{path}/{MANIFEST}", detail=detail)
-
-
-class _BrokenError(Exception):
-    """A rule of the format that is broken."""
-
-
-def _require(condition: bool, *complaint: Any) -> None:
-    if not condition:
-        raise _BrokenError(" ".join(text if isinstance(text, str) else short(text) for text in complaint))
-
-
-def _check(manifest: Manifest) -> None:
-    _require(is_id(manifest.id), "the id is", [manifest.id])
-    _require(
-        len(manifest.ranks) == manifest.world_size,
-        f"it has {len(manifest.ranks):,} ranks, and says {manifest.world_size:,}",
-    )
-    _check_files(manifest.files)
-    ranges: list[list[tuple[int, int]]] = [[] for _ in manifest.files]
-    for tensor in manifest.tensors:
-        if not _is_in_one_box(tensor, manifest.files):
-            _check_tensor(tensor, manifest.files)
-        for box in tensor.boxes:
-            ranges[box.file].append((box.offset, box.offset + box.nbytes))
-    for file, found in zip(manifest.files, ranges, strict=True):
-        found.sort()
-        end = 0
-        for start, stop in found:
-            if start < end:
-                raise _BrokenError(f"two tensors overlap in {file.name} at byte {start:,}")
-            end = stop
-    _check_values(manifest)
-
-
-def _check_values(manifest: Manifest) -> None:
-    for value in manifest.values:
-        index = max(value.tensors, default=-1)
-        _require(index < len(manifest.tensors), "the value", [value.key], f"has a tensor {index:,} that isn't there")
-    for rank, values in enumerate(manifest.ranks):
-        for key, index in values.items():
-            there = index < len(manifest.values) and manifest.values[index].key == key
-            _require(there, f"rank {rank} has a value", [key], "that isn't there")
-
-
-def _check_files(files: tuple[StoredFile, ...]) -> None:
-    _require(len({file.name for file in files}) == len(files), "a file stands there twice")
-    _require(len({bool(file.sums) for file in files if file.size}) <= 1, "some files have checksums, and others don't")
-    for file in files:
-        _require(is_file_name(file.name), "no file of a snapshot is called", [file.name])
-        chunks = -(-file.size // CHUNK)
-        fits = len(file.sums) in (0, SUM_SIZE * chunks)
-        _require(fits, file.name, f"has {len(file.sums):,} bytes of sums for {chunks:,} chunks")
-
-
-def _is_in_one_box(tensor: StoredTensor, files: tuple[StoredFile, ...]) -> bool:
-    """Whether all is right with a tensor that is one box, as most are: as `_check_tensor`, in a fifth of the time."""
-    if len(tensor.boxes) != 1:
-        return False
-    box, shape, itemsize = tensor.boxes[0], tensor.shape, ELEMENT_SIZES.get(tensor.dtype)
-    return (
-        itemsize is not None
-        and box.shape == shape
-        and len(box.offsets) == len(shape)
-        and not any(box.offsets)
-        and box.file < len(files)
-        and box.offset + box.nbytes <= files[box.file].size
-        and 0 < box.nbytes == math.prod(shape) * itemsize
-    )
-
-
-def _check_tensor(tensor: StoredTensor, files: tuple[StoredFile, ...]) -> None:
-    name = f"the tensor {short(tensor.path)}"
-    numel, covered, itemsize = math.prod(tensor.shape), 0, ELEMENT_SIZES.get(tensor.dtype)
-    _require(math.prod(max(size, 1) for size in tensor.shape) < 1 << 60, name, "is larger than any memory")
-    for box in tensor.boxes:
-        elements = math.prod(box.shape)
-        covered += elements
-        _require(len(box.offsets) == len(box.shape) == len(tensor.shape), name, "has a box of other dimensions")
-        fits = all(o + n <= size for o, n, size in zip(box.offsets, box.shape, tensor.shape, strict=True))
-        _require(fits and elements > 0, name, "has a box that doesn't lie in it")
-        if itemsize is None:  # of a dtype that safetensors lacks: whoever makes tensors of it knows
-            itemsize = max(box.nbytes // elements, 1)
-        _require(
-            box.nbytes == elements * itemsize, name, f"has a box of {box.nbytes:,} bytes for {elements:,} elements"
-        )
-        there = box.file < len(files) and box.offset + box.nbytes <= files[box.file].size
-        _require(there, name, "has a box beyond the end of its file")
-    _require(covered == numel, name, f"has {numel:,} elements, and its boxes {covered:,}")
