@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from memstore.errors import ShardMismatchError
-from memstore.sharding import Box, overlap
+from memstore.sharding import Box
+from memstore.snapshot.cover import check_cover
 
 SPLIT = 1 << 30  # bytes: a larger box that several ranks have is written by several
 
@@ -117,12 +118,3 @@ def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
         Box((box.offsets[0] + start, *box.offsets[1:]), (stop - start, *box.shape[1:]))
         for start, stop in zip(starts, starts[1:], strict=False)
     ]
-
-
-def check_cover(path: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
-    """Raises ShardMismatchError unless the boxes cover the tensor, each element once."""
-    covered, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
-    if len(boxes) > 1 and overlap(boxes) is not None:
-        raise ShardMismatchError(f"{path}: the ranks' parts of it overlap without being equal: it can't be saved")
-    if covered != wanted:
-        raise ShardMismatchError(f"{path}: the ranks have {covered:,} of its {wanted:,} elements: a rank is missing")

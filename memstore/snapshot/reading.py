@@ -16,9 +16,9 @@ from memstore.sharding import Box, Shard
 from memstore.snapshot.box_parts import BoxPart
 from memstore.snapshot.manifest import StoredBox, StoredTensor
 from memstore.snapshot.progress import Meter
-from memstore.snapshot.state import own_bytes
 from memstore.snapshot.storage import CHUNK, FilePart
 from memstore.snapshot.stored import Stored
+from memstore.snapshot.tensor_bytes import own_bytes
 
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 

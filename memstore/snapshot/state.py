@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from memstore import structure
@@ -15,7 +14,6 @@ from memstore.snapshot.names import path_of
 from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class HeldTensor(NamedTuple):
@@ -126,22 +124,6 @@ class StateWalker:
 def _anywhere(found: traits.Traits) -> traits.Traits:
     """Without the device: what is restored goes to where its object has it."""
     return traits.PLAIN if not found.kind and not found.requires_grad else found._replace(device=None)
-
-
-def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """The elements in C order, as bytes: the tensor's own memory, or a copy if they don't lie so there."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.device.type != "cpu" or not plain.is_contiguous():
-        plain = traits.copyable(plain).cpu().contiguous()
-    return own_bytes(plain)
-
-
-def own_bytes(tensor: torch.Tensor) -> Bytes:
-    """The memory of a contiguous tensor on the CPU."""
-    nbytes = tensor.numel() * tensor.itemsize
-    start = int(tensor.storage_offset()) * tensor.itemsize
-    flat = traits.over(tensor.untyped_storage(), torch.uint8, start, (nbytes,), (1,))
-    return flat.numpy()
 
 
 def cut(shard: Shard, box: Any) -> torch.Tensor:

@@ -31,8 +31,8 @@ from memstore.snapshot.part import Part, Take, with_sums
 from memstore.snapshot.parts import publish
 from memstore.snapshot.preparing import Prepared
 from memstore.snapshot.progress import Meter
-from memstore.snapshot.state import bytes_of
 from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
+from memstore.snapshot.tensor_bytes import bytes_of
 
 
 def take(prepared: Prepared, progress: Progress | bool | None) -> Manifest:

@@ -23,8 +23,9 @@ from memstore.snapshot.drafts import Naming, draft, offers_of, own_bytes
 from memstore.snapshot.part import Take, with_sums
 from memstore.snapshot.partition import Offer, partition
 from memstore.snapshot.parts import publish
-from memstore.snapshot.state import StateWalker, bytes_of
+from memstore.snapshot.state import StateWalker
 from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.tensor_bytes import bytes_of
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
