@@ -13,7 +13,7 @@ import torch.distributed as dist
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.group_call import GroupCall
-from memstore.snapshot import exchange
+from memstore.snapshot.ranks import exchange
 from memstore.testing import faults
 from tests.children import Child, Wire
 

@@ -1,29 +1,20 @@
 """State dicts, saved and restored: a snapshot is a folder of safetensors files with a manifest, which is linked last.
 
-snapshot      Snapshot: what a user calls          stateful     what can be saved
-ranks         the steps of all ranks               exchange     what they hear of each other
-processes     whether a rank has died              progress     a callback, or a bar
-options       what a caller may choose             parallel     several reads or writes at once
-manifest      the manifest, and its checks         names        of tensors and files
+snapshot      Snapshot: what a user calls          stateful      what can be saved
+options       what a caller may choose             progress      a callback, or a bar
+served        a view; a snapshot as a store's key  comparing     two snapshots
+tensor_bytes  the elements of a tensor             cover         whether boxes make up a tensor
+parallel      several reads or writes at once
 
-taking        the steps of a take, on all ranks    restoring    those of a restore
-preparing     those before anything is written     matching     what is stored, and what is there
-opening       the first of them                    targets      the tensors that can be filled in place
-asking        for the state dicts                  layouts      new tensors, where there are none
-replicated    what all ranks have alike            sharing      targets that share memory
-state         a state dict, taken apart            reading      boxes into memory
-partition     who writes what                      box_parts    where in its file a part of a box lies
-drafts        which files a rank writes            stored       a snapshot that is there
-part          what a rank wrote                    entries      what it has, by path
-parts         how the parts become a snapshot      objects_out  one tensor by itself
-merging       all parts as one manifest            served       its files, mapped
-pending       a take that is being written         verifying    whether it is whole
-pending_snapshot  what a user has of it            comparing    two of them
-abandoning    what a take that failed leaves       optimizer_fit  whether an optimizer's groups fit
-
+take/      what each rank holds, and how it is written
+parts/     what each rank wrote, and how all of that becomes a snapshot
+restore/   what is stored for an object is compared with it, read in place, and loaded
+read/      a snapshot that is there: what it has, and its tensors in memory
+ranks/     the steps of all ranks, what they hear of each other, and who has died
+format/    the manifest and its checks; the names of tensors and files
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
-writer/    a process of its own, which writes what was staged
 staging/   tensors, copied into warm shared memory, from which the writer writes them
+writer/    a process of its own, which writes what was staged
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
 """
@@ -37,9 +28,8 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.snapshot.comparing import differences
-    from memstore.snapshot.entries import TensorEntry
-    from memstore.snapshot.manifest import load_manifest
-    from memstore.snapshot.names import is_snapshot
+    from memstore.snapshot.format import is_snapshot, load_manifest
+    from memstore.snapshot.read import TensorEntry
     from memstore.snapshot.served import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
@@ -50,11 +40,11 @@ _HOMES = {
     "RNGState": "memstore.snapshot.stateful",
     "Snapshot": "memstore.snapshot.snapshot",
     "StateDict": "memstore.snapshot.stateful",
-    "TensorEntry": "memstore.snapshot.entries",
+    "TensorEntry": "memstore.snapshot.read",
     "describe_snapshot": "memstore.snapshot.served",
     "differences": "memstore.snapshot.comparing",
-    "is_snapshot": "memstore.snapshot.names",
-    "load_manifest": "memstore.snapshot.manifest",
+    "is_snapshot": "memstore.snapshot.format",
+    "load_manifest": "memstore.snapshot.format",
     "load_snapshot": "memstore.snapshot.served",
     "Stateful": "memstore.snapshot.stateful",
 }

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from memstore.snapshot.entries import PICKLED, Leaf, leaves_of
-from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.objects_out import read_tensor
+from memstore.snapshot.format import StoredTensor
+from memstore.snapshot.read import PICKLED, Leaf, Stored, leaves_of, read_tensor
 from memstore.snapshot.snapshot import Snapshot
-from memstore.snapshot.stored import Stored
 from memstore.structure import traits
 
 

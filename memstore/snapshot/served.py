@@ -11,12 +11,9 @@ from memstore import modes, structure
 from memstore.contents import encode_boxes
 from memstore.engine import Content, Leaf, check_header
 from memstore.errors import MemstoreError
-from memstore.snapshot.mapped import MappedFiles, Places
 from memstore.snapshot.progress import SILENT
-from memstore.snapshot.reading import Want, read_into
-from memstore.snapshot.restoring import state_dict_of
-from memstore.snapshot.stored import Stored, Value
-from memstore.snapshot.targets import new_target
+from memstore.snapshot.read import MappedFiles, Places, Stored, Value, Want, new_target, read_into
+from memstore.snapshot.restore import state_dict_of
 from memstore.structure import DTYPES, ExternalValue, traits
 from memstore.view import StoredTensor, lazy_leaf
 

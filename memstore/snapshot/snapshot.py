@@ -8,21 +8,24 @@ from typing import Any, Literal
 
 from memstore.errors import KeyNotFoundError
 from memstore.info import Progress
-from memstore.snapshot.entries import Entry, SnapshotMetadata, entries_of, find_leaf, metadata_of
-from memstore.snapshot.manifest import Manifest
-from memstore.snapshot.names import local_path
-from memstore.snapshot.objects_out import read_tensor
+from memstore.snapshot.format import Manifest, local_path
 from memstore.snapshot.options import Options, storage_options_of
-from memstore.snapshot.pending import PendingTake, start
-from memstore.snapshot.preparing import prepare
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.ranks import Ranks
-from memstore.snapshot.restoring import restore, state_dict_of
+from memstore.snapshot.read import (
+    Entry,
+    SnapshotMetadata,
+    Stored,
+    entries_of,
+    find_leaf,
+    metadata_of,
+    read_tensor,
+    verify,
+)
+from memstore.snapshot.restore import restore, state_dict_of
 from memstore.snapshot.served import view
 from memstore.snapshot.stateful import AppState
-from memstore.snapshot.stored import Stored
-from memstore.snapshot.taking import take
-from memstore.snapshot.verifying import verify
+from memstore.snapshot.take import PendingTake, prepare, start, take
 
 
 class Snapshot:

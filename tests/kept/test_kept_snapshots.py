@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import memstore
 from memstore import RNGState, Snapshot, StateDict, TensorShard
-from memstore.snapshot.manifest import VERSION
+from memstore.snapshot.format.manifest import VERSION
 from memstore.testing.equality import assert_same
 from tests.kept.kept_snapshot import RANKS, SEED, Model, archive, of_rank, unpack, whole
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 import memstore
 from memstore import Snapshot, StateDict, TensorShard
 from memstore.sharding import Box
-from memstore.snapshot import box_parts
-from memstore.snapshot import partition as partitions
-from memstore.snapshot.drafts import Naming, draft, offers_of, own_bytes
-from memstore.snapshot.part import Take, with_sums
-from memstore.snapshot.partition import Offer, partition
-from memstore.snapshot.parts import publish
-from memstore.snapshot.state import StateWalker
+from memstore.snapshot.parts.part import Take, with_sums
+from memstore.snapshot.parts.publishing import publish
+from memstore.snapshot.read import box_parts
 from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.take import partition as partitions
+from memstore.snapshot.take.drafts import Naming, draft, offers_of, own_bytes
+from memstore.snapshot.take.partition import Offer, partition
+from memstore.snapshot.take.state import StateWalker
 from memstore.snapshot.tensor_bytes import bytes_of
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)

@@ -15,9 +15,9 @@ import xxhash
 
 import memstore
 from memstore import CorruptionError, Snapshot, StateDict
-from memstore.snapshot import manifest as manifests
-from memstore.snapshot.manifest import Manifest, encode_manifest, read_manifest
-from memstore.snapshot.state import StateWalker
+from memstore.snapshot.format import manifest as manifests
+from memstore.snapshot.format.manifest import Manifest, encode_manifest, read_manifest
+from memstore.snapshot.take.state import StateWalker
 from memstore.testing.equality import assert_same
 
 MANIFEST = "memstore_snapshot.json"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot.names import MANIFEST
+from memstore.snapshot.format.names import MANIFEST
 
 DEEP = "deep"  # stands for lists within lists
 VALUES: list[Any] = [

@@ -15,7 +15,7 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot.ranks import Ranks
+from memstore.snapshot.ranks.ranks import Ranks
 from memstore.testing import faults
 from tests.snapshot.leftovers import MANIFEST, app_state, check_whats_left
 from tests.snapshot.ranks import all_right, on_ranks

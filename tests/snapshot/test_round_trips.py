@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot import differences, restoring, taking
-from memstore.snapshot.stored import Value
+from memstore.snapshot import differences
+from memstore.snapshot.read.stored import Value
+from memstore.snapshot.restore import restoring
+from memstore.snapshot.take import taking
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 

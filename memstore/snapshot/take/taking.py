@@ -23,15 +23,13 @@ import torch
 from memstore import modes
 from memstore.errors import UnknownOutcomeError
 from memstore.info import Progress
-from memstore.snapshot.abandoning import abandon, published
-from memstore.snapshot.drafts import FileDraft, Piece
-from memstore.snapshot.manifest import Manifest, read_manifest
-from memstore.snapshot.names import MANIFEST
-from memstore.snapshot.part import Part, Take, with_sums
-from memstore.snapshot.parts import publish
-from memstore.snapshot.preparing import Prepared
+from memstore.snapshot.format import MANIFEST, Manifest, read_manifest
+from memstore.snapshot.parts import Part, Take, publish, with_sums
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
+from memstore.snapshot.take.abandoning import abandon, published
+from memstore.snapshot.take.drafts import FileDraft, Piece
+from memstore.snapshot.take.preparing import Prepared
 from memstore.snapshot.tensor_bytes import bytes_of
 
 

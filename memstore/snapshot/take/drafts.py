@@ -8,11 +8,10 @@ import torch
 
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.sharding import Box, whole
-from memstore.snapshot.manifest import StoredBox, StoredFile, StoredValue
-from memstore.snapshot.names import file_name
-from memstore.snapshot.part import Part, PartTensor, Take
-from memstore.snapshot.partition import Offer, Shares
-from memstore.snapshot.state import HeldTensor, State, cut
+from memstore.snapshot.format import StoredBox, StoredFile, StoredValue, file_name
+from memstore.snapshot.parts import Part, PartTensor, Take
+from memstore.snapshot.take.partition import Offer, Shares
+from memstore.snapshot.take.state import HeldTensor, State, cut
 from memstore.structure import DTYPE_NAMES
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from memstore.errors import StructureMismatchError
-from memstore.snapshot.manifest import StoredTensor
+from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.progress import SILENT
-from memstore.snapshot.reading import BUDGET, Want, read_into
-from memstore.snapshot.stored import Stored, Value
-from memstore.snapshot.targets import find_targets, new_target, why_not_filled
+from memstore.snapshot.read.reading import BUDGET, Want, read_into
+from memstore.snapshot.read.stored import Stored, Value
+from memstore.snapshot.read.targets import find_targets, new_target, why_not_filled
 
 
 def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, budget: int | None) -> Any:

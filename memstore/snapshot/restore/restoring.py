@@ -18,18 +18,14 @@ import torch
 from memstore import modes, structure
 from memstore.errors import StructureMismatchError
 from memstore.info import Progress
-from memstore.snapshot.asking import ask
-from memstore.snapshot.matching import Match, match_value
-from memstore.snapshot.names import path_of
-from memstore.snapshot.objects_out import build_unread
-from memstore.snapshot.optimizer_fit import differences_of
+from memstore.snapshot.format import path_of
 from memstore.snapshot.progress import SILENT, Meter
-from memstore.snapshot.ranks import Ranks
-from memstore.snapshot.reading import Want, read_into
-from memstore.snapshot.sharing import come_apart
+from memstore.snapshot.ranks import Ranks, ask
+from memstore.snapshot.read import Stored, Target, Value, Want, build_unread, new_target, read_into
+from memstore.snapshot.restore.matching import Match, match_value
+from memstore.snapshot.restore.optimizer_fit import differences_of
+from memstore.snapshot.restore.sharing import come_apart
 from memstore.snapshot.stateful import RNGState, check_app_state
-from memstore.snapshot.stored import Stored, Value
-from memstore.snapshot.targets import Target, new_target
 from memstore.structure import traits
 
 _LISTED = 20  # differences in one message

@@ -11,9 +11,8 @@ import msgspec
 import torch
 
 from memstore.errors import KeyNotFoundError, UnsupportedValueError
-from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.names import path_of
-from memstore.snapshot.stored import Stored, Value
+from memstore.snapshot.format import StoredTensor, path_of
+from memstore.snapshot.read.stored import Stored, Value
 from memstore.structure import DTYPES, name_of
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)

@@ -27,16 +27,15 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from memstore.snapshot.abandoning import abandon
-from memstore.snapshot.drafts import FileDraft
-from memstore.snapshot.exchange import error_of_rank
-from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
-from memstore.snapshot.names import MANIFEST, failure_name, part_name
-from memstore.snapshot.part import Take
-from memstore.snapshot.preparing import Prepared
+from memstore.snapshot.format import LIMIT, MANIFEST, Manifest, failure_name, part_name, read_manifest
+from memstore.snapshot.parts import Take
 from memstore.snapshot.progress import Meter
+from memstore.snapshot.ranks import error_of_rank
 from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, stage
 from memstore.snapshot.storage import Storage
+from memstore.snapshot.take.abandoning import abandon
+from memstore.snapshot.take.drafts import FileDraft
+from memstore.snapshot.take.preparing import Prepared
 
 _PROGRESS_FAILED = "the snapshot is there, but progress= was called no more after it raised {!r}"
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder

@@ -15,9 +15,8 @@ import numpy as np
 from memstore.engine import ALIGNMENT, ExternalFiles, base_after, decode_external, end_of, map_external, opened
 from memstore.errors import CorruptionError, UnsupportedValueError, VersionGoneError
 from memstore.sharding import Box, StoredBox
-from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.names import rank_of
-from memstore.snapshot.stored import Stored
+from memstore.snapshot.format import StoredTensor, rank_of
+from memstore.snapshot.read.stored import Stored
 from memstore.structure import DTYPES, count
 from memstore.view import Memory, Source
 

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from memstore import modes, structure
 from memstore.errors import ResourceLimitError
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
-from memstore.snapshot.manifest import StoredTensor
+from memstore.snapshot.format import StoredTensor
 from memstore.structure import DTYPES, name_of, traits
 
 Name = tuple[str | int, ...]

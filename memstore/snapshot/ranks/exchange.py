@@ -20,7 +20,7 @@ from memstore import errors
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, StoreTimeoutError
 from memstore.group_call import LONGEST_PAUSE, SHORTEST_PAUSE, GroupCall
-from memstore.snapshot.processes import Process, has_ended, this_process
+from memstore.snapshot.ranks.processes import Process, has_ended, this_process
 
 _LEFT, _PROCESS = "left", "process"  # words
 _LOOK = 0.05  # seconds between looks for losses

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore import structure
-from memstore.snapshot.layouts import layouts_of
-from memstore.snapshot.names import path_of
-from memstore.snapshot.sharing import Place
-from memstore.snapshot.stored import Stored, Value
-from memstore.snapshot.targets import Name, Target, find_targets, why_not_filled
+from memstore.snapshot.format import path_of
+from memstore.snapshot.read import Name, Stored, Target, Value, find_targets, why_not_filled
+from memstore.snapshot.restore.layouts import layouts_of
+from memstore.snapshot.restore.sharing import Place
 from memstore.structure import traits
 
 

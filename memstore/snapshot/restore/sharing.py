@@ -13,10 +13,9 @@ import torch
 
 from memstore import modes
 from memstore.sharding import Shard, double, sharded_leaf
-from memstore.snapshot.manifest import StoredTensor
+from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.progress import SILENT
-from memstore.snapshot.reading import Want, read_into
-from memstore.snapshot.stored import Stored
+from memstore.snapshot.read import Stored, Want, read_into
 from memstore.structure import traits
 
 _ALIGNMENT = 16  # bytes of the widest element

@@ -22,7 +22,7 @@ import torch
 
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError
-from memstore.snapshot.exchange import Exchange, error_of_rank
+from memstore.snapshot.ranks.exchange import Exchange, error_of_rank
 
 TIMEOUT = 1800.0  # seconds for the other ranks in each step, of which the writing of all bytes is one
 _LAST_WORDS = 30.0  # seconds for all ranks to have heard how the last step went

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from memstore.snapshot.manifest import StoredBox, StoredFile, StoredValue
+from memstore.snapshot.format import StoredBox, StoredFile, StoredValue
 
 
 class Take(msgspec.Struct, frozen=True):

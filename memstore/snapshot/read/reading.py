@@ -13,11 +13,11 @@ import torch
 
 from memstore import modes
 from memstore.sharding import Box, Shard
-from memstore.snapshot.box_parts import BoxPart
-from memstore.snapshot.manifest import StoredBox, StoredTensor
+from memstore.snapshot.format import StoredBox, StoredTensor
 from memstore.snapshot.progress import Meter
+from memstore.snapshot.read.box_parts import BoxPart
+from memstore.snapshot.read.stored import Stored
 from memstore.snapshot.storage import CHUNK, FilePart
-from memstore.snapshot.stored import Stored
 from memstore.snapshot.tensor_bytes import own_bytes
 
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target

@@ -10,8 +10,7 @@ from memstore.engine import Leaf
 from memstore.errors import CorruptionError, ShardMismatchError
 from memstore.sharding import Box
 from memstore.snapshot.cover import check_cover
-from memstore.snapshot.manifest import Manifest, StoredFile, StoredTensor, StoredValue, load_manifest
-from memstore.snapshot.names import MANIFEST, path_of
+from memstore.snapshot.format import MANIFEST, Manifest, StoredFile, StoredTensor, StoredValue, load_manifest, path_of
 from memstore.snapshot.storage import FileStorage
 
 

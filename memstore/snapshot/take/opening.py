@@ -14,15 +14,15 @@ import msgspec
 import torch
 
 from memstore.errors import AlreadyExistsError
-from memstore.snapshot.abandoning import abandon
-from memstore.snapshot.drafts import Naming
-from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name, local_path, path_of
+from memstore.snapshot.format import CLAIM, INDEX, MANIFEST, claim_name, local_path, path_of
 from memstore.snapshot.options import Options
-from memstore.snapshot.part import Take
+from memstore.snapshot.parts import Take
 from memstore.snapshot.ranks import Ranks
-from memstore.snapshot.replicated import inferred, is_replicating
 from memstore.snapshot.stateful import check_app_state
 from memstore.snapshot.storage import FileStorage
+from memstore.snapshot.take.abandoning import abandon
+from memstore.snapshot.take.drafts import Naming
+from memstore.snapshot.take.replicated import inferred, is_replicating
 
 
 class Opening(msgspec.Struct, frozen=True):

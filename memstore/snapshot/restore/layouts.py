@@ -13,8 +13,8 @@ import torch
 
 from memstore import modes
 from memstore.sharding import sharded_leaf
-from memstore.snapshot.manifest import StoredTensor
-from memstore.snapshot.targets import Name, Target, new_memory, new_target
+from memstore.snapshot.format import StoredTensor
+from memstore.snapshot.read import Name, Target, new_memory, new_target
 from memstore.structure import DTYPES
 
 _STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the parameter's number, "exp_avg"

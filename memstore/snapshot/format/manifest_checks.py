@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from memstore.engine import ELEMENT_SIZES
-from memstore.snapshot.manifest_nouns import Manifest, StoredFile, StoredTensor
-from memstore.snapshot.names import is_file_name, is_id
+from memstore.snapshot.format.manifest_nouns import Manifest, StoredFile, StoredTensor
+from memstore.snapshot.format.names import is_file_name, is_id
 from memstore.snapshot.storage import CHUNK, SUM_SIZE
 from memstore.wording import short
 

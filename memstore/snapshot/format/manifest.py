@@ -16,9 +16,16 @@ import xxhash
 
 from memstore.depth import nests_too_deeply
 from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError, UnsupportedValueError
-from memstore.snapshot.manifest_checks import BrokenError, check
-from memstore.snapshot.manifest_nouns import MOST_RANKS, Manifest, StoredBox, StoredFile, StoredTensor, StoredValue
-from memstore.snapshot.names import MANIFEST
+from memstore.snapshot.format.manifest_checks import BrokenError, check
+from memstore.snapshot.format.manifest_nouns import (
+    MOST_RANKS,
+    Manifest,
+    StoredBox,
+    StoredFile,
+    StoredTensor,
+    StoredValue,
+)
+from memstore.snapshot.format.names import MANIFEST
 from memstore.snapshot.storage import FileStorage
 from memstore.strict_json import count_names
 from memstore.wording import short

@@ -7,10 +7,8 @@ import os
 from collections.abc import Sequence
 
 from memstore.errors import MemstoreError
-from memstore.snapshot.manifest import LIMIT, Manifest, read_manifest
-from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name
-from memstore.snapshot.part import Take
-from memstore.snapshot.parts import claimant
+from memstore.snapshot.format import CLAIM, INDEX, LIMIT, MANIFEST, Manifest, claim_name, read_manifest
+from memstore.snapshot.parts import Take, claimant
 from memstore.snapshot.storage import FileStorage
 
 

@@ -18,15 +18,22 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError
-from memstore.snapshot.manifest import (
+from memstore.snapshot.format import (
+    CLAIM,
+    INDEX,
     LIMIT,
+    MANIFEST,
     check_length,
+    claim_name,
     encode_manifest,
+    is_id,
+    part_name,
     read_manifest,
+    take_of,
+    trace_of,
 )
-from memstore.snapshot.merging import index_of, merge
-from memstore.snapshot.names import CLAIM, INDEX, MANIFEST, claim_name, is_id, part_name, take_of, trace_of
-from memstore.snapshot.part import Part, Take, with_sums
+from memstore.snapshot.parts.merging import index_of, merge
+from memstore.snapshot.parts.part import Part, Take, with_sums
 from memstore.snapshot.storage import Storage, is_unfinished
 
 PUBLISHED = b"published"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from memstore.snapshot.ranks import Ranks
+from memstore.snapshot.ranks.ranks import Ranks
 from memstore.snapshot.stateful import AppState, RNGState
 
 

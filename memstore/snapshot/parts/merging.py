@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from memstore.snapshot.manifest import Manifest, StoredBox, StoredFile, StoredTensor, StoredValue
-from memstore.snapshot.part import Part
+from memstore.snapshot.format import Manifest, StoredBox, StoredFile, StoredTensor, StoredValue
+from memstore.snapshot.parts.part import Part
 
 
 def merge(parts: Sequence[Part]) -> Manifest:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from memstore.engine import TORCH_DTYPES, header_size, read_tensors, split_header
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.info import Progress
-from memstore.snapshot.manifest import StoredBox, StoredFile, StoredTensor
+from memstore.snapshot.format import StoredBox, StoredFile, StoredTensor
 from memstore.snapshot.progress import Meter
+from memstore.snapshot.read.stored import Stored
 from memstore.snapshot.storage import FilePart, verify_file
-from memstore.snapshot.stored import Stored
 
 
 def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:

@@ -10,7 +10,7 @@ from memstore import structure
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
-from memstore.snapshot.names import path_of
+from memstore.snapshot.format import path_of
 from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

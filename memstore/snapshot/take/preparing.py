@@ -13,19 +13,18 @@ import torch
 
 from memstore import modes
 from memstore.errors import MemstoreError
-from memstore.snapshot.abandoning import abandon
-from memstore.snapshot.asking import ask
-from memstore.snapshot.drafts import FileDraft, draft, offers_of, own_bytes
-from memstore.snapshot.manifest import StoredValue, check_length
-from memstore.snapshot.opening import Opening, naming_of, open_take
+from memstore.snapshot.format import StoredValue, check_length
 from memstore.snapshot.options import Options
-from memstore.snapshot.part import Part, Take
-from memstore.snapshot.partition import Offer, lone_replicas, partition
-from memstore.snapshot.ranks import Ranks
-from memstore.snapshot.replicated import matches
-from memstore.snapshot.state import HeldTensor, State, StateWalker
+from memstore.snapshot.parts import Part, Take
+from memstore.snapshot.ranks import Ranks, ask
 from memstore.snapshot.stateful import AppState
 from memstore.snapshot.storage import FileStorage
+from memstore.snapshot.take.abandoning import abandon
+from memstore.snapshot.take.drafts import FileDraft, draft, offers_of, own_bytes
+from memstore.snapshot.take.opening import Opening, naming_of, open_take
+from memstore.snapshot.take.partition import Offer, lone_replicas, partition
+from memstore.snapshot.take.replicated import matches
+from memstore.snapshot.take.state import HeldTensor, State, StateWalker
 
 
 class Prepared(NamedTuple):
