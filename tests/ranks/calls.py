@@ -214,13 +214,17 @@ def begin_again(path: str) -> None:
 _stores: dict[int, dist.TCPStore] = {}
 
 
-def begin_again_in_one_store(port: int) -> None:
-    """As `begin_again`, but all groups have one store, which outlives them."""
+def begin_again_in_one_store(port: int, prefix: str) -> None:
+    """As `begin_again`, but all groups have one store, which outlives them; each with a prefix, as by torchrun.
+
+    Without prefixes torch's own ranks mix: one may connect to where another has listened in the former group.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     if port not in _stores:
         _stores[port] = dist.TCPStore("localhost", port, None, False)
     dist.destroy_process_group()
-    dist.init_process_group("gloo", store=_stores[port], rank=rank, world_size=size)
+    store = dist.PrefixStore(prefix, _stores[port])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
 
 # --- processes that go ------------------------------------------------------------------------------------------------

@@ -179,8 +179,8 @@ def test_groups_that_follow_each_other_in_one_store_dont_mix(root: str, server: 
     store = dist.TCPStore("localhost", 0, None, True, wait_for_workers=False)
     with Ranks(server, 2) as ranks:
         versions: list[int] = []
-        for _ in range(3):
-            ranks.run(calls.begin_again_in_one_store, store.port)
+        for number in range(3):
+            ranks.run(calls.begin_again_in_one_store, store.port, f"group {number}")
             for _ in range(3):
                 one, two = ranks.run(calls.put, root)
                 assert one == two
