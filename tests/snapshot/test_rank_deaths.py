@@ -15,7 +15,7 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot.ranks.ranks import Ranks
+from memstore.snapshot.ranks import Ranks, exchange
 from memstore.testing import faults
 from tests.snapshot.leftovers import MANIFEST, app_state, check_whats_left
 from tests.snapshot.ranks import all_right, on_ranks
@@ -261,16 +261,22 @@ def test_a_rank_that_never_comes_is_named_and_the_next_call_works(path: str) -> 
 def _only_rank_1_restores(rank: int, path: str) -> str:
     """Rank 0, which the others wait for, never comes; rank 2 waits longer than rank 1."""
     if rank == 0:
-        while not (os.path.exists(f"{path}-1") and os.path.exists(f"{path}-2")):
+        deadline = time.monotonic() + 60
+        while not (os.path.exists(f"{path}-1") and os.path.exists(f"{path}-2")) and time.monotonic() < deadline:
             time.sleep(0.01)
         return ""
+    calls: list[int] = []
+    real = exchange.GroupCall
+    exchange.GroupCall = lambda *arguments: calls.append(1) or real(*arguments)  # type: ignore[assignment, misc]
     with pytest.raises(memstore.StoreTimeoutError) as raised:
         Snapshot(path, storage_options={"timeout": 0.2}).restore(ranks_state(rank, -1.0))
+    assert calls == [1]  # else this rank would be a call ahead of the others from now on
     open(f"{path}-{rank}", "w").close()
     return str(raised.value)
 
 
 def test_rank_0_may_be_the_one_that_never_comes(path: str) -> None:
+    Snapshot.take(path, ranks_state(0, 1.0))
     _, first, second = all_right(on_ranks(3, _only_rank_1_restores, path))
     assert "for rank 0, which did not come" in first and "for rank 0, which did not come" in second
 

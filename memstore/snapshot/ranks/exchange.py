@@ -57,8 +57,14 @@ class Exchange:
         try:
             self.call = GroupCall(group, "snapshot")
             self._known = _processes.setdefault(group, {})
-            self._mine = this_process()
-            self._wait(self.call.has_begun, "", 0, (), timeout)
+        except RuntimeError as error:
+            raise self._cut_off(error) from error
+        self._mine = this_process()
+
+    def begin(self) -> None:
+        """Waits for rank 0, without which nobody can say anything, and tells the others which process this one is."""
+        try:
+            self._wait(self.call.has_begun, "", 0, (), self._timeout)
             if self._known.setdefault(self.call.rank, self._mine) is self._mine:
                 self.call.say(f"{_PROCESS}/{self.call.rank}", msgspec.msgpack.encode(self._mine), lasting=True)
         except RuntimeError as error:

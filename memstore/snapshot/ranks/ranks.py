@@ -137,12 +137,13 @@ class Ranks:
 
     def leave(self, error: BaseException) -> None:
         """Tells the others that this rank makes no more steps of this call, unless they know it."""
-        if self.size > 1 and not self.all_know and not self.lost:
-            self._begun().leave(error)
+        if self._exchange is not None and not self.all_know and not self.lost:
+            self._exchange.leave(error)
 
     def _begun(self) -> Exchange:
         if self._exchange is None:
             self._exchange = Exchange(self._group, self.timeout)
+            self._exchange.begin()
         return self._exchange
 
     def _gather(self, mine: _Outcome) -> list[_Outcome]:
