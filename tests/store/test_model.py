@@ -26,7 +26,7 @@ SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
 STEPS = {"get": 5, "send": 8, "collect": 14, "verify": 20, "reopen": 34}  # about so many: where it may die
 DEATHS = st.sampled_from(sorted(STEPS)).flatmap(lambda name: st.tuples(st.just(name), st.integers(1, STEPS[name])))
 IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
-EXAMPLES = 3000 if IS_FULL else 50
+EXAMPLES, PARTS = (3000, 4) if IS_FULL else (50, 1)
 HELD = 6  # values a side
 IN_FILES = {"segment", "like it", "medium", "large"}
 
@@ -274,10 +274,21 @@ class StoreMachine(Model):
         self.side(side).reopen(mode)
 
 
-TestStore = pytest.mark.embedded(pytest.mark.timeout(7200 if IS_FULL else 900)(StoreMachine.TestCase))
-TestStore.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=16,
-    deadline=None,
-    phases=set(Phase) - (set() if IS_FULL else {Phase.shrink}),  # it takes minutes, and the seed is there
-)
+@pytest.mark.embedded
+@pytest.mark.timeout(7200 if IS_FULL else 900)
+class TestStore(StoreMachine.TestCase):
+    settings = settings(
+        max_examples=EXAMPLES // PARTS,
+        stateful_step_count=16,
+        deadline=None,
+        phases=set(Phase) - (set() if IS_FULL else {Phase.shrink}),  # it takes minutes, and the seed is there
+    )
+
+
+if IS_FULL:  # other examples, by other workers
+
+    class TestStoreMore(TestStore): ...
+
+    class TestStoreYetMore(TestStore): ...
+
+    class TestStoreMost(TestStore): ...
