@@ -57,16 +57,18 @@ class SharedMemory:
         """Allocates what isn't yet. Raises OSError if the machine has not so much memory."""
         allocate_rest(self.fd, self.address, self.size)
 
-    def allocate_huge(self) -> int:
-        """Allocates new memory in huge pages, from its start on, as far as the kernel has some. Returns how far.
+    def allocate_huge(self, start: int, stop: int) -> int:
+        """Allocates a run of new memory in huge pages, as far as the kernel has some. Returns where that ends.
+
+        The run starts on a multiple of 2 MiB. In many threads.
 
         Raises OSError if the machine, or the file system of a file, has not so much memory.
         """
-        touch_extents(self.fd, self.size)
-        end = collapse_extents(self.address, self.size)
-        if end:
-            syscalls.allocate(self.fd, end)  # for the extents that the kernel has left out for the moment
-        return end
+        touch_extents(self.fd, stop - start, start)
+        size = collapse_extents(self.address + start, stop - start)
+        if size:
+            syscalls.allocate(self.fd, size, start)  # for the extents that the kernel has left out for the moment
+        return start + size
 
     def huge_steps(self) -> range:
         """Where `make_huge` may start."""

@@ -110,9 +110,9 @@ def truncate(fd: int, size: int) -> None:
     os.ftruncate(fd, size)
 
 
-def allocate(fd: int, size: int) -> None:
-    """Reserves blocks for all of the file, so that no later write to it can find the disk full."""
-    os.posix_fallocate(fd, 0, size)
+def allocate(fd: int, size: int, start: int = 0) -> None:
+    """Reserves blocks for so many bytes of the file, so that no later write to them can find the disk full."""
+    os.posix_fallocate(fd, start, size)
 
 
 def free_blocks(fd: int, size: int) -> None:

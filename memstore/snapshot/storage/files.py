@@ -105,26 +105,26 @@ class FileStorage:
         check_cover(runs, size)
         with self._new_file(name) as file:
             syscalls.truncate(file.fd, size)
-            with self._huge_pages_of(file, size) as memory:
-                new = NewFile(file, memory, durable)
+            with self._mapped(file, size) as memory:
+                new = NewFile(file, memory, durable=durable)
                 sums = in_parallel(partial(write_run, new, checksum=checksum), runs, _counting(done))
             if durable:
                 syscalls.sync(file.fd)
         return b"".join(sums)
 
     @contextlib.contextmanager
-    def _huge_pages_of(self, file: OwnedFile, size: int) -> Generator[memoryview]:
-        """The start of a new file, mapped, as far as the file is memory and the kernel has huge pages for it.
+    def _mapped(self, file: OwnedFile, size: int) -> Generator[SharedMemory | None]:
+        """A new file in memory, whose huge pages are filled in a third of the time that writes take.
 
-        To fill these takes a third of the time that writes to the file take, which allocate small pages one by one.
+        Writes allocate small pages one by one, under a lock of the file.
         """
         if size < syscalls.HUGE_PAGE or not self._in_memory:
-            yield memoryview(b"")
+            yield None
             return
         memory = SharedMemory(fd=os.dup(file.fd))
         try:
             memory.keep_from_children()
-            yield memory.bytes[: memory.allocate_huge()]
+            yield memory
         finally:
             memory.leave()  # whatever still refers to it: an error's traceback would keep the pages of a removed file
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from memstore.engine import OwnedFile, syscalls
+from memstore.engine import OwnedFile, SharedMemory, syscalls
 from memstore.errors import CorruptionError
 from memstore.snapshot.storage.chunks import LatePiece, Run, count_chunks, expected_sum, new_sum, size_of
 from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE
@@ -23,17 +22,29 @@ def check_cover(runs: Sequence[Run], size: int) -> None:
         raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
 
 
-class NewFile(NamedTuple):
+class NewFile:
     """A file that is being written.
 
+    Args:
+        memory: all of it, mapped, if it is a file in memory.
+
     Attributes:
-        memory: its first bytes, mapped and allocated; it may be empty.
         durable: whether it is going to be synced.
     """
 
-    file: OwnedFile
-    memory: memoryview
-    durable: bool
+    def __init__(self, file: OwnedFile, memory: SharedMemory | None, *, durable: bool) -> None:
+        self.file, self.durable = file, durable
+        self._memory = memory
+
+    def huge_pages(self, start: int, stop: int) -> memoryview:
+        """A run of it, as far as the kernel has huge pages for that. Once it lacks some, there are no more."""
+        memory = self._memory
+        if memory is None:
+            return memoryview(b"")
+        end = memory.allocate_huge(start, stop)
+        if end < stop - syscalls.HUGE_PAGE:
+            self._memory = None
+        return memory.bytes[start:end]
 
 
 def write_run(new: NewFile, run: Run, *, checksum: bool) -> bytes:
@@ -42,12 +53,13 @@ def write_run(new: NewFile, run: Run, *, checksum: bool) -> bytes:
     For that, what is summed is a copy of each step, which stays in the processor's cache.
     """
     hasher = new_sum() if checksum else None
+    memory = new.huge_pages(run.offset, run.end)
     for offset, pieces in _steps(run):
-        end = offset + sum(map(len, pieces))
-        if end <= len(new.memory):
-            _copy_pieces(pieces, new.memory[offset:end])
+        start, stop = offset - run.offset, offset - run.offset + sum(map(len, pieces))
+        if stop <= len(memory):
+            _copy_pieces(pieces, memory[start:stop])
             if hasher is not None:
-                hasher.update(new.memory[offset:end])
+                hasher.update(memory[start:stop])
             continue
         if hasher is not None:
             pieces = [memoryview(b"".join(pieces))]
