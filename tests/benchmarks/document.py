@@ -46,6 +46,12 @@ REASONS = {
     "get, the call": "a good third is the kernel's, as the plain mapped file shows; the rest is Python.",
     "view made for it": "to make a view is a get and a walk through its structure; kept, one serves all slices.",
     "summed, against": "an operator on a lazy leaf costs 4 us more than on a tensor, half of them in torch's dispatch.",
+    "shards, view kept": "a slice that lies in several shards is put together of them, and each is found first.",
+    "until the tensors may change": "the state dict is taken apart, and each tensor's place told to the writer: some "
+    "30 us a tensor, beside the copy.",
+    "save of": "the kernel writes zeros into each huge page, before the bytes go there.",
+    "new key, against DCP": "the copy goes into new memory, which the kernel has to find first.",
+    "from 4 ranks to 2": "the copies alone take three quarters of the time.",
     "get among": "of a get that takes 4 us, a deeper tree and colder caches are more than of one that took 9.",
     "beside readers": "64 processes on so few cores take turns with the writer and share its caches, and what they "
     "hold it can't use again: it writes into more files than the caches have room for. A put alone has become faster.",
