@@ -59,7 +59,7 @@ def measure(session: Session) -> Workload:
     rounds = min(session.rounds, MOST_ROUNDS)
     with session.started(KINDS) as (peers, absent):
         check_saves(peers, state, target, "save")
-        save = _compare_saves(peers, state, rounds, "save", f"save of {size} to {session.root}")
+        save = _compare_saves(peers, state, rounds, "save", f"save of {size} to memory")
         staged, complete = _compare_async(peers, state, rounds, size)
         restore = _compare_restores(peers, state, target, rounds, f"restore of {size} in place")
         check_saves(peers, state, target, "save", "save_async")
