@@ -74,7 +74,8 @@ def measure(session: Session) -> Workload:
         text=f"{TENSORS} float32 tensors of {side:,} x {side:,}. A save takes a new path, and ends when others "
         "can restore it; a durable one when it is on the disk, an asynchronous one when the tensors may change. A "
         "restore reads into tensors that are there. Memory is the highest VmHWM of a new process in each of the calls, "
-        "beyond what it had before, beside a state of a quarter of the size; mapped files and shared memory count.",
+        "beyond what it had before, beside a state of a quarter of the size; mapped files and shared memory count, and "
+        "so does the file of a save to memory, where it is filled through a mapping.",
         series=[save, durable, staged, complete, restore, opened, memory],
         goals=[
             *times_faster(f"save of {size} to memory", save, 3, [DcpCheckpoint.name]),
