@@ -150,7 +150,11 @@ class StoreMachine(Model):
             self.replace_the_dead(error)
             event("died in a sharded put")
             if not self.here.abort(key, self.attempts):
-                self.note({key: ("sharded", number)}, {key: self.here.store.version(key)})
+                version = self.here.store.version(key) if key in self.here.store else 0
+                if version > self.highest:
+                    self.note({key: ("sharded", number)}, {key: version})
+                else:  # the last rank had found no room, and ended the attempt, before it died
+                    assert self.is_full
         assert self.here.store.pending() == ()
 
     @rule(key=KEYS, step=st.integers(1, 15), after=st.booleans())
