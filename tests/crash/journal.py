@@ -204,9 +204,10 @@ class Journal:
         with open(self.path, "rb") as file:
             file.seek(self._offset)
             for line in file:
-                if line.endswith(b"\n"):
-                    self._offset += len(line)
-                    yield json.loads(line)
+                if not line.endswith(b"\n"):  # it is being written: what comes next would be the rest of it
+                    return
+                self._offset += len(line)
+                yield json.loads(line)
 
     def _after(self, kind: str, keys: list[str]) -> dict[str, int | None]:
         stamp = self.number * SLOTS + self.slot if kind == "put" else None
