@@ -33,7 +33,7 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("datasets", "snapshot", "deferred_init", "fake", "distributed"),
+    ("datasets", "dataloader", "snapshot", "deferred_init", "fake", "distributed"),
     ("replay",),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything
