@@ -58,7 +58,7 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
-    from memstore.dataloader import BlockShuffle
+    from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
@@ -99,6 +99,7 @@ _HOMES = {
     "RNGState": "memstore.snapshot",
     "AppState": "memstore.snapshot",
     "BlockShuffle": "memstore.dataloader",
+    "StoreDataset": "memstore.dataloader",
 }
 
 __all__ = [
@@ -132,6 +133,7 @@ __all__ = [
     "Stateful",
     "Store",
     "StoreClosedError",
+    "StoreDataset",
     "StoreFullError",
     "StoreStats",
     "StoreTimeoutError",
