@@ -43,3 +43,7 @@ def where_it_was_read(batch: dict[str, Any]) -> dict[str, Any]:
 
 def fails(batch: Any) -> Any:
     raise RuntimeError("no such picture")
+
+
+def named(batch: Any) -> dict[str, Any]:
+    return {"batch": batch, "name": "digits"}
