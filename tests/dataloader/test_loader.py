@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, default_collate  # pyright: ignore[reportUnknownVariableType]
 
 import memstore
 from memstore import BlockShuffle, StoreDataset
@@ -62,8 +62,7 @@ def test_a_collate_function_of_rows_works(store: memstore.Store) -> None:
     def collate(rows: list[Any]) -> torch.Tensor:
         return torch.stack([row["td"]["inner", "row"] for row in rows])
 
-    batches = load(train(store), collate_fn=collate)
-    assert torch.cat(list(batches)).tolist() == list(range(100))
+    assert torch.equal(torch.cat(list(load(train(store), collate_fn=collate))), torch.arange(100))
 
 
 def test_a_transform_whose_result_has_no_rows_is_named_when_one_is_taken(store: memstore.Store) -> None:
@@ -75,7 +74,7 @@ def test_a_transform_whose_result_has_no_rows_is_named_when_one_is_taken(store: 
 
 def test_other_data_sets_of_torch_take_it(store: memstore.Store) -> None:
     data = train(store)
-    stacked: Any = StackDataset(data, Subset(data, range(99, -1, -1)))
+    stacked = StackDataset[Any](data, Subset(data, range(99, -1, -1)))
     for first, second in load(stacked):
         assert rows_in(first) == [99 - row for row in rows_in(second)]
 
@@ -152,6 +151,20 @@ def test_an_epoch_goes_on_in_the_middle_while_workers_read_ahead(store: memstore
     resumed.load_state_dict(state)
     used += [rows_in(batch) for batch in begin(resumed)]
     assert used == list(BatchSampler(order, 8, drop_last=False))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdatas_loader_asks_for_the_state_itself(store: memstore.Store, workers: int) -> None:
+    stateful: Any = pytest.importorskip("torchdata.stateful_dataloader")
+    options: Any = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    data, order = train(store), BlockShuffle(100, block=16)
+    order.set_epoch(2)
+    loader = stateful.StatefulDataLoader(data, 8, sampler=order, **options)
+    batches = iter(loader)
+    used = [rows_in(next(batches)) for _ in range(5)]
+    resumed = stateful.StatefulDataLoader(data, 8, sampler=BlockShuffle(100, block=16), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert used + [rows_in(batch) for batch in resumed] == list(BatchSampler(order, 8, drop_last=False))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
