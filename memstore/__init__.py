@@ -13,6 +13,7 @@ The layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
+    dataloader/           stored rows for torch's DataLoader
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     cli/                  the command line
     testing/              what tests share, and users may reuse
@@ -57,6 +58,7 @@ from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
+    from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
@@ -96,11 +98,14 @@ _HOMES = {
     "StateDict": "memstore.snapshot",
     "RNGState": "memstore.snapshot",
     "AppState": "memstore.snapshot",
+    "BlockShuffle": "memstore.dataloader",
+    "StoreDataset": "memstore.dataloader",
 }
 
 __all__ = [
     "AlreadyExistsError",
     "AppState",
+    "BlockShuffle",
     "ContentionError",
     "CorruptionError",
     "EntryInfo",
@@ -128,6 +133,7 @@ __all__ = [
     "Stateful",
     "Store",
     "StoreClosedError",
+    "StoreDataset",
     "StoreFullError",
     "StoreStats",
     "StoreTimeoutError",

@@ -33,7 +33,7 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("datasets", "snapshot", "deferred_init", "fake", "distributed"),
+    ("datasets", "dataloader", "snapshot", "deferred_init", "fake", "distributed"),
     ("replay",),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything
@@ -236,6 +236,12 @@ def test_example_reads_each_row_once_an_epoch() -> None:
 def test_example_resumes_bit_for_bit_on_any_number_of_ranks() -> None:
     output = run_example("train_and_resume.py", "--steps", "40")
     assert output.count("the same") == 3, output
+
+
+@pytest.mark.full
+def test_example_goes_on_in_the_middle_of_an_epoch() -> None:
+    output = run_example("train_digits_dataloader.py")
+    assert "the same batches" in output and "the same weights" in output, output
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Batches of rows out of stored values: `read_rows`, `prefetch_rows`.
+"""Batches of rows out of stored values: `read_rows`, `read_rows_to`, `prefetch_rows`.
 
 index         which rows are asked for
 path          where a leaf stands in a value, for errors
@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from memstore.rows.gather import Gather
+from memstore.rows.gather import Allocate, Gather
 from memstore.rows.index import Index
 from memstore.rows.walk import plan
 from memstore.structure import modes
 
-__all__ = ["prefetch_rows", "read_rows"]
+__all__ = ["prefetch_rows", "read_rows", "read_rows_to"]
 
 
 def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
@@ -64,7 +64,16 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
 
 
 def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None) -> Any:
-    gather = Gather(Index(index), None if device is None else torch.device(device))
+    return _read(Gather(Index(index), None if device is None else torch.device(device)), source, out)
+
+
+def read_rows_to(allocate: Allocate, source: Any, index: Any) -> Any:
+    """As `read_rows`, into tensors on the CPU that `allocate` makes, of a shape and a dtype."""
+    with modes.put_aside():
+        return _read(Gather(Index(index), None, allocate), source, None)
+
+
+def _read(gather: Gather, source: Any, out: Any) -> Any:
     result = plan(gather, source, out)
     gather.check(source)
     gather.read()

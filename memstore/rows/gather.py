@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from memstore.rows.index import Index
 from memstore.rows.path import Path, name_of
 from memstore.rows.targets import check_memory, check_overlaps, is_unusual
 from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class Job(NamedTuple):
@@ -30,10 +33,13 @@ class Job(NamedTuple):
 
 
 class Gather:
-    """One batch: `walk.plan` adds its leaves, `check`, then `read` fills their targets."""
+    """One batch: `walk.plan` adds its leaves, `check`, then `read` fills their targets.
 
-    def __init__(self, index: Index, device: torch.device | None) -> None:
-        self._index, self._device = index, device
+    New targets are made by `allocate` of a shape and a dtype; None: by torch, on the device.
+    """
+
+    def __init__(self, index: Index, device: torch.device | None, allocate: Allocate | None = None) -> None:
+        self._index, self._device, self._allocate = index, device, allocate
         self._jobs: list[Job] = []
         self._has_rows = False
 
@@ -63,7 +69,9 @@ class Gather:
             stored = None
         rows = self.rows(len(real), path)
         shape = (len(rows), *real.shape[1:])
-        if out is None:
+        if out is None and self._allocate is not None:
+            target = self._allocate(shape, real.dtype)
+        elif out is None:
             target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
         elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor) or is_unusual(out):
             raise ValueError(f"{name_of(path)} of out is a {type(out).__qualname__}, which can't be filled")

@@ -1,0 +1,15 @@
+"""What torch's DataLoader takes: stored rows as its data set, and the order that they come in.
+
+dataset         StoreDataset, a stored value as a data set
+batch           its batches, as DataLoader takes them
+rows_of_value   how many rows a value has, and one of them
+shared_memory   what workers read into
+block_shuffle   BlockShuffle, an order of rows that a cold disk can follow, and that can be resumed
+"""
+
+from __future__ import annotations
+
+from memstore.dataloader.block_shuffle import BlockShuffle
+from memstore.dataloader.dataset import StoreDataset
+
+__all__ = ["BlockShuffle", "StoreDataset"]

@@ -1,0 +1,102 @@
+"""StoreDataset: a stored value as the data set of a DataLoader."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from memstore.dataloader.batch import Batch, Row
+from memstore.dataloader.rows_of_value import count_rows, row_of
+from memstore.dataloader.shared_memory import new_shared
+from memstore.rows import prefetch_rows, read_rows, read_rows_to
+from memstore.structure import modes
+
+if TYPE_CHECKING:
+    from memstore.store.store import Store
+
+
+class StoreDataset(Dataset[Any]):
+    """The rows of a stored value, for torch's DataLoader.
+
+    A batch is read by one `read_rows`, and has the containers that were put: TensorDict, tensorclass, dict, list,
+    tuple, or one tensor. DataLoader needs no `collate_fn`. Its workers read into shared memory, so a batch isn't copied
+    on its way to the training. A data set stays at the version that it found; to see a later one, make another.
+
+    It is pickled as a reference, so workers that are spawned get some hundred bytes, and map the version for
+    themselves. (For that the store must be open for writing: a reference takes a lease.)
+
+    Args:
+        store: the store.
+        key: a value with tensors of as many rows each, along their first dimension. All are read to the CPU.
+        transform: called with each batch in the process that reads it, and its result is what the DataLoader gives.
+            For `data[3]` it is called with that row. It may write to what it gets.
+
+    Raises:
+        KeyNotFoundError: the store has no such key.
+        UnsupportedValueError: the value has something without rows, or of another number of rows.
+
+    Example:
+        >>> import memstore, tempfile, torch
+        >>> from torch.utils.data import DataLoader
+        >>> store = memstore.open(tempfile.mkdtemp())
+        >>> version = store.put("train", {"x": torch.arange(6.0).reshape(3, 2), "y": torch.arange(3)})
+        >>> data = memstore.StoreDataset(store, "train")
+        >>> [batch["y"] for batch in DataLoader(data, batch_size=2)]
+        [tensor([0, 1]), tensor([2])]
+    """
+
+    def __init__(self, store: Store, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
+        view = store.view(key, device="cpu")
+        self._set(key, view, count_rows(view, key), transform)
+
+    def _set(self, key: str, view: Any, length: int, transform: Callable[[Any], Any] | None) -> None:
+        self.key, self.transform = key, transform
+        self._view, self._length = view, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        """An integer: one row. What `read_rows` takes (a list, slice, mask, tensor): a batch.
+
+        Raises:
+            IndexError: a row out of range; the message names the range.
+            TypeError: no index of rows.
+        """
+        if isinstance(index, (int, np.integer)) or (isinstance(index, (torch.Tensor, np.ndarray)) and not index.ndim):
+            batch = read_rows(self._view, [operator.index(index)])
+            with modes.put_aside():
+                found = row_of(batch, 0)
+        else:
+            found = self._read(index)
+        return found if self.transform is None else self.transform(found)
+
+    def __getitems__(self, index: Sequence[int]) -> list[Row]:
+        """For DataLoader: the rows of one batch, which its default collate function makes whole again."""
+        return Batch(self[index], len(index)).rows()
+
+    def prefetch(self, rows: Any) -> None:
+        """Lets the disk read rows that will be asked for, and doesn't wait: see `prefetch_rows`."""
+        prefetch_rows(self._view, rows)
+
+    def _read(self, index: Any) -> Any:
+        if get_worker_info() is None:
+            return read_rows(self._view, index)
+        return read_rows_to(new_shared, self._view, index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.key, self._view, self._length, self.transform)
+
+    def __repr__(self) -> str:
+        return f"<memstore.StoreDataset {self.key!r}, {self._length:,} rows>"
+
+
+def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:
+    data = cls.__new__(cls)
+    data._set(*parts)  # pyright: ignore[reportPrivateUsage]
+    return data
