@@ -116,7 +116,10 @@ def headers_unlike_rows(store: memstore.Store) -> list[str]:
         rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
     found: list[str] = []
     for segment, row in rows.items():
-        with open(segment_path(root.segments, segment), "rb") as file:
+        path = segment_path(root.segments, segment)
+        if row.state == RETIRED and not os.path.exists(path):
+            continue  # a sweep removes the file first, and then the row: the next one goes on
+        with open(path, "rb") as file:
             head = file.read(128)
         if (b" state=live " in head) is not (row.state == LIVE):
             found.append(f"{segment} has the row {row} and the header {head[8:]!r}")
