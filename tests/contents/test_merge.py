@@ -278,8 +278,8 @@ def test_leaves_that_are_cut_alike_are_looked_at_once(store: memstore.Store, mon
     looked: list[Any] = []
     read_leaf = structure.read_leaf
     monkeypatch.setattr(structure, "read_leaf", lambda *arguments: looked.append(arguments) or read_leaf(*arguments))
-    data = torch.randn(8, 3)
-    put(store, [{f"{i}": rows(data, rank, 4) for i in range(50)} for rank in range(4)])
+    data, new = torch.randn(8, 3), f"looked at {next(numbers)}"  # the process knows no merge of these names yet
+    put(store, [{f"{new} {i}": rows(data, rank, 4) for i in range(50)} for rank in range(4)])
     assert 0 < len(looked) <= 4
     got = store.get("key")
     assert len(got) == 50 and all(torch.equal(leaf, data) for leaf in got.values())
