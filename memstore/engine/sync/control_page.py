@@ -54,6 +54,9 @@ def new_page(length: int) -> bytes:
 
 def check_page(content: bytes | bytearray | memoryview, capacity: int) -> None:
     """Raises CorruptionError unless the page is whole, for that many rows."""
+    if len(content) < CONTROL_SIZE:
+        detail = f"{len(content):,} bytes have no room for a control page"
+        raise CorruptionError(detail)
     words = memoryview(content)[:CONTROL_SIZE].cast("B").cast("Q")
     _check(words, capacity, None)
 
