@@ -1,5 +1,8 @@
 """Datasets as users call them: rows in place, for all processes."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import pickle
@@ -96,7 +99,8 @@ def test_iteration_and_batches_for_a_data_loader(store: memstore.Store) -> None:
     data.extend(batch(5))
     assert [int(row["y"]) for row in data] == list(range(5))
     assert data.__getitems__([2, 0])["y"].tolist() == [2, 0]
-    loaded = torch.utils.data.DataLoader(data, batch_size=2, collate_fn=lambda rows: rows)
+    rows_only: Any = data
+    loaded = torch.utils.data.DataLoader(rows_only, batch_size=2, collate_fn=lambda rows: rows)
     assert [rows["y"].tolist() for rows in loaded] == [[0, 1], [2, 3], [4]]
 
 
