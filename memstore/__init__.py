@@ -13,6 +13,7 @@ The layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
+    datasets/             rows that all processes read and write in place
     dataloader/           stored rows for torch's DataLoader
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     cli/                  the command line
@@ -59,6 +60,7 @@ from memstore.late_imports import between_forks
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
     from memstore.dataloader import BlockShuffle, StoreDataset
+    from memstore.datasets import Dataset
     from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
@@ -77,6 +79,7 @@ _HOMES = {
     "open": "memstore.store.opening",
     "Store": "memstore.store.store",
     "iter_weights": "memstore.store.weights",
+    "Dataset": "memstore.datasets",
     "Ref": "memstore.store.ref",
     "EntryInfo": "memstore.info",
     "LeafInfo": "memstore.info",
@@ -108,6 +111,7 @@ __all__ = [
     "BlockShuffle",
     "ContentionError",
     "CorruptionError",
+    "Dataset",
     "EntryInfo",
     "FormatVersionError",
     "InvalidKeyError",

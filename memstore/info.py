@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-Kind = Literal["inline", "segment", "adopted", "sharded", "mutable"]
+Kind = Literal["inline", "segment", "adopted", "sharded", "dataset", "buffer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,9 @@ class EntryInfo:
     Attributes:
         nbytes: of its tensors. In a segment also of the pads between them; of a sharded entry each part once.
         created: in Unix seconds.
+        kind: where the bytes are: "inline" in the catalog, "segment" in a file of the store, "adopted" in files of
+            others, "sharded" in files of several ranks. Of a "dataset" or "buffer" rows are written in place, and its
+            leaves and `nbytes` are those of all the rows that it has room for.
         files: the paths of its bytes.
     """
 

@@ -16,7 +16,18 @@ ENGINE = "memstore.engine"
 # Folders whose files are nobody else's: others import from the folder, as its `__init__.py` offers it.
 DOORS = {
     f"memstore.{name}"
-    for name in ("contents", "formats", "listing", "replay", "rows", "sharding", "snapshot", "structure", "view")
+    for name in (
+        "contents",
+        "datasets",
+        "formats",
+        "listing",
+        "replay",
+        "rows",
+        "sharding",
+        "snapshot",
+        "structure",
+        "view",
+    )
 }
 
 # The engine's rooms and the files beside them, from below: each imports from lower floors, and from its own part.

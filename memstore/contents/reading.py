@@ -13,7 +13,7 @@ from memstore import structure
 from memstore.contents.boxes import boxes_of
 from memstore.contents.checksums import Checksums, DamagedBytesError, checked_objects, compare
 from memstore.contents.counting import count_read
-from memstore.engine import MappedEntry, Record, Root, files_of, watch
+from memstore.engine import MappedEntry, Record, Root, check_page, files_of, watch
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.sharding import NO_BOXES, Boxes
 from memstore.structure import modes
@@ -179,6 +179,10 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
     Returns whether it has any; an inline value has its record's. Raises CorruptionError.
     """
     record, mapping = held.record, held.mapping
+    if record.is_mutable:
+        _verify_mutable(root, key, held)
+        done(record.nbytes)
+        return False
     file = np.asarray(mapping) if mapping is not None else np.frombuffer(record.inline or b"", np.uint8)
     memory = file[record.start : record.start + record.nbytes]
     try:
@@ -193,3 +197,12 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
     if record.checksums is None:
         done(record.nbytes)
     return mapping is None or record.checksums is not None or not record.nbytes
+
+
+def _verify_mutable(root: Root, key: str, held: MappedEntry) -> None:
+    """Its rows have no checksums. Raises CorruptionError if description and control page aren't whole."""
+    try:
+        capacity = structure.capacity_of(held.record.description, held.record.nbytes)
+        check_page(memory_of(held).data, capacity)
+    except CorruptionError as error:
+        raise damaged(root, key, held.record, error.detail) from error

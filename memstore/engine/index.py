@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import Record
+from memstore.engine.protocols import mutable_entry
 from memstore.engine.root import Root
 from memstore.engine.sync import deadline_after
 from memstore.errors import StoreTimeoutError
@@ -67,14 +68,20 @@ def _in_pages(
         after = keys[-1]
 
 
-def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: float) -> int:
-    """A version that is newer than `newer_than`, as soon as there is one. `opened` as in `keys_from`."""
+def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: float, *, mutable: bool = False) -> int:
+    """A version that is newer than `newer_than`, as soon as there is one. `opened` as in `keys_from`.
+
+    Raises MutableEntryError where the key is that of a mutable entry, unless `mutable`.
+    """
     deadline = deadline_after(timeout)
     doorbell = opened().doorbell
     bell = doorbell.bell(name)
     while True:
         seen = doorbell.load(bell)  # before the catalog: a put in between changes it
-        version = version_of(opened(), name)
+        record = opened().catalog.read(name)
+        version = record.version if record else 0
+        if record is not None and record.is_mutable and not mutable:
+            raise mutable_entry(name, record.mutable_kind)
         if version > newer_than:
             return version
         left = deadline - time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from memstore.engine import Path, Record, index
+from memstore.engine import Path, Record, index, plan_bytes
 from memstore.keys import encode_prefix
 from memstore.listing.keyspace import Keyspace, opened
 from memstore.wording import age, size
@@ -84,7 +84,7 @@ def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
 
 
 def _listed(key: bytes, record: Record) -> Listed:
-    leaves = msgspec.msgpack.decode(record.description)[1]
+    leaves = msgspec.msgpack.decode(plan_bytes(record.description))[1]
     nbytes = _nbytes(leaves) if record.boxes is not None else record.nbytes
     return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves))
 
@@ -103,7 +103,7 @@ def _nbytes(leaves: list[Any]) -> int:
 
 def outline(description: bytes) -> tuple[str, list[Leaf]]:
     """The type of a value, and its leaves in order. Raises UnknownKindError."""
-    tree, written, _ = msgspec.msgpack.decode(description)
+    tree, written, _ = msgspec.msgpack.decode(plan_bytes(description))
     leaves: list[Leaf] = []
     tensors = iter(written)
     for name, node in _walk(tree, ()):

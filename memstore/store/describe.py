@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from memstore import contents, structure
-from memstore.engine import Record, Root, files_of, index, missing
+from memstore.engine import Record, Root, files_of, index, missing, plan_bytes
 from memstore.info import EntryInfo, LeafInfo, ShardInfo
 from memstore.keys import encode_key
 
@@ -16,7 +16,7 @@ def describe(root: Root, key: str) -> EntryInfo:
     record = index.find(root, name)
     if record is None:
         raise missing(name)
-    plan = structure.plan_of(record.description)
+    plan = structure.plan_of(plan_bytes(record.description))
     shards = _shards(root, record, plan)
     leaves = tuple(
         LeafInfo(*leaf, shards.get(plan.same.get(i, i), ())) for i, leaf in enumerate(structure.leaf_table(plan))

@@ -22,6 +22,7 @@ from memstore.engine import (
     hold,
     hold_at_once,
     index,
+    mutable_entry,
     need_boxes,
     no_version,
     open_root,
@@ -29,13 +30,14 @@ from memstore.engine import (
     resource_errors,
     verify_store,
 )
-from memstore.errors import UnsupportedValueError
+from memstore.errors import MutableEntryError, UnsupportedValueError
 from memstore.info import EntryInfo, Progress, VerifyReport
 from memstore.keys import encode_key, several
 from memstore.late_imports import between_forks
 from memstore.listing import Mode
 from memstore.store.as_mapping import AsMapping
 from memstore.store.by_ranks import ByRanks
+from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
 from memstore.store.ref import Ref
 from memstore.view import view
@@ -49,7 +51,7 @@ _REQUIRED: Any = ...  # a get's default that means: raise
 log = logging.getLogger("memstore")
 
 
-class Store(ByRanks, AsMapping):
+class Store(ByRanks, ByRows, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
@@ -232,6 +234,8 @@ class Store(ByRanks, AsMapping):
         for (key, name), found in zip(names.items(), held, strict=True):
             if found is None:
                 raise no_version(root, name)
+            if found.record.is_mutable:
+                raise mutable_entry(name, found.record.mutable_kind)
             values[key] = self._load(root, key, found)
         return values
 
@@ -256,7 +260,8 @@ class Store(ByRanks, AsMapping):
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
 
-        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md.
+        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. Of a dataset
+        it has the rows that are there by now, and shows what others write into them.
 
         Args:
             device: what is read from the view moves there; None: to where it was put from.
@@ -274,7 +279,10 @@ class Store(ByRanks, AsMapping):
             tensor(8.)
         """
         root = self._opened()
-        held = self._held(root, key)
+        try:
+            held = self._held(root, key)
+        except MutableEntryError:
+            held = self._hold_rows(root, key)
         self._gets += 1
         return view(root, key, held, self._pin_options(), device)
 
@@ -295,13 +303,15 @@ class Store(ByRanks, AsMapping):
     def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> MappedEntry | None:
         try:
             held = hold_at_once(root, name)
-            if held is not MISFIT:
-                return held
-            deadline = self._deadline(None) if deadline is None else deadline
-            return hold(root, (name,), deadline, may_lock=self._mode != "r")[0]
+            if held is MISFIT:
+                deadline = self._deadline(None) if deadline is None else deadline
+                held = hold(root, (name,), deadline, may_lock=self._mode != "r")[0]
         except (OSError, MemoryError):
             with resource_errors(self.root, key):
                 raise
+        if held is not None and held.record.is_mutable:
+            raise mutable_entry(name, held.record.mutable_kind)
+        return held
 
     # --- external files -----------------------------------------------------------------------------------------------
 

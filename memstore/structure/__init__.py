@@ -57,8 +57,10 @@ from memstore.structure.objects import (
 )
 from memstore.structure.plans import (
     Plan,
+    capacity_of,
     check_extent,
     plan_of,
+    plan_of_rows,
     read_leaf,
 )
 from memstore.structure.put import (
@@ -73,6 +75,8 @@ from memstore.structure.put import (
     fill,
     flatten,
     has_shards,
+    plan_at,
+    plan_dense,
     take_shards_apart,
 )
 from memstore.structure.refusals import (
@@ -139,6 +143,7 @@ __all__ = [
     "box_bytes",
     "boxes_of_leaf",
     "build",
+    "capacity_of",
     "check_box",
     "check_boxes",
     "check_extent",
@@ -169,7 +174,10 @@ __all__ = [
     "need_device",
     "over",
     "pack",
+    "plan_at",
+    "plan_dense",
     "plan_of",
+    "plan_of_rows",
     "read_flags",
     "read_leaf",
     "read_pickle",

@@ -16,13 +16,14 @@ import msgspec
 
 from memstore.engine.format import (
     Record,
+    Replaced,
     SegmentRow,
     checked,
     decode_record,
     decode_row,
     encode_record,
     encode_row,
-    segments_of,
+    replaced_by,
     with_checksum,
 )
 from memstore.errors import CorruptionError
@@ -81,10 +82,10 @@ class Transaction:
     def put_record(self, key: bytes, record: Record) -> None:
         self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
 
-    def replace_record(self, key: bytes, record: Record) -> tuple[int, ...]:
-        """Returns the segments of the record that was there, if there was one."""
+    def replace_record(self, key: bytes, record: Record) -> Replaced:
+        """Returns what is to be known of the record that was there, if there was one."""
         stored = self._handle.replace(key, encode_record(key, record), self._tables["entries"])
-        return () if stored is None else segments_of(key, bytes(stored))
+        return Replaced((), None) if stored is None else replaced_by(key, bytes(stored))
 
     def delete_record(self, key: bytes) -> None:
         self._handle.delete(key, db=self._tables["entries"])

@@ -47,10 +47,10 @@ class Mapping(msgspec.Struct, gc=False):
         return syscalls.memory_at(self.address, self.size)
 
 
-def map_file(fd: int | None, size: int, file: Cleanup | None = None) -> Mapping:
+def map_file(fd: int | None, size: int, file: Cleanup | None = None, *, shared: bool = False) -> Mapping:
     """Maps `size` bytes of a file copy-on-write; without one, zeros: room for `syscalls.map_over`.
 
-    `file` closes what is to stay open as long as it is mapped.
+    `file` closes what is to stay open as long as it is mapped. With `shared`, the file is what is written to.
     """
     place = [syscalls.NOT_MAPPED]
     sizes = map(_live.pop, place, itertools.repeat(size))  # taken out first: once unmapped, another may lie there
@@ -58,7 +58,7 @@ def map_file(fd: int | None, size: int, file: Cleanup | None = None) -> Mapping:
     if fd is None:
         syscalls.map_room_into(place, size)
     else:
-        syscalls.map_into(place, fd, size)
+        syscalls.map_into(place, fd, size, shared=shared)
     address = place[0]
     _live[address] = size
     return Mapping(address, size, cleanup, file)

@@ -31,8 +31,9 @@ def map_segment(
     dir_fd: int | None = None,
     live: bool = False,
     keep_open: bool = False,
+    shared: bool = False,
 ) -> Mapping | None:
-    """Locks, checks and maps the segment that a record names.
+    """Locks, checks and maps the segment that a record names; with `shared`, to be written in place.
 
     Returns None if the segment was replaced since the record was read: somebody has locked the file, it is gone, or it
     has another put id; with `live`, also if its header says that it is not live. Raises CorruptionError if the file
@@ -42,10 +43,10 @@ def map_segment(
     fds: list[int] = []
     closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # a file that stays open stays locked, and is never swept
     try:
-        syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
+        syscalls.open_into(fds, path, os.O_RDWR if shared else os.O_RDONLY, 0, dir_fd)
         if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
             return None
-        return map_file(fds[0], extent.size, closing if keep_open else None)
+        return map_file(fds[0], extent.size, closing if keep_open else None, shared=shared)
     except FileNotFoundError:
         return None
     except OSError as error:

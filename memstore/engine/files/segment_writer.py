@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any, Protocol
 
@@ -74,6 +75,7 @@ class SegmentWriter:
             return
         fd = self.file.lock_file.fd
         if not self.is_whole:
+            _check_room(fd, self.size)
             syscalls.truncate(fd, self.size)
             if huge_pages:
                 touch_extents(fd, self.size)
@@ -123,3 +125,13 @@ class SegmentWriter:
     def close(self) -> None:
         self._address, self._mapping = 0, None
         self.file.close()
+
+
+def _check_room(fd: int, size: int) -> None:
+    """Refuses at once what is far too large: to find out by filling the disk takes the room that others need.
+
+    What others take meanwhile, the allocation finds. A tmpfs without a limit tells of no blocks.
+    """
+    found = os.fstatvfs(fd)
+    if found.f_blocks and size > found.f_bavail * found.f_frsize:
+        raise OSError(errno.ENOSPC, f"{size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")

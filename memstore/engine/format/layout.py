@@ -35,9 +35,13 @@ class Layout:
     header: bytes  # the header's entries behind __metadata__: ',"a":{...},"b":{...}'
 
 
-def lay_out(spans: Sequence[Span], *, aligned: bool = True) -> Layout:
-    """Places spans in a data section. With `aligned` false (inline values) only to their element size, without pads."""
-    order = sorted(range(len(spans)), key=lambda i: (spans[i].nbytes % ALIGNMENT != 0, -spans[i].itemsize, i))
+def lay_out(spans: Sequence[Span], *, aligned: bool = True, first: int = 0) -> Layout:
+    """Places spans in a data section. With `aligned` false (inline values) only to their element size, without pads.
+
+    The `first` of them keep their places before all others.
+    """
+    others = range(first, len(spans))
+    order = [*range(first), *sorted(others, key=lambda i: (spans[i].nbytes % ALIGNMENT != 0, -spans[i].itemsize, i))]
     offsets = [0] * len(spans)
     entries: list[tuple[str, str, Sequence[int], int, int]] = []
     names = _HeaderNames()

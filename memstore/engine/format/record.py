@@ -7,11 +7,13 @@ catalog's file, which LMDB returns silently, is an error and never a wrong value
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import xxhash
 
 from memstore.engine.format.extents import Extent, SegmentExtent, decode_external, decode_segments
+from memstore.engine.format.mutable import MutableKind, decode_mutable, is_mutable
 from memstore.errors import CorruptionError
 from memstore.info import Kind
 
@@ -59,11 +61,23 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def kind(self) -> Kind:
+        if self.is_mutable:
+            return self.mutable_kind
         if self.adopted is not None:
             return "adopted"
         if self.parts is not None:
             return "sharded"
         return "segment" if self.segment else "inline"
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether its rows are written in place: see `mutable.py`."""
+        return is_mutable(self.description)
+
+    @property
+    def mutable_kind(self) -> MutableKind:
+        """Of a mutable entry. Raises CorruptionError."""
+        return decode_mutable(self.description).kind
 
     @property
     def segments(self) -> tuple[SegmentExtent, ...]:
@@ -126,25 +140,40 @@ def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a record."""
+
     version: int
     put_id: int
     segment: int
     size: int
+    start: int
+    nbytes: int
+    created: float
+    description: bytes
 
 
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
-def segments_of(key: bytes, stored: bytes) -> tuple[int, ...]:
-    """As `decode_record`, for what a put needs of what it replaces: the segments that it had."""
+class Replaced(NamedTuple):
+    """What a put needs of the record that it replaces: the segments that it had, and what kind it was if mutable."""
+
+    segments: tuple[int, ...]
+    mutable: MutableKind | None
+
+
+def replaced_by(key: bytes, stored: bytes) -> Replaced:
+    """As `decode_record`, in less time."""
     body = stored[_CHECKSUM:]
     if stored[:_CHECKSUM] != _digest(key + body):
         raise _damaged(key, "the checksum of its record doesn't fit")
     try:
         head = _decode_head(body)
         if head.segment:
-            return (head.segment,)
-        return tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
+            description = head.description
+            return Replaced((head.segment,), decode_mutable(description).kind if is_mutable(description) else None)
+        segments = tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
+        return Replaced(segments, None)
     except msgspec.MsgspecError as error:
         raise _damaged(key, f"its record can't be read: {error}") from None
 

@@ -9,6 +9,7 @@ from memstore.engine.catalog import Now, Outcome, Part
 from memstore.engine.protocols.attempts import Member, missing_ranks, nanoseconds
 from memstore.engine.sync import Refusal
 from memstore.errors import (
+    MutableEntryError,
     PartialCommitError,
     ShardMismatchError,
     StoreTimeoutError,
@@ -16,7 +17,7 @@ from memstore.errors import (
     VersionConflictError,
 )
 
-Failure = StoreTimeoutError | ShardMismatchError | PartialCommitError | VersionConflictError
+Failure = StoreTimeoutError | ShardMismatchError | PartialCommitError | VersionConflictError | MutableEntryError
 
 _SHORTEST_MEMORY = 60.0  # seconds that an outcome is kept for ranks that ask late
 
@@ -54,7 +55,8 @@ def make_outcome(
 
 _DETAILS = ("expected", "found", "missing_ranks", "missing_boxes")
 _ERRORS: dict[str, type[Failure]] = {
-    kind.__name__: kind for kind in (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError)
+    kind.__name__: kind
+    for kind in (StoreTimeoutError, ShardMismatchError, PartialCommitError, VersionConflictError, MutableEntryError)
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from memstore.engine.catalog import Counters, Now, Outcome, Part, Transaction, attempts
@@ -11,8 +10,9 @@ from memstore.engine.format import PREPARED, SegmentRow
 from memstore.engine.protocols.attempt_ends import drop_expired, retire_part
 from memstore.engine.protocols.attempt_outcomes import OverAlready
 from memstore.engine.protocols.attempts import Member, find, nanoseconds, now, ring
+from memstore.engine.protocols.features import need_boxes
 from memstore.engine.protocols.put import Draft, clean_up, close_published, write
-from memstore.engine.root import SHARDED, Root, folder
+from memstore.engine.root import Root
 from memstore.errors import ShardMismatchError
 
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
@@ -52,17 +52,6 @@ def prepare(
     close_published(root, writers)
     root.check_in_place()
     return member._replace(number=found)
-
-
-def need_boxes(root: Root, deadline: float) -> None:
-    """Lets the store have records with boxes: memstore before format 2 refuses it from then on."""
-    if SHARDED not in root.settings.features:
-        root.mutex.run(functools.partial(_add_feature, root), deadline)
-
-
-def _add_feature(root: Root) -> None:
-    root.check_in_place()
-    root.settings = folder.add_feature(root.path, root.settings, SHARDED)
 
 
 def _prepare_locked(

@@ -17,7 +17,13 @@ from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import Publication, commit
 from memstore.engine.root import Root
 from memstore.engine.sync import Refusal
-from memstore.errors import CorruptionError, PartialCommitError, ShardMismatchError, VersionConflictError
+from memstore.errors import (
+    CorruptionError,
+    MutableEntryError,
+    PartialCommitError,
+    ShardMismatchError,
+    VersionConflictError,
+)
 
 LOOK_EVERY = 1.0  # seconds after which a waiting rank looks under the mutex, and does what a dead one has left undone
 
@@ -96,7 +102,7 @@ def _publish(root: Root, member: Member, merge: Merge, deadline: float) -> Outco
             continue
         except OverAlready as over:
             return over.outcome
-        except (ShardMismatchError, PartialCommitError, VersionConflictError) as failure:
+        except (ShardMismatchError, PartialCommitError, VersionConflictError, MutableEntryError) as failure:
             outcome = give_up_if(root, member, parts, failure, deadline)
             if outcome is not None:
                 return outcome

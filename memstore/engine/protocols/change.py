@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from memstore.engine.files import SealedSegment
-from memstore.engine.format import Record
-from memstore.errors import KeyNotFoundError, VersionConflictError
+from memstore.engine.format import MutableKind, Record, is_mutable
+from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -25,6 +25,10 @@ class Content(msgspec.Struct, frozen=True):
     parts: bytes | None = None
     boxes: bytes | None = None
 
+    @property
+    def is_mutable(self) -> bool:
+        return is_mutable(self.description)
+
 
 class Change(msgspec.Struct, frozen=True):
     """One key's part of a commit: its new content, or with None its deletion.
@@ -35,6 +39,7 @@ class Change(msgspec.Struct, frozen=True):
         segments: where the data lies, unless the content says all. Several are those that `content.parts` names.
         version: the new version; None: the next one of the store. A given one must be newer than the key's, and those
             of a batch must follow one another: by that a repair knows that it has all files of the batch.
+        seals: the put id of the mutable entry that the key must have; 0: it must have none.
     """
 
     key: bytes
@@ -43,6 +48,7 @@ class Change(msgspec.Struct, frozen=True):
     missing_ok: bool = False
     segments: tuple[SealedSegment, ...] = ()
     version: int | None = None
+    seals: int = 0
 
 
 def record_of(content: Content, segments: Sequence[SealedSegment], version: int, put_id: int) -> Record:
@@ -70,8 +76,13 @@ def record_of(content: Content, segments: Sequence[SealedSegment], version: int,
 
 
 def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) -> None:
-    """Raises VersionConflictError or KeyNotFoundError for the first change that can't be made to what was found."""
+    """Raises an error for the first change that can't be made to what was found.
+
+    It is a VersionConflictError, KeyNotFoundError or MutableEntryError.
+    """
     for change, old in zip(changes, found, strict=True):
+        if change.content is not None and not change.content.is_mutable:
+            _check_mutable(change, old)
         check_version(change.key, change.expect, old.version if old else 0)
         if change.content is None and old is None and not change.missing_ok:
             raise missing(change.key)
@@ -87,6 +98,28 @@ def check_version(key: bytes, expected: int | None, found: int) -> None:
             expected=expected,
             found=found,
         )
+
+
+def _check_mutable(change: Change, old: Record | None) -> None:
+    if change.seals and (old is None or old.put_id != change.seals):
+        name = change.key.decode()
+        raise MutableEntryError(f"{name!r} was deleted while it was sealed: nothing was put", key=name)
+    if not change.seals and old is not None and old.is_mutable:
+        raise mutable_entry(change.key, old.mutable_kind)
+
+
+_WAYS = {
+    "dataset": "is a dataset, whose rows are written in place: use store.open_dataset({0!r}), or store.view({0!r}) to "
+    "read it; seal() makes an ordinary entry of it, and store.delete({0!r}) frees the key",
+    "buffer": "is a replay buffer, whose rows are written in place: use memstore.ReplayBuffer(store, {0!r}) and its "
+    "sample(); store.delete({0!r}) frees the key",
+}
+
+
+def mutable_entry(key: bytes, kind: MutableKind) -> MutableEntryError:
+    """The error of a call that such entries don't have."""
+    name = key.decode()
+    return MutableEntryError(f"{name!r} {_WAYS[kind].format(name)}", key=name)
 
 
 def missing(key: bytes) -> KeyNotFoundError:

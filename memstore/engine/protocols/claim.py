@@ -32,27 +32,32 @@ CLEANUP_TIMEOUT = 5.0  # seconds to give claimed files back after an error; afte
 _GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
 
 
-def claim(root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float) -> SegmentWriter:
-    """Claims a file for a header and data of these sizes. `batch` 0 starts a batch, which its first put id names."""
-    if root.ahead is not None and not batch:
+def claim(
+    root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float, *, exact: bool = False
+) -> SegmentWriter:
+    """Claims a file for a header and data of these sizes. `batch` 0 starts a batch, which its first put id names.
+
+    With `exact`, it is a new one of just this size: zeros, which nobody has to write.
+    """
+    if root.ahead is not None and not batch and not exact:
         kept = ahead.take(root, header + nbytes)
         if kept is not None:
             return kept
-    writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch), deadline)
+    writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch, exact=exact), deadline)
     if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
         give_to_group(writer.file.lock_file.fd, root.settings)
     return writer
 
 
-def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int) -> SegmentWriter:
+def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, *, exact: bool) -> SegmentWriter:
     reuse = Reuse(header + nbytes)
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:
         counters = transaction.counters()
-        if reuse.take(root, transaction, counters) and reuse.row is not None:
+        if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = header + size_class(nbytes)
+            size = header + (nbytes if exact else size_class(nbytes))
             _check_capacity(root, counters, size)
             segment = counters.number = counters.number + 1
         counters.number += 1

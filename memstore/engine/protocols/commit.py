@@ -6,7 +6,8 @@
    - write into the segments' headers that they are live, and unlock their files;
    - **commit the transaction: this is the moment of publication**; clear the note;
    - lock the file that was booked for the next put and erase its put id, or give it back if it is held (`ahead.py`);
-   - write into the headers of all else that was replaced that it is retired;
+   - write into the headers of all else that was replaced that it is retired; of a mutable entry that was deleted,
+     into its control page that it is gone;
    - change the doorbell's words and the count of publications that have rung it.
    A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
    after it leaves old headers live, a booked file that is not locked, and the doorbell unrung: the next owner sees it
@@ -28,7 +29,7 @@ from memstore.engine.files import SealedSegment
 from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow, Slots
 from memstore.engine.protocols.ahead import Booking, booking_for
 from memstore.engine.protocols.change import Change, check_versions, record_of
-from memstore.engine.protocols.recovery import mark_retired
+from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.protocols.sweep import needs_sweep, sweep_some
 from memstore.engine.root import Root
@@ -55,12 +56,12 @@ class Publication:
 def commit(root: Root, changes: Sequence[Change], deadline: float, publication: Publication | None = None) -> list[int]:
     """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
 
-    Raises VersionConflictError or KeyNotFoundError before anything is changed; and NotAStoreError if the store was
-    removed or moved: nothing is acknowledged then.
+    Raises VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed; and NotAStoreError
+    if the store was removed or moved: nothing is acknowledged then.
     """
     # 4. Commit
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
-    versions, retired, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells, publication), deadline)
+    versions, retired, _, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells, publication), deadline)
     # 5. After the mutex
     for bell in bells:
         root.doorbell.wake(bell)
@@ -78,7 +79,8 @@ def sweep_after(root: Root, counters: Counters, retired: int) -> None:
         log.debug("%s: nothing swept: %s", root.path, str(error))
 
 
-_Applied = tuple[list[int], list[int], Counters]  # new versions; retired segments; the counters afterwards
+_Applied = tuple[list[int], list[int], list[int], Counters]
+"""New versions; retired segments; of deleted mutable entries the segments; the counters afterwards."""
 
 
 def _commit_locked(
@@ -97,9 +99,11 @@ def _commit_locked(
         finally:
             if booking is not None:
                 booking.close()
-    _, retired, counters = applied
+    _, retired, gone, counters = applied
     if retired:
         mark_retired(root, retired)
+    for segment in gone:
+        say_gone(root, segment)
     for bell in bells:
         root.doorbell.change(bell)
     if is_settled:
@@ -146,6 +150,11 @@ def _apply(
     if placed:
         _go_live(root, placed, counters)
     retired: list[int] = []
+    gone = [
+        old.segment
+        for change, old in zip(changes, found, strict=True)
+        if change.content is None and old is not None and old.is_mutable
+    ]
     for change, old, version in zip(changes, found, versions, strict=True):
         if change.content is not None:
             _write_rows(transaction, counters, change, version)
@@ -159,7 +168,7 @@ def _apply(
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1
     transaction.put_counters(counters)
-    return versions, retired, counters
+    return versions, retired, gone, counters
 
 
 def _segments_of(record: Record | None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ publications that have rung it. Step 5 is the same. A kill leaves what it leaves
 from __future__ import annotations
 
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.protocols.change import Change, record_of
+from memstore.engine.protocols.change import Change, mutable_entry, record_of
 from memstore.engine.protocols.commit import replace_segment, sweep_after
 from memstore.engine.protocols.recovery import mark_retired
 from memstore.engine.root import Root
@@ -28,10 +28,12 @@ def commit_inline(root: Root, change: Change, deadline: float) -> int:
         counters.publications += 1
         record = record_of(content, (), counters.version, counters.number)
         replaced = transaction.replace_record(key, record)
-        for segment in replaced:
+        if replaced.mutable is not None:
+            raise mutable_entry(key, replaced.mutable)
+        for segment in replaced.segments:
             replace_segment(transaction, counters, segment)
         transaction.put_counters(counters)
-        return replaced, counters
+        return replaced.segments, counters
 
     def publish() -> tuple[tuple[int, ...], Counters]:
         root.glance()  # this may have waited long for the mutex

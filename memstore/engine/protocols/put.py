@@ -53,6 +53,7 @@ class Draft(msgspec.Struct, frozen=True):
         header: of the segment that is to hold the data; None: the content says all, and no segment is needed.
         fill: with a header: writes the data into the memory that it is given, and returns the checksums for the record,
             or None if the store has none.
+        seals: as in `Change`.
     """
 
     key: bytes
@@ -60,6 +61,7 @@ class Draft(msgspec.Struct, frozen=True):
     expect: int | None = None
     header: Header | None = None
     fill: Callable[[WritableMemory], bytes | None] | None = None
+    seals: int = 0
 
 
 def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -74,7 +76,7 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     if len(drafts) > 1:
         return retry_after_sweep(_put, root, drafts, deadline, None)
     key = first.key.decode()
-    if first.expect is None and first.content.inline is not None:
+    if first.expect is None and first.content.inline is not None and not first.seals:
         return [retry_after_sweep(commit_inline, root, Change(first.key, first.content), deadline, key)]
     return retry_after_sweep(_put, root, drafts, deadline, key)
 
@@ -102,24 +104,26 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     """Steps 2 and 3 for one key. `writers` are those of the batch so far; it appends its own as soon as it has it."""
     header, content = draft.header, draft.content
     if header is None:
-        return Change(draft.key, content, draft.expect)
+        return Change(draft.key, content, draft.expect, seals=draft.seals)
     assert draft.fill is not None, "a header, and nothing that fills its segment"
 
     # 2. Claim
     batch = writers[0].put_id if writers else 0
-    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline)
+    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=content.is_mutable)
     writers.append(writer)
 
     # 3. Fill
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.settings.durable)
+    if content.is_mutable:
+        writer.unmap()  # it is written through another mapping, and never again by a put
     if len(writers) > _OPEN_FILES:
         park(root, writer, deadline)
 
     if checksums is not None:
         content = msgspec.structs.replace(content, checksums=checksums)
-    return Change(draft.key, content, draft.expect, segments=(segment,))
+    return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals)
 
 
 def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:

@@ -13,11 +13,24 @@ from collections.abc import Iterable
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction, attempts
 from memstore.engine.files import OwnedFile, segment_path, write_state
-from memstore.engine.format import FILLING, HEAD_SIZE, LIVE, RETIRED, SegmentRow, Slots, read_slots
+from memstore.engine.format import (
+    FILLING,
+    HEAD_SIZE,
+    LIVE,
+    RETIRED,
+    SegmentRow,
+    Slots,
+    header_size,
+    is_mutable,
+    read_header,
+    read_slots,
+)
 from memstore.engine.protocols.attempt_ends import forget_other_boots
 from memstore.engine.protocols.reuse import unclaim
 from memstore.engine.protocols.rollback import ALL, check_headers, compare_publications
 from memstore.engine.root import Root
+from memstore.engine.sync import GONE_AT
+from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")
 
@@ -66,6 +79,8 @@ def after_death(root: Root) -> None:
         page.batch = 0
     if page.publications_rung != counters.publications:
         mark_retired(root, retired)
+        for segment in retired:
+            say_gone(root, segment)
         root.doorbell.ring_all()
         page.publications_rung = counters.publications
     log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
@@ -101,15 +116,45 @@ def mark_retired(root: Root, segments: Iterable[int]) -> None:
             log.info("%s: a header could not be marked retired: %s", root.path, str(error))
 
 
-def _mark(root: Root, segment: int, state: int) -> None:
+def say_gone(root: Root, segment: int) -> None:
+    """If a retired file was that of a mutable entry, its control page says so to who has it open.
+
+    Under the mutex, after the commit, as `mark_retired`. (One that was sealed before its sealer died is called gone
+    too: both say that nobody writes there any more.)
+    """
     try:
-        file = OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
-    except OSError as error:
-        # missing; or another user's, killed before it got the store's group; or planted: not ours to mark
-        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
-            raise
+        file = _open_to_mark(root, segment)
+        if file is None:
+            return
+        size = syscalls.size_of(file.fd)
+        found = read_header(syscalls.read_at(file.fd, header_size(_head(file), size), 0), size)
+        if is_mutable(found.description):
+            syscalls.write_at(file.fd, (1).to_bytes(8, "little"), found.start + GONE_AT)
+    except CorruptionError:
+        return  # nothing is known of it
+    except OSError as error:  # the commit stands
+        log.info("%s: a control page could not be told that its key is gone: %s", root.path, str(error))
+
+
+def _head(file: OwnedFile) -> bytes:
+    return syscalls.read_at(file.fd, HEAD_SIZE, 0)
+
+
+def _mark(root: Root, segment: int, state: int) -> None:
+    file = _open_to_mark(root, segment)
+    if file is None:
         return
     try:
         write_state(file.fd, state)
     finally:
         file.close()
+
+
+def _open_to_mark(root: Root, segment: int) -> OwnedFile | None:
+    try:
+        return OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+    except OSError as error:
+        # missing; or another user's, killed before it got the store's group; or planted: not ours to mark
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
+            raise
+        return None

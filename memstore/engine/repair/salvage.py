@@ -25,13 +25,16 @@ from memstore.engine.format import (
     SegmentRow,
     decode_record,
     header_size,
+    is_mutable,
     read_header,
 )
 from memstore.engine.repair.survey import survey
+from memstore.engine.sync import CONTROL_SIZE, check_page
 from memstore.errors import CorruptionError, ResourceLimitError
 from memstore.info import Progress
 from memstore.keys import KEY_LIMIT
 
+_ANY_CAPACITY = 1 << 62  # rows: what a mutable entry has room for, its description says, which is opaque here
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 _KEY = re.compile(rb'"digest":"[0-9a-f]{16}","key":("(?:[^"\\]|\\.){1,3000}")')  # where it stands in an undamaged one
 
@@ -91,6 +94,8 @@ def _is_nearly(found: bytes, expected: bytes) -> bool:
 class SegmentFile:
     """A file that has the name of a segment. `found` is None where its header can't be read; `key` is a guess then.
 
+    So it is where the control page of a mutable entry isn't whole.
+
     Attributes:
         found: without what `record` has, and its objects: all files of a store are in memory at once.
         record: what the catalog would say of it.
@@ -149,6 +154,8 @@ def _read_segment(path: str, segment: int) -> SegmentFile | None:
         try:
             header = syscalls.read_at(opened.fd, header_size(head, status.st_size), 0)
             found = read_header(header, status.st_size)
+            if is_mutable(found.description):
+                check_page(syscalls.read_at(opened.fd, CONTROL_SIZE, found.start), _ANY_CAPACITY)
             file.key = found.key.encode()
             file.record = _record(found, segment, status.st_size, status.st_mtime)
             file.found = dataclasses.replace(found, description=b"", objects=b"", checksums=None)

@@ -23,17 +23,19 @@ from memstore.engine.root.folder import (
 from memstore.engine.root.holders import holders_of, lock_holders
 from memstore.engine.root.registry import abandon_root, close_abandoned, close_root, reopen_root, retain_root
 from memstore.engine.root.root import KeptFile, Root
-from memstore.engine.root.settings import SHARDED, Settings, new_settings
+from memstore.engine.root.settings import MUTABLE, SHARDED, Feature, Settings, new_settings
 
 __all__ = [
     "CATALOG",
     "DOORBELL",
     "LOCK",
+    "MUTABLE",
     "SEGMENTS",
     "SETTINGS",
     "SHARDED",
     "TMPFS",
     "Durability",
+    "Feature",
     "KeptFile",
     "Root",
     "Settings",

@@ -11,11 +11,12 @@ from msgspec import Meta
 from memstore.engine.root.filesystem import Durability
 from memstore.errors import FormatVersionError, NotAStoreError
 
-Feature = Literal["sharded"]
+Feature = Literal["sharded", "mutable"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
 SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
+MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 
 
 class _AnyFormat(msgspec.Struct):

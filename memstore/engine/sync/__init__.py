@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from memstore.engine.sync.clocks import boot_clock, boot_id, deadline_after
+from memstore.engine.sync.control_page import (
+    CONTROL_SIZE,
+    GONE_AT,
+    OPEN,
+    SEALED,
+    SEALING,
+    ControlPage,
+    FileIdentity,
+    check_page,
+    new_page,
+)
 from memstore.engine.sync.doorbell import Doorbell
 from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
 from memstore.engine.sync.mutex import Refusal, RobustMutex
 from memstore.engine.sync.shared_page import SharedPage
 
 __all__ = [
+    "CONTROL_SIZE",
+    "ControlPage",
+    "FileIdentity",
+    "GONE_AT",
+    "OPEN",
+    "SEALED",
+    "SEALING",
     "Doorbell",
     "LockPage",
     "Refusal",
@@ -16,7 +34,9 @@ __all__ = [
     "SharedPage",
     "boot_clock",
     "boot_id",
+    "check_page",
     "deadline_after",
+    "new_page",
     "publications_rung",
     "read_notes",
 ]

@@ -22,6 +22,7 @@ from memstore.engine.sync.shared_page import SharedPage
 from memstore.errors import (
     CorruptionError,
     KeyNotFoundError,
+    MutableEntryError,
     ResourceLimitError,
     ShardMismatchError,
     VersionConflictError,
@@ -43,7 +44,7 @@ class LockPage(RobustMutex):
         """With `keep_open`, the file stays open as long as the page: see `filesystem.mappings_keep_locks`."""
         page = SharedPage(path)
         notes_at = page.address + _NOTES_AT
-        nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, Refusal)
+        nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, Refusal)
         super().__init__(page.address, name=path, dirty_at=notes_at + 8 * _DIRTY, refusals=nothing_changed)
         self._page, self._notes = page, syscalls.long_words(notes_at, 2)
         self._take_over(path)

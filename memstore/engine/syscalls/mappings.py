@@ -31,12 +31,14 @@ _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
 NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
 _WISHES = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
+_MS_SYNC = 4
 _MADV_WILLNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 3, 10, 14
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
 
 _mmap = bind(releasing_gil, "mmap", Pointer, Pointer, Size, Int, Int, Int, Long)
 unmap = bind(releasing_gil, "munmap", Int, Pointer, Size)
 _madvise = bind(releasing_gil, "madvise", Int, Pointer, Size, Int)
+_msync = bind(releasing_gil, "msync", Int, Pointer, Size, Int)
 _mincore = bind(releasing_gil, "mincore", Int, Pointer, Size, Pointer)
 
 
@@ -51,13 +53,16 @@ class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can
     __del__ = map.__next__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def map_into(place: list[int], fd: int, size: int, flags: int = 0) -> None:
+def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bool = False) -> None:
     """Maps the file copy-on-write: whoever writes gets pages of their own. Sets `place[0]`, NOT_MAPPED before.
+
+    With `shared`, everybody sees what is written.
 
     Both in one C call, as in `open_into`. The mapping keeps a lock of `fd` after that is closed. The kernel maps huge
     pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
     2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
     """
+    flags |= _MAP_SHARED if shared else _MAP_PRIVATE
     if size < HUGE_PAGE:
         _map_into(place, 0, fd, size, flags)
     else:
@@ -74,7 +79,7 @@ def map_room_into(place: list[int], size: int) -> None:
 
 
 def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int) -> None:
-    flags |= _MAP_PRIVATE | _MAP_NORESERVE
+    flags |= _MAP_NORESERVE
     mapped = map(_mmap, (wish,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
     drain(map(place.__setitem__, (0,), mapped))
 
@@ -153,6 +158,12 @@ def words(address: int, count: int) -> Any:
 def long_words(address: int, count: int) -> Any:
     """As `words`, of 64 bits."""
     return (ctypes.c_uint64 * count).from_address(address)
+
+
+def sync_mapped(address: int, size: int) -> None:
+    """What was stored into whole pages of a shared mapping is on the disk. As `sync_data`, of a part of the file."""
+    if _msync(address, size, _MS_SYNC):
+        raise last_error()
 
 
 def keep_from_children(address: int, size: int) -> None:

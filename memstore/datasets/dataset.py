@@ -1,0 +1,308 @@
+"""Dataset: rows that every process of the host reads and writes in place. Made by `Store.create_dataset` and others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import msgspec
+import numpy as np
+import torch
+
+from memstore import contents
+from memstore.datasets.batch import Batch, take_batch
+from memstore.datasets.rows import Rows, capacity_of
+from memstore.datasets.spec import spec_of
+from memstore.engine import (
+    Creation,
+    MutableEntry,
+    close_root,
+    deadline_after,
+    open_mutable,
+    open_root,
+    put,
+    resource_errors,
+)
+from memstore.errors import ReadOnlyError, StoreFullError, VersionGoneError
+from memstore.rows import Index, read_rows
+from memstore.structure import modes
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _without_modes(method: Callable[P, R]) -> Callable[P, R]:
+    """Puts torch's modes aside, as gets and puts do: rows are real memory."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
+        if not modes.are_active():
+            return method(*arguments, **options)
+        with modes.put_aside():
+            return method(*arguments, **options)
+
+    return call
+
+
+class Dataset:
+    """A dataset, open. Thread-safe; usable in forked children; pickled by reference, so that any process of the host,
+    an actor or a worker may be sent one: it then has the same rows.
+
+    Two that write to one row at once, or read it meanwhile, get what comes. Rows that are not written any more are read
+    without a lock, and `extend` shows rows when they are whole.
+
+    Attributes:
+        key: its key in the store.
+        capacity: the most rows that it can have.
+        spec: what a row is: nested dicts of `(shape, dtype)`, or one such pair.
+    """
+
+    def __init__(self, entry: MutableEntry, timeout: float) -> None:
+        self._entry, self._timeout = entry, timeout
+        self._rows = Rows(entry)
+        plan = self._rows.plan
+        self.key, self.capacity = entry.key, plan.leaves[0].shape[0]
+        self.spec: Any = spec_of(plan)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size of all rows that are there by now, as `dataset[:]` has it."""
+        value = self._rows.value
+        return torch.Size((len(self), *getattr(value, "batch_size", (0,))[1:]))
+
+    def __len__(self) -> int:
+        """The rows that are whole. Grows with every `extend` of anyone."""
+        return self._entry.length
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    @_without_modes
+    def __getitem__(self, index: Any) -> Any:
+        """Rows, in the structure of the spec: a TensorDict, or a tensor.
+
+        Args:
+            index: an int, or a slice that steps forward: tensors over the shared memory, which show what others write
+                there later; what is written to them, others see. Whatever else `read_rows` takes: a copy.
+
+        Raises:
+            IndexError: a row that isn't there.
+        """
+        rows, length = self._rows.value, len(self)
+        if isinstance(index, slice):
+            start, stop, step = cast("slice[Any, Any, Any]", index).indices(length)
+            if step > 0:
+                return rows[start : max(start, stop) : step]
+        row = _as_int(index)
+        if row is None:
+            return read_rows(rows[:length], index)
+        return rows[_in_range(row, length, self.key)]
+
+    def __getitems__(self, index: list[int]) -> Any:
+        """One batch, for torch's DataLoader: as `read_rows`."""
+        return self.read_rows(index)
+
+    @_without_modes
+    def read_rows(self, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
+        """A copy of rows. Arguments and errors as `memstore.read_rows`.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     data = store.create_dataset_from("numbers", torch.arange(10))
+            ...     data.read_rows([7, 0, -1])
+            tensor([7, 0, 9])
+        """
+        return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    @_without_modes
+    def __setitem__(self, index: Any, batch: Any) -> None:
+        """Writes rows that are there already, in place. Takes no lock: see the class.
+
+        Args:
+            index: as in `__getitem__`.
+            batch: as many rows, in the structure of the spec: TensorDicts, dicts, tensors and numpy arrays; for an int
+                one row, without the first dimension.
+
+        Raises:
+            StructureMismatchError: other leaves, shapes, dtypes or another number of rows. Nothing was written.
+            IndexError: a row that isn't there: `extend` adds rows.
+            MutableEntryError: it was sealed, or deleted. If that happened meanwhile, the rows may or may not be in the
+                sealed version.
+            ReadOnlyError: it was opened with mode "r".
+        """
+        self._check_writable()
+        row, length = _as_int(index), len(self)
+        found = take_batch(self.key, self._rows.plan, batch, single=row is not None)
+        places = slice(*_one(_in_range(row, length, self.key))) if row is not None else _places(index, length, self.key)
+        count = len(range(*places.indices(length))) if isinstance(places, slice) else len(places)
+        if count != found.count:
+            raise ValueError(f"{self.key!r}: {found.count:,} rows for {count:,} places; it has {length:,} rows by now")
+        deadline = deadline_after(self._timeout)
+        self._entry.check_before_write(deadline)
+        self._rows.store(found, places)
+        self._entry.check_written(deadline)
+
+    @_without_modes
+    def extend(self, batch: Any, *, timeout: float | None = None) -> range:
+        """Adds rows behind all others. They are seen when all of their bytes are there, or never.
+
+        Args:
+            batch: rows, in the structure of the spec, as for `__setitem__`.
+            timeout: seconds to wait for others that extend or seal it; None: the store's.
+
+        Returns:
+            Where the rows are.
+
+        Raises:
+            StructureMismatchError: other leaves, shapes or dtypes. Nothing was written.
+            StoreFullError: they don't fit the capacity. Nothing was written.
+            MutableEntryError: it was sealed, or deleted.
+            StoreTimeoutError: another process is in the middle of an `extend` or `seal`; the message names it.
+            ReadOnlyError: it was opened with mode "r".
+        """
+        self._check_writable()
+        found = take_batch(self.key, self._rows.plan, batch)
+        deadline = deadline_after(self._timeout if timeout is None else timeout)
+        added, sleeps = self._entry.run(functools.partial(self._append, found), deadline)
+        if sleeps:
+            self._entry.page.wake()
+        return added
+
+    def _append(self, batch: Batch) -> tuple[range, bool]:
+        """Under the mutex. A kill before the length is stored leaves rows behind it, which are written over."""
+        entry = self._entry
+        page = entry.page
+        entry.check_open()
+        start = page.length
+        stop = start + batch.count
+        if stop > self.capacity:
+            raise StoreFullError(
+                f"{self.key!r} has {start:,} of at most {self.capacity:,} rows, and {batch.count:,} more don't fit: "
+                "seal it, and go on in another",
+                key=self.key,
+            )
+        self._rows.store(batch, slice(start, stop))
+        page.length = stop  # the moment of publication
+        return range(start, stop), page.ring()
+
+    @_without_modes
+    def flush(self, rows: slice | None = None) -> None:
+        """Brings rows to the disk: after it they survive a crash of the host, unless they are written again.
+
+        A crash keeps rows from the first on, as far as they were flushed without a gap. In memory (tmpfs) nothing
+        survives one. The death of all processes every row survives that `extend` has acknowledged.
+
+        Args:
+            rows: a slice of step 1; None: all that are there.
+        """
+        self._check_writable()
+        start, stop, step = (slice(None) if rows is None else rows).indices(len(self))
+        if step != 1:
+            raise ValueError(f"rows are flushed in slices of step 1, and not {step}")
+        if start >= stop:
+            return
+        self._rows.sync(start, stop)
+        self._entry.run(functools.partial(self._note_flushed, start, stop), deadline_after(self._timeout))
+        self._rows.sync_control_page()
+
+    def _note_flushed(self, start: int, stop: int) -> None:
+        page = self._entry.page
+        if start <= page.flushed < stop:
+            page.flushed = stop
+
+    @_without_modes
+    def seal(self, *, timeout: float | None = None) -> int:
+        """Makes an ordinary, immutable entry of the rows, with checksums if the store has them, under the same key.
+
+        It is a copy: it takes as much room as the rows until nobody has the dataset open. Who writes to it afterwards,
+        in whatever process, gets a MutableEntryError; who reads it has its rows as they were.
+
+        Args:
+            timeout: seconds to wait for others that extend it, and for the store's lock; None: the store's.
+
+        Returns:
+            The version.
+
+        Raises:
+            MutableEntryError: it was sealed already, or deleted.
+            StoreFullError: no room for the copy. It is open as before.
+            StoreTimeoutError, ReadOnlyError: as `extend`.
+        """
+        self._check_writable()
+        deadline = deadline_after(self._timeout if timeout is None else timeout)
+        return self._entry.seal(functools.partial(self._put_rows, deadline), deadline)
+
+    def _put_rows(self, deadline: float, length: int) -> int:
+        root, record = self._entry.root, self._entry.record
+        flat = contents.flatten(self.key, self._rows.value[:length], root, allow_pickle=False)
+        draft = contents.draft(root, self.key.encode(), flat, None)
+        (version,) = put(root, [msgspec.structs.replace(draft, seals=record.put_id)], deadline)
+        return version
+
+    def _check_writable(self) -> None:
+        if not self._entry.writable:
+            raise ReadOnlyError(f"{self.key!r} was opened with mode 'r': open it with 'r+' to write", key=self.key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        entry = self._entry
+        root, mode = entry.root, "r+" if entry.writable else "r"
+        return receive, (root.path, root.settings.store, self.key, entry.record.put_id, mode, self._timeout)
+
+    def __repr__(self) -> str:
+        return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
+
+
+def receive(path: str, store: str, key: str, put_id: int, mode: str, timeout: float) -> Dataset:
+    """Unpickles a dataset.
+
+    Raises:
+        NotAStoreError: there is no such store here.
+        VersionGoneError: it was deleted or sealed, or another store is there.
+    """
+    with resource_errors(path):
+        root = open_root(path, mode, Creation(), timeout)
+    try:
+        if root.settings.store != store:
+            raise VersionGoneError(f"the dataset {key!r} is gone: {path} is another store now", key=key)
+        deadline, writable = deadline_after(timeout), mode != "r"
+        entry = open_mutable(root, key, "dataset", capacity_of, deadline, writable=writable, put_id=put_id)
+        return Dataset(entry, timeout)
+    finally:
+        close_root(root)
+
+
+# --- indices ----------------------------------------------------------------------------------------------------------
+
+
+def _as_int(index: Any) -> int | None:
+    """A number of a row, if it is one."""
+    if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+        return int(cast("int", index))
+    if isinstance(index, torch.Tensor) and index.ndim == 0 and index.dtype in _INTEGERS:
+        return int(index)
+    return None
+
+
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+
+
+def _in_range(row: int, length: int, key: str) -> int:
+    if not -length <= row < length:
+        allowed = f"from {-length:,} to {length - 1:,}" if length else "none, for it is empty"
+        raise IndexError(f"row {row:,} of {key!r}, which has {length:,} by now: rows are {allowed}")
+    return row + length if row < 0 else row
+
+
+def _one(row: int) -> tuple[int, int]:
+    return row, row + 1
+
+
+def _places(index: Any, length: int, key: str) -> Any:
+    """The rows that are to be written, as numpy takes them: a slice, or an array."""
+    if not isinstance(index, slice):
+        return Index(index).rows(length, repr(key)).numpy()
+    start, stop, step = index.indices(length)
+    return slice(start, None if stop < 0 else stop, step)

@@ -1,0 +1,66 @@
+"""The rows of an open dataset, in the memory that the processes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from memstore import structure
+from memstore.datasets.batch import NUMPY_SAME_SIZE, Array, Batch
+from memstore.engine import CONTROL_SIZE, MappedEntry, MutableEntry, Record, sync_rows
+from memstore.structure import DTYPES, Plan
+
+
+def arrays_over(plan: Plan, memory: Array) -> tuple[Array, ...]:
+    """For each leaf the bits of all rows, over the data section."""
+    arrays: list[Array] = []
+    for leaf in plan.leaves:
+        kind = NUMPY_SAME_SIZE[DTYPES[leaf.dtype].itemsize]
+        arrays.append(np.ndarray(leaf.shape, kind, memory, leaf.offset))
+    return tuple(arrays)
+
+
+def capacity_of(record: Record) -> int:
+    """Raises CorruptionError."""
+    return structure.capacity_of(record.description, record.nbytes)
+
+
+class Rows:
+    """All rows that there is room for, whole ones and others.
+
+    Attributes:
+        plan: of all of them.
+        value: the same as tensors, in the structure of a row.
+    """
+
+    def __init__(self, entry: MutableEntry) -> None:
+        record = entry.record
+        self._entry = entry
+        self.plan = structure.plan_of_rows(record.description, record.nbytes)
+        memory = np.asarray(entry.mapping)[record.start : record.start + record.nbytes]
+        self._arrays = arrays_over(self.plan, memory)
+        self.value: Any = structure.rebuild(self.plan, b"", memory, entry.mapping)
+
+    def store(self, batch: Batch, index: Any) -> None:
+        """Copies a batch to its rows, by this thread alone: no helper of torch's stores on when its caller is dead."""
+        for array, source in zip(self._arrays, batch.arrays, strict=True):
+            array[index] = source
+
+    def sync(self, start: int, stop: int) -> None:
+        """These rows are on the disk, if there is one."""
+        for leaf in self.plan.leaves:
+            row = leaf.nbytes // leaf.shape[0]
+            sync_rows(self._entry, leaf.offset + start * row, leaf.offset + stop * row)
+
+    def sync_control_page(self) -> None:
+        sync_rows(self._entry, 0, CONTROL_SIZE)
+
+
+def as_held(entry: MutableEntry) -> MappedEntry:
+    """The rows that are there by now as an ordinary entry, for a view: of the same file, as long as it is mapped."""
+    rows, length = Rows(entry), entry.length
+    plan = structure.plan_at(rows.value[:length], [leaf.offset for leaf in rows.plan.leaves])
+    record = msgspec.structs.replace(entry.record, description=plan.description, nbytes=plan.nbytes)
+    return MappedEntry(record, entry.mapping)

@@ -1,0 +1,24 @@
+"""Features: what a store may hold that older versions of memstore don't know. These refuse it from then on."""
+
+from __future__ import annotations
+
+from memstore.engine.root import MUTABLE, SHARDED, Feature, Root, folder
+
+
+def need_boxes(root: Root, deadline: float) -> None:
+    """Lets the store have records with boxes."""
+    _need(root, SHARDED, deadline)
+
+
+def need_mutable(root: Root, deadline: float) -> None:
+    """Lets the store have entries whose rows are written in place."""
+    _need(root, MUTABLE, deadline)
+
+
+def _need(root: Root, feature: Feature, deadline: float) -> None:
+    def add() -> None:
+        root.check_in_place()
+        root.settings = folder.add_feature(root.path, root.settings, feature)
+
+    if feature not in root.settings.features:
+        root.mutex.run(add, deadline)

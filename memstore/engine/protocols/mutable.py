@@ -1,0 +1,263 @@
+"""Mutable entries: how one is opened, what each write looks at, and how it ends. The rules: docs/decisions/015.
+
+A put creates one (`put.py`), with three differences: the file is always a new one; its first page of data is a control
+page; the commit expects that there is no such key.
+
+1. *Open*: as a get (`get.py`), but mapped shared. The mapping keeps the file's lock.
+2. Who opens it to write, and finds a control page of another boot or file, writes the page anew, under the store's
+   mutex. A kill in between leaves a page that the next one writes anew.
+3. *Look*, before each write, whether it is gone, or sealed.
+4. *Seal*, under the entry's mutex: say so, put its rows as an ordinary value, say that this is done. If the sealer
+   dies, the next owner of the mutex looks at the catalog.
+
+The entry's mutex comes before the store's. Nobody waits for an entry's mutex under the store's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+from memstore.engine import syscalls
+from memstore.engine.files import Mapping, map_segment, segment_path
+from memstore.engine.format import MutableKind, Record, SegmentExtent
+from memstore.engine.protocols.change import missing, mutable_entry
+from memstore.engine.root import Root, abandon_root, reopen_root, retain_root
+from memstore.engine.sync import OPEN, SEALED, SEALING, ControlPage, FileIdentity
+from memstore.errors import ContentionError, CorruptionError, MutableEntryError, VersionGoneError
+
+Result = TypeVar("Result")
+
+_TRIES = 2  # before the store's mutex is taken
+
+
+class MutableEntry:
+    """A mutable entry, open. Its rows stay mapped as long as this lives, or a tensor over them.
+
+    Attributes:
+        root, key, record: what it is.
+        writable: whether rows can be stored: else the mapping is a private one, whose own writes nobody else sees.
+        mapping: the file: the data section starts at `record.start`.
+        page: the control page. The mutex is for who may write.
+    """
+
+    __slots__ = ("__weakref__", "_root_is_held", "key", "mapping", "page", "record", "root", "writable")
+
+    def __init__(self, root: Root, key: str, record: Record, mapping: Mapping, page: ControlPage, *, writable: bool):
+        retain_root(root)
+        self._root_is_held = True
+        self.root, self.key, self.record, self.mapping = root, key, record, mapping
+        self.page, self.writable = page, writable
+
+    def __del__(self) -> None:
+        if getattr(self, "_root_is_held", False):
+            abandon_root(self.root)
+
+    @property
+    def length(self) -> int:
+        """The rows that are whole. Raises CorruptionError."""
+        page = self.page
+        if not self.writable and self.root.settings.durable and not page.is_of_this_boot:
+            return page.flushed
+        return page.length
+
+    def run(self, action: Callable[[], Result], deadline: float) -> Result:
+        """Calls `action` under the entry's mutex. Raises StoreTimeoutError, which names who holds it."""
+        self.reopen(deadline)
+        return self.page.run(action, deadline)
+
+    def reopen(self, deadline: float) -> None:
+        """In a forked child: opens the store there, before the first call that may need it."""
+        if self.root.catalog.is_released:
+            reopen_root(self.root, deadline)
+
+    def check_open(self) -> None:
+        """Before a write. Raises MutableEntryError where it was deleted or sealed."""
+        if self.page.is_gone:
+            raise MutableEntryError(f"{self.key!r} was deleted: nobody else sees what is written", key=self.key)
+        if self.page.state == SEALED:
+            raise MutableEntryError(f"{self.key!r} was sealed: it can't be written any more", key=self.key)
+
+    def check_before_write(self, deadline: float) -> None:
+        """As `check_open`, for a write that takes no mutex: waits for a seal that goes on."""
+        if self.page.state == SEALING:
+            self.run(self.check_open, deadline)
+        self.check_open()
+
+    def check_written(self, deadline: float) -> None:
+        """After a write that took no mutex: whether a seal has seen it is known only if none has begun meanwhile."""
+        fence()
+        if self.page.state == SEALING and not self.page.is_gone:
+            self.run(_nothing, deadline)  # until the seal has succeeded or failed
+        if self.page.is_gone or self.page.state != OPEN:
+            how = "deleted" if self.page.is_gone else "sealed"
+            text = f"{self.key!r} was {how} while rows were written: they may or may not be in the sealed version"
+            raise MutableEntryError(text, key=self.key)
+
+    def seal(self, put_rows: Callable[[int], Result], deadline: float) -> Result:
+        """Seals it: `put_rows` is called with the length, and puts that many rows in its place.
+
+        Raises MutableEntryError if it is sealed or deleted already, and what `put_rows` does: then it is open again.
+        """
+        return self.run(functools.partial(self._seal, put_rows), deadline)
+
+    def _seal(self, put_rows: Callable[[int], Result]) -> Result:
+        page = self.page
+        self.check_open()
+        page.state = SEALING
+        fence()
+        try:
+            result = put_rows(page.length)
+        except BaseException:
+            _recover(self.root, weakref.ref(page), self.key, self.record.put_id)
+            raise
+        page.state = SEALED
+        return result
+
+
+def _recover(root: Root, place: weakref.ref[ControlPage], key: str, put_id: int) -> None:
+    """Under the mutex: if a sealer died or failed, the catalog says whether it had put the rows."""
+    page = place()  # it refers to this function
+    if page is not None and page.state == SEALING:
+        record = root.catalog.read(key.encode())
+        page.state = OPEN if record is not None and record.put_id == put_id else SEALED
+
+
+def _nothing() -> None:
+    pass
+
+
+_lock = threading.Lock()
+
+
+def fence() -> None:
+    """Stores before it are in memory before the loads behind it: a lock of this process is a locked instruction."""
+    with _lock:
+        pass
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+# --- open -------------------------------------------------------------------------------------------------------------
+
+
+def open_mutable(
+    root: Root,
+    key: str,
+    kind: MutableKind,
+    capacity_of: Callable[[Record], int],
+    deadline: float,
+    *,
+    writable: bool,
+    put_id: int = 0,
+) -> MutableEntry:
+    """Opens a mutable entry.
+
+    Args:
+        capacity_of: the rows that a record has room for. It raises CorruptionError where the record can't be right.
+        put_id: which one is meant; 0: the present one.
+
+    Raises:
+        KeyNotFoundError: no such key.
+        MutableEntryError: an entry of another kind.
+        VersionGoneError: another one than `put_id`.
+        CorruptionError: the file, or its control page, isn't whole.
+    """
+    if root.catalog.is_released:
+        reopen_root(root, deadline)
+    name = key.encode()
+    before: Record | None = None
+    for _ in range(_TRIES):
+        record, mapping = _map(root, name, kind, writable=writable, put_id=put_id)
+        if mapping is not None:
+            return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
+        if before is not None and before.put_id == record.put_id and root.lock is None:
+            raise _damaged(root, key, record)
+        before = record
+    if root.lock is None:
+        raise ContentionError(f"{key!r} was replaced each time it was opened: open it again", key=key)
+    action = functools.partial(_map, root, name, kind, writable=writable, put_id=put_id)
+    record, mapping = root.mutex.run(action, deadline)
+    if mapping is None:
+        root.check_in_place()
+        raise _damaged(root, key, record)
+    return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
+
+
+def _map(root: Root, name: bytes, kind: MutableKind, *, writable: bool, put_id: int) -> tuple[Record, Mapping | None]:
+    """The record, and its file; None for that if it was replaced since."""
+    with root.guard:
+        record = root.catalog.read(name)
+        if record is not None and put_id and record.put_id != put_id:
+            record = None
+        if record is None and put_id:
+            key = name.decode()
+            raise VersionGoneError(f"{key!r} was deleted, sealed or created anew since the reference was made", key=key)
+        if record is None:
+            raise missing(name)
+        if not record.is_mutable:
+            key = name.decode()
+            text = f"{key!r} is an ordinary entry, and no {kind}: read it with store.get or store.view"
+            raise MutableEntryError(text, key=key)
+        if record.mutable_kind != kind:
+            raise mutable_entry(name, record.mutable_kind)
+        path = segment_path(root.segments, record.segment)
+        extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
+        try:
+            mapping = map_segment(
+                path,
+                extent,
+                store=root.settings.store,
+                dir_fd=root.segments_fd,
+                live=True,
+                keep_open=root.locks_need_files,
+                shared=writable,
+            )
+        except CorruptionError as error:
+            key = name.decode()
+            raise CorruptionError(f"{key!r}: {error}", key=key, path=error.path, detail=error.detail) from None
+        return record, mapping
+
+
+def _entry(
+    root: Root, key: str, record: Record, mapping: Mapping, capacity: int, deadline: float, *, writable: bool
+) -> MutableEntry:
+    path = segment_path(root.segments, record.segment)
+    status = os.stat(path.rpartition("/")[2], dir_fd=root.segments_fd, follow_symlinks=False)
+    file = FileIdentity(status.st_dev, status.st_ino)
+    page = ControlPage(mapping.address + record.start, capacity, file, mapping, name=f"{path} ({key!r})", path=path)
+    entry = MutableEntry(root, key, record, mapping, page, writable=writable)
+    if writable:
+        if not page.is_ours:
+            root.mutex.run(functools.partial(_write_anew, root, page), deadline)
+        page.recover = functools.partial(_recover, root, weakref.ref(page), key, record.put_id)
+    return entry
+
+
+def _write_anew(root: Root, page: ControlPage) -> None:
+    if not page.is_ours:
+        page.write_anew(survived=not root.settings.durable)
+
+
+def _damaged(root: Root, key: str, record: Record) -> CorruptionError:
+    detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x}"
+    return CorruptionError(key=key, path=segment_path(root.segments, record.segment), detail=detail)
+
+
+def sync_rows(entry: MutableEntry, start: int, stop: int) -> None:
+    """What was stored from byte `start` to `stop` of the data section is on the disk, if there is one."""
+    if entry.root.on_tmpfs or start >= stop:
+        return
+    at = (entry.record.start + start) // syscalls.PAGE * syscalls.PAGE
+    end = entry.record.start + stop
+    syscalls.sync_mapped(entry.mapping.address + at, end - at)

@@ -1,0 +1,117 @@
+"""The methods of a Store for entries whose rows are written in place. What they do stands in `memstore/datasets`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from memstore.keys import encode_key
+from memstore.late_imports import between_forks
+from memstore.listing import Keyspace
+
+if TYPE_CHECKING:
+    from memstore.datasets import Dataset, Spec
+    from memstore.engine import MappedEntry, Root
+
+
+class ByRows(Keyspace):
+    """What `Store` inherits."""
+
+    def create_dataset(
+        self, key: str, spec: Spec, *, capacity: int, length: int = 0, timeout: float | None = None
+    ) -> Dataset:
+        """Makes a dataset: rows of tensors that every process of the host writes and reads in place.
+
+        All of its room is reserved now.
+
+        Args:
+            key: a key that doesn't exist.
+            spec: what a row is: `{"x": ((84, 84, 4), torch.uint8), "y": ((), torch.int64), "more": {...}}`; one
+                `(shape, dtype)`; or an example of a row: a TensorDict, a tensorclass, a tensor, a dict of tensors.
+            capacity: the most rows that it can ever have.
+            length: rows that it has from the start, of zeros: to be written by `dataset[i:j] = batch`.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            The dataset, open to read and write.
+
+        Raises:
+            AlreadyExistsError: the key is there already.
+            StoreFullError: no room for all of its rows. Nothing changed.
+            TypeError, ValueError: `spec` is none, or `capacity` or `length`.
+            UnsupportedValueError: a leaf that can't be written in place.
+            ReadOnlyError: the store was opened with mode "r".
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     data = store.create_dataset("frames", {"x": ((2,), torch.float32)}, capacity=1000)
+            ...     data.extend({"x": torch.ones(3, 2)})
+            ...     data[1:3]["x"].sum()
+            range(0, 3)
+            tensor(4.)
+        """
+        with between_forks():
+            from memstore.datasets import create_dataset
+
+        root = self._writable()
+        encode_key(key)
+        return create_dataset(root, key, spec, capacity, length, self._seconds(timeout))
+
+    def create_dataset_from(
+        self, key: str, value: Any, *, capacity: int | None = None, timeout: float | None = None
+    ) -> Dataset:
+        """Makes a dataset of a batch: its rows are there from the moment when the dataset is.
+
+        Args:
+            key: a key that doesn't exist.
+            value: a batch of rows: a TensorDict, a tensorclass, a tensor or a dict of tensors, of which the first
+                dimension counts the rows; a view too.
+            capacity: the most rows that it can ever have; None: those of `value`.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            As `create_dataset`.
+        """
+        with between_forks():
+            from memstore.datasets import create_dataset_from
+
+        root = self._writable()
+        encode_key(key)
+        return create_dataset_from(root, key, value, capacity, self._seconds(timeout))
+
+    def open_dataset(self, key: str, mode: Literal["r", "r+"] = "r+", *, wait: float | None = None) -> Dataset:
+        """Opens a dataset that any process of the host has made.
+
+        Args:
+            key: its key.
+            mode: "r+" reads and writes. "r" reads: what is written to its tensors stays in this process, and hides from
+                it what others write there later.
+            wait: seconds to wait until somebody has made it; None: it has to be there.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            StoreTimeoutError: nor within `wait` seconds.
+            MutableEntryError: the key is that of another kind of entry.
+            ReadOnlyError: mode "r+", and the store was opened with mode "r".
+            CorruptionError: the file is damaged.
+        """
+        with between_forks():
+            from memstore.datasets import open_dataset
+            from memstore.engine import index
+
+        if mode not in ("r", "r+"):
+            raise ValueError(f"mode is 'r' or 'r+', and not {mode!r}")
+        root = self._opened() if mode == "r" else self._writable()
+        name = encode_key(key)
+        if wait is not None:
+            index.wait_for(self._opened, name, 0, wait, mutable=True)
+        return open_dataset(root, key, self._timeout, writable=mode != "r")
+
+    def _hold_rows(self, root: Root, key: str) -> MappedEntry:
+        with between_forks():
+            from memstore.datasets import hold_rows
+
+        return hold_rows(root, key, self._timeout)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout

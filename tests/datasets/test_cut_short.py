@@ -1,0 +1,272 @@
+"""Datasets whose processes die, fail or stop in the middle: what was acknowledged is there, and others go on."""
+
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from memstore.testing import faults
+from tests.children import Child, Wire, children
+from tests.crash.leftovers import leftovers
+from tests.small_tmpfs import on_small_tmpfs
+
+SPEC = {"x": ((1000,), torch.float32), "y": ((), torch.int64)}
+
+
+def batch(count: int, number: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.full((count, 1000), float(number)), "y": torch.full((count,), number)}
+
+
+def rows_of(store: memstore.Store) -> list[int] | None:
+    """What a reader sees: the rows, whether it is sealed or not; None if there is no key. Each row is whole."""
+    if "data" not in store:
+        return None
+    is_dataset = store.info("data").kind == "dataset"
+    rows = store.open_dataset("data")[:] if is_dataset else store.get("data")
+    assert torch.equal(rows["x"], rows["y"][:, None].float().expand(-1, 1000))
+    return [int(number) for number in rows["y"]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`run` takes the store, and the dataset if it is there before."""
+
+    run: Callable[[memstore.Store, Any], object]
+    before: list[int] | None
+    after: list[int] | None
+
+
+OPERATIONS = {
+    "create": Operation(lambda store, _: store.create_dataset("data", SPEC, capacity=8), None, []),
+    "create from": Operation(
+        lambda store, _: store.create_dataset_from("data", batch(3, 5), capacity=8), None, [5, 5, 5]
+    ),
+    "extend": Operation(lambda _, data: data.extend(batch(2, 7)), [5, 5], [5, 5, 7, 7]),
+    "open": Operation(lambda store, _: store.open_dataset("data"), [5, 5], [5, 5]),
+    "flush": Operation(lambda _, data: data.flush(), [5, 5], [5, 5]),
+    "seal": Operation(lambda _, data: data.seal(), [5, 5], [5, 5]),
+    "delete": Operation(lambda store, _: store.delete("data"), [5, 5], None),
+}
+
+
+def prepare(path: str, operation: Operation) -> None:
+    with memstore.open(path) as store:
+        store.delete("data", missing_ok=True)
+        if operation.before is not None:
+            data = store.create_dataset("data", SPEC, capacity=8)
+            data.extend(batch(len(operation.before), 5))
+            del data
+        store.gc()
+
+
+def run(path: str, operation: Operation, around: Any) -> None:
+    with memstore.open(path) as store:
+        data = None if operation.before is None else store.open_dataset("data")
+        with around:
+            operation.run(store, data)
+
+
+def steps_of(path: str, operation: Operation) -> list[str]:
+    prepare(path, OPERATIONS["extend"])  # the first dataset of a store takes a few steps more
+    prepare(path, operation)
+    found: list[str] = []
+    run(path, operation, faults.watching(lambda _, name: found.append(name), lambda *_: None))
+    return found
+
+
+def _die(_: Wire, path: str, name: str, number: int) -> None:
+    run(path, OPERATIONS[name], faults.at_step(number, faults.die, after=True))
+
+
+def _in_full(*fast: str) -> list[Any]:
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.full) for name in OPERATIONS]
+
+
+@pytest.mark.parametrize("name", _in_full("create", "extend", "seal", "delete"))
+def test_a_kill_after_each_step_leaves_all_or_nothing(root: str, name: str) -> None:
+    operation = OPERATIONS[name]
+    steps = steps_of(root, operation)
+    assert steps
+    for number in range(1, len(steps) + 1):
+        prepare(root, operation)
+        with Child(_die, root, name, number) as child:
+            child.process.join(60)
+            assert child.process.exitcode == -signal.SIGKILL, (number, steps[number - 1])
+        where = f"{name}, after step {number}, {steps[number - 1]}"
+        with memstore.open(root, timeout=10.0) as store:
+            found = rows_of(store)
+            assert found in (operation.before, operation.after), where
+            if found is not None and store.info("data").kind == "dataset":
+                data = store.open_dataset("data")
+                assert data.extend(batch(1, 9)) == range(len(found), len(found) + 1), where
+                data.seal()
+                del data
+                assert rows_of(store) == [*found, 9], where
+            store.gc()
+            assert leftovers(store) == [], where
+
+
+@pytest.mark.parametrize("name", _in_full("extend", "seal"))
+def test_a_failure_at_each_step_leaves_all_or_nothing(root: str, name: str) -> None:
+    operation = OPERATIONS[name]
+    steps = steps_of(root, operation)
+    for number in range(1, len(steps) + 1):
+        if steps[number - 1] in faults.CLEANUPS:
+            continue
+        prepare(root, operation)
+        where = f"{name}, at step {number}, {steps[number - 1]}"
+        with contextlib.suppress(OSError, memstore.MemstoreError):
+            run(root, operation, faults.at_step(number, faults.raising(OSError(errno.EIO, "injected"))))
+        with memstore.open(root, timeout=10.0) as store:
+            assert rows_of(store) in (operation.before, operation.after), where
+            store.gc()
+            assert leftovers(store) == [], where
+
+
+# --- several at once --------------------------------------------------------------------------------------------------
+
+_ROUNDS = 40
+
+
+def _extend(wire: Wire, number: int, path: str) -> list[range]:
+    data = memstore.open(path).open_dataset("data")
+    wire.send()
+    wire.receive()
+    return [data.extend(batch(1 + i % 3, number)) for i in range(_ROUNDS)]
+
+
+def test_rows_of_many_writers_stay_together(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", SPEC, capacity=1000)
+        with children(3, _extend, root) as writers:
+            for writer in writers:
+                writer.receive()
+            for writer in writers:
+                writer.send()
+            added = [writer.receive() for writer in writers]
+        numbers = data[:]["y"].tolist()
+        assert sum(map(len, (one for ranges in added for one in ranges))) == len(data)
+        for number, ranges in enumerate(added):
+            assert all(numbers[one.start : one.stop] == [number] * len(one) for one in ranges)
+
+
+def _stop_in_extend(wire: Wire, path: str) -> None:
+    data = memstore.open(path).open_dataset("data")
+    wire.send()
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def lock(_: int, name: str) -> None:
+        if name == "mutex_lock":
+            stop()
+
+    with faults.watching(lambda *_: None, lock):
+        data.extend(batch(1, 1))
+    wire.send()
+
+
+def test_a_stopped_writer_is_named_and_its_rows_come_later(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", SPEC, capacity=10)
+        with Child(_stop_in_extend, root) as child:
+            child.receive()
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+            with pytest.raises(memstore.StoreTimeoutError, match=f"pid {child.pid} "):
+                data.extend(batch(1, 2), timeout=0.05)
+            assert len(data) == 0
+            data[:]
+            os.kill(child.pid, signal.SIGCONT)
+            child.receive()
+            assert data.extend(batch(1, 2)) == range(1, 2)
+
+
+def test_the_next_takes_over_from_one_that_was_killed_in_an_extend(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", SPEC, capacity=10)
+        with Child(_stop_in_extend, root) as child:
+            child.receive()
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        assert data.extend(batch(1, 2)) == range(1)
+
+
+# --- no room, other boots ---------------------------------------------------------------------------------------------
+
+
+def _fill_up(folder: str) -> None:
+    with memstore.open(f"{folder}/store") as store:
+        with pytest.raises(memstore.StoreFullError, match="has no room for 'large'"):
+            store.create_dataset("large", ((1 << 20,), torch.uint8), capacity=100)
+        assert "large" not in store
+        data = store.create_dataset("data", ((1 << 20,), torch.uint8), capacity=12)
+        data.extend(torch.ones(10, 1 << 20, dtype=torch.uint8))
+        with pytest.raises(memstore.StoreFullError, match="has no room"):  # for the copy
+            data.seal()
+        assert data.extend(torch.ones(2, 1 << 20, dtype=torch.uint8)) == range(10, 12)
+        assert data[:].sum() == 12 << 20
+
+
+def test_room_is_looked_for_when_it_is_created() -> None:
+    on_small_tmpfs(26, _fill_up)
+
+
+def _write_page(store: memstore.Store, offset: int, data: bytes) -> None:
+    (path,) = store.info("data").files
+    with open(path, "r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(start + offset)
+        file.write(data)
+
+
+BOOT_AT, LENGTH_AT, MAGIC_AT = 72, 192, 64
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_in_another_boot_of_a_disk_the_flushed_rows_are_there(disk_root: str, mode: Any) -> None:
+    with memstore.open(disk_root, durability="disk") as store:
+        data = store.create_dataset("data", SPEC, capacity=10)
+        data.extend(batch(3, 1))
+        data.flush()
+        data.extend(batch(2, 2))
+        del data
+        _write_page(store, 0, b"\xff" * 64)  # a mutex that a dead boot has left
+        _write_page(store, BOOT_AT, b"another boot!!!!")
+        data = store.open_dataset("data", mode)
+        assert data[:]["y"].tolist() == [1, 1, 1]
+        if mode == "r+":
+            assert data.extend(batch(1, 3)) == range(3, 4)
+
+
+def test_in_another_boot_of_a_store_for_processes_all_rows_are_there(disk_root: str) -> None:
+    with memstore.open(disk_root) as store:
+        store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
+        _write_page(store, 0, b"\xff" * 64)
+        _write_page(store, BOOT_AT, b"another boot!!!!")
+        data = store.open_dataset("data")
+        assert data.extend(batch(1, 2)) == range(3, 4)
+
+
+@pytest.mark.parametrize(("offset", "data"), [(MAGIC_AT, b"nothing!"), (LENGTH_AT, (11).to_bytes(8, "little"))])
+def test_a_damaged_control_page_is_told(scratch: str, offset: int, data: bytes) -> None:
+    with memstore.open(scratch) as store:
+        opened = store.create_dataset("data", SPEC, capacity=10)
+        _write_page(store, offset, data)
+        with pytest.raises(memstore.CorruptionError, match="control page"):
+            store.open_dataset("data")
+        (damage,) = store.verify().damaged
+        assert "control page" in damage.detail
+        if offset == LENGTH_AT:
+            with pytest.raises(memstore.CorruptionError, match="11 rows"):
+                len(opened)
