@@ -8,7 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import (
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,  # pyright: ignore[reportUnknownVariableType]
+    is_tensor_collection,
+)
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure import DTYPE_NAMES, DTYPES, Plan, traits

@@ -9,7 +9,8 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,7 +231,8 @@ def _write_page(store: memstore.Store, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-BOOT_AT, LENGTH_AT, MAGIC_AT = 72, 192, 64
+BOOT_AT, LENGTH_AT, MAGIC_AT, GONE_AT = 72, 192, 64, 128
+OTHER_BOOT = b"another boot!!!!"
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
@@ -242,7 +244,7 @@ def test_in_another_boot_of_a_disk_the_flushed_rows_are_there(disk_root: str, mo
         data.extend(batch(2, 2))
         del data
         _write_page(store, 0, b"\xff" * 64)  # a mutex that a dead boot has left
-        _write_page(store, BOOT_AT, b"another boot!!!!")
+        _write_page(store, BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data", mode)
         assert data[:]["y"].tolist() == [1, 1, 1]
         if mode == "r+":
@@ -253,9 +255,159 @@ def test_in_another_boot_of_a_store_for_processes_all_rows_are_there(disk_root: 
     with memstore.open(disk_root) as store:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
         _write_page(store, 0, b"\xff" * 64)
-        _write_page(store, BOOT_AT, b"another boot!!!!")
+        _write_page(store, BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data")
         assert data.extend(batch(1, 2)) == range(3, 4)
+
+
+@pytest.mark.parametrize(("gone", "state"), [(1, 0), (0, 1), (0, 2), (1, 2)])
+def test_a_page_of_another_boot_is_not_asked_whether_its_entry_lives(root: str, gone: int, state: int) -> None:
+    """A folder that was copied meanwhile, or files of which a crash has kept one and not the other."""
+    with memstore.open(root) as store:
+        store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
+        _write_page(store, GONE_AT, gone.to_bytes(8, "little") + state.to_bytes(8, "little"))
+        _write_page(store, BOOT_AT, OTHER_BOOT)
+        data = store.open_dataset("data")
+        assert data.extend(batch(1, 2)) == range(3, 4)
+        data[0:1] = batch(1, 3)
+        assert data.seal() and rows_of(store) == [3, 1, 1, 2]
+
+
+def test_a_deletion_is_told_to_who_writes_the_page_anew_at_the_same_time(root: str) -> None:
+    with memstore.open(root) as store, Child(_when_told, root, "delete") as child:
+        store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
+        _write_page(store, BOOT_AT, OTHER_BOOT)
+        with _asking_at("mutex_lock", child):
+            data = store.open_dataset("data")
+        with pytest.raises(memstore.MutableEntryError, match="was deleted"):
+            data.extend(batch(1, 2))
+
+
+# --- others come in between -------------------------------------------------------------------------------------------
+
+
+def _when_told(wire: Wire, path: str, what: str) -> None:
+    with memstore.open(path) as store:
+        wire.receive()
+        if what == "seal":
+            store.open_dataset("data").seal()
+        else:
+            store.delete("data")
+        if what == "create anew":
+            store.create_dataset("data", SPEC, capacity=3)
+        wire.send()
+
+
+@contextlib.contextmanager
+def _asking_at(step: str, child: Child) -> Generator[None]:
+    """The child does what it is for, when this thread comes to that step for the first time."""
+    is_done = False
+
+    def ask(_: int, name: str) -> None:
+        nonlocal is_done
+        if name == step and not is_done:
+            is_done = True
+            child.send()
+            child.receive()
+
+    with faults.watching(ask, lambda *_: None):
+        yield
+    assert is_done
+
+
+def test_a_view_of_one_that_is_sealed_meanwhile_is_of_the_sealed_version(root: str) -> None:
+    with memstore.open(root) as store, Child(_when_told, root, "seal") as child:
+        store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
+        with _asking_at("map_into", child):  # the record is read
+            view = store.view("data")
+        assert view["y"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("what", ["delete", "create anew"])
+def test_who_creates_one_gets_no_other(root: str, what: str) -> None:
+    gone = pytest.raises(memstore.VersionGoneError, match="'data' was created")
+    with memstore.open(root) as store, Child(_when_told, root, what) as child, gone, _asking_at("futex_wake", child):
+        store.create_dataset("data", SPEC, capacity=10)
+
+
+def test_what_is_there_already_is_told_before_room_is_looked_for(root: str) -> None:
+    with memstore.open(root, capacity=4 << 20) as store:
+        data = store.create_dataset("data", ((1 << 20,), torch.uint8), capacity=3)
+        for call in (
+            lambda: store.create_dataset("data", ((1 << 20,), torch.uint8), capacity=3),
+            lambda: store.create_dataset_from("data", torch.zeros(2, 1 << 20, dtype=torch.uint8)),
+        ):
+            with pytest.raises(memstore.AlreadyExistsError, match="open_dataset"):
+                call()
+        assert len(data) == 0
+
+
+def test_a_large_put_is_refused_before_it_is_copied(root: str) -> None:
+    with memstore.open(root) as store:
+        store.create_dataset("data", SPEC, capacity=10)
+        large = torch.empty(16 << 20, dtype=torch.uint8)
+
+        def put() -> None:
+            with pytest.raises(memstore.MutableEntryError, match="open_dataset"):
+                store.put_many({"other": torch.zeros(1000), "data": large})
+
+        assert faults.record(put) == []
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_is_forked_in_an_extend_leaves_it_to_its_parent(root: str) -> None:
+    """By a signal handler, for instance. It can't know whether its parent has published the rows."""
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", SPEC, capacity=10)
+        pids: list[int] = []
+
+        def fork(_: int, name: str) -> None:
+            if name == "mutex_lock" and not pids:
+                pids.append(os.fork())
+
+        try:
+            with faults.watching(lambda *_: None, fork):
+                data.extend(batch(1, 1))
+            assert pids[0], "the child goes on"
+        except memstore.ContentionError:
+            os._exit(7 if data.extend(batch(2, 2)) == range(1, 3) else 1)
+        finally:
+            if not pids[0]:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 7
+        assert rows_of(store) == [1, 2, 2]
+
+
+def test_a_child_that_is_forked_in_another_threads_extend_goes_on(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", SPEC, capacity=10)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def extend() -> None:
+            def stay(_: int, name: str) -> None:
+                if name == "mutex_lock":
+                    inside.set()
+                    go_on.wait(100)
+
+            with faults.watching(lambda *_: None, stay):
+                data.extend(batch(1, 1))
+
+        thread = threading.Thread(target=extend)
+        thread.start()
+        inside.wait(100)
+        with Child(lambda wire: (wire.send(), data.extend(batch(2, 2)))[1]) as child:
+            child.receive()
+            child.wait_until_it_sleeps_on_a_futex()
+            go_on.set()
+            thread.join()
+            assert child.receive() == range(1, 3)
+        assert data.extend(batch(1, 3)) == range(3, 4)
+        assert rows_of(store) == [1, 2, 2, 3]
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("offset", "data"), [(MAGIC_AT, b"nothing!"), (LENGTH_AT, (11).to_bytes(8, "little"))])

@@ -94,14 +94,22 @@ def test_rows_are_written_where_the_index_says(store: memstore.Store, index: Any
     assert data[:]["more", "z"][:, 0, 0].tolist() == expected.tolist()
 
 
-def test_iteration_and_batches_for_a_data_loader(store: memstore.Store) -> None:
+def test_iteration_gives_rows(store: memstore.Store) -> None:
     data = new(store)
     data.extend(batch(5))
     assert [int(row["y"]) for row in data] == list(range(5))
-    assert data.__getitems__([2, 0])["y"].tolist() == [2, 0]
-    rows_only: Any = data
-    loaded = torch.utils.data.DataLoader(rows_only, batch_size=2, collate_fn=lambda rows: rows)
-    assert [rows["y"].tolist() for rows in loaded] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    "index", [(0, 1), (slice(0, 1), 0), ..., None, True, np.True_, 1.0, "y", torch.tensor(True), [[0]], [0.5], [None]]
+)
+def test_what_is_no_index_of_rows(store: memstore.Store, index: Any) -> None:
+    data = new(store)
+    data.extend(batch(5))
+    for call in (lambda: data[index], lambda: data.__setitem__(index, batch(1))):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    assert data[:]["y"].tolist() == list(range(5))
 
 
 @pytest.mark.parametrize(
