@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memstore import structure
-from memstore.datasets.batch import Batch, take_batch
+from memstore.datasets.batch import Batch, naming, take_batch
 from memstore.datasets.rows import arrays_over
 from memstore.datasets.spec import Spec, rows_of_spec, spec_of_batch
 from memstore.engine import (
@@ -26,7 +26,7 @@ from memstore.engine import (
     new_page,
     put,
 )
-from memstore.errors import AlreadyExistsError, MemstoreError, VersionConflictError
+from memstore.errors import AlreadyExistsError, VersionConflictError
 from memstore.structure import Plan
 
 _CONTROL = Span(("__control__",), "uint8", 1, (CONTROL_SIZE,), CONTROL_SIZE)
@@ -37,7 +37,7 @@ def create(root: Root, key: str, spec: Spec, capacity: int, length: int, deadlin
     _check_absent(root, key)
     if type(length) is not int or length < 0:
         raise ValueError(f"length is a number of rows, 0 or more, and not {length!r}")
-    with _naming(key):
+    with naming(key):
         value = rows_of_spec(spec, capacity)
         if length > capacity:
             raise ValueError(f"length is {length:,} rows, and capacity {capacity:,}")
@@ -48,7 +48,7 @@ def create(root: Root, key: str, spec: Spec, capacity: int, length: int, deadlin
 def create_from(root: Root, key: str, value: Any, capacity: int | None, deadline: float) -> int:
     """Creates a dataset of a batch. Returns its put's version."""
     _check_absent(root, key)
-    with _naming(key):
+    with naming(key):
         spec = spec_of_batch(value)
         one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
         batch = take_batch(key, one, value)
@@ -95,17 +95,3 @@ def _fill(plan: Plan, length: int, batch: Batch | None, memory: WritableMemory) 
     if batch is not None:
         for array, source in zip(arrays_over(plan, data), batch.arrays, strict=True):
             array[:length] = source
-
-
-class _naming:
-    """Gives errors of the caller's spec the key."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, MemstoreError):
-            error.key = self._key

@@ -187,7 +187,10 @@ class Dataset:
             rows: a slice of step 1; None: all that are there.
         """
         self._check_writable()
-        start, stop, step = (slice(None) if rows is None else rows).indices(len(self))
+        rows = slice(None) if rows is None else rows
+        if not isinstance(rows, slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"rows are a slice, and not {rows!r:.100}")
+        start, stop, step = rows.indices(len(self))
         if step != 1:
             raise ValueError(f"rows are flushed in slices of step 1, and not {step}")
         if start >= stop:
