@@ -57,7 +57,9 @@ def spec_of_batch(value: Any, path: Path = ()) -> Spec:
     if not is_tensor_collection(value):
         return {key: spec_of_batch(inner, (*path, key)) for key, inner in entries.items()}
     if not value.batch_size:
-        raise ValueError(f"{render_path(path)} is a {type(value).__qualname__} without a batch dimension: it has no rows")
+        raise ValueError(
+            f"{render_path(path)} is a {type(value).__qualname__} without a batch dimension: it has no rows"
+        )
     _check_tensors(value, render_path(path))
     return value.apply(spec_of_batch, batch_size=value.batch_size[1:], inplace=False)
 
