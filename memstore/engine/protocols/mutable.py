@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memstore.engine import syscalls
+from memstore.engine.failures import resource_errors
 from memstore.engine.files import Mapping, map_segment, segment_path
 from memstore.engine.format import MutableKind, Record, SegmentExtent
 from memstore.engine.protocols.change import missing, mutable_entry
@@ -67,8 +68,9 @@ class MutableEntry:
 
     def run(self, action: Callable[[], Result], deadline: float) -> Result:
         """Calls `action` under the entry's mutex. Raises StoreTimeoutError, which names who holds it."""
-        self.reopen(deadline)
-        return self.page.run(action, deadline)
+        with resource_errors(self.root.path, self.key, self.root):
+            self.reopen(deadline)
+            return self.page.run(action, deadline)
 
     def check_held(self) -> None:
         """In the middle of an action of `run`. Raises ContentionError in a child that was forked there."""
