@@ -13,8 +13,8 @@ The layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
-    datasets/             rows that all processes read and write in place
     dataloader/           stored rows for torch's DataLoader
+    datasets/             rows that all processes read and write in place
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     cli/                  the command line
     testing/              what tests share, and users may reuse

@@ -77,7 +77,7 @@ class UnsupportedValueError(MemstoreError, TypeError):
 
 
 class StructureMismatchError(MemstoreError, ValueError):
-    """`out=` or `like=` differs from what is stored; the message lists every difference. Nothing was written."""
+    """`out=`, `like=` or a batch of rows differs from what is stored; the message lists all. Nothing was written."""
 
 
 class ShardMismatchError(MemstoreError, ValueError):
@@ -131,7 +131,7 @@ class NotAStoreError(MemstoreError):
 
 
 class AlreadyExistsError(MemstoreError, FileExistsError):
-    """What was to be made is there already: a store (mode "x"), a snapshot, or the folder of an export."""
+    """What was to be made is there already: a store (mode "x"), a dataset, a snapshot, or the folder of an export."""
 
 
 class FormatVersionError(MemstoreError):

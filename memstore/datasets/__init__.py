@@ -4,6 +4,8 @@ spec       what a row is
 batch      rows on their way into a dataset, compared with that
 rows       the rows of an open dataset, in the memory that the processes share
 creating   what a put writes of a new one
+indices    which rows are meant
+references datasets in pickles
 dataset    Dataset: what a user calls
 opening    how a Store makes and opens them
 

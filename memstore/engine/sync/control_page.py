@@ -94,12 +94,20 @@ class ControlPage(RobustMutex):
     def is_of_this_boot(self) -> bool:
         return tuple(self._words[_BOOT_WORD:_FILE_WORD]) == self._boot
 
-    def write_anew(self, *, survived: bool) -> None:
-        """While nobody else has it open to write. `survived`: what was stored before a crash of the host is there."""
+    def write_anew(self, *, survived: bool, is_live: bool) -> None:
+        """While nobody else has it open to write.
+
+        What the page says of its life may be older or newer than the catalog: a folder is copied file by file, and
+        after a crash of the host each file is as old as it is.
+
+        Args:
+            survived: what was stored before a crash of the host is there.
+            is_live: the key is still this entry's.
+        """
         words = self._words
         if not survived and not self.is_of_this_boot:
             words[_LENGTH] = words[_FLUSHED]
-        words[_GONE] = words[_SLEEPS] = 0
+        words[_GONE], words[_STATE], words[_SLEEPS] = not is_live, OPEN, 0
         self.create()
         words[_MAGIC_WORD:_END_OF_IDENTITY] = self._identity
 
