@@ -80,7 +80,9 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("fifo"), small),
     st.tuples(st.just("lifo"), small),
     st.tuples(st.just("slices"), st.integers(1, 4), st.booleans()),
-    st.tuples(st.just("update"), st.lists(st.integers(0, 9), max_size=4, unique=True), st.sampled_from([0.0, 1.0, 7.0])),
+    st.tuples(
+        st.just("update"), st.lists(st.integers(0, 9), max_size=4, unique=True), st.sampled_from([0.0, 1.0, 7.0])
+    ),
     st.tuples(st.just("flush")),
     st.tuples(st.just("send")),
 )
