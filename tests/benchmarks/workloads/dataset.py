@@ -1,4 +1,4 @@
-"""Rows written into a dataset: in place, where its pages are known to the process, and behind the rows that are there."""
+"""Rows written into a dataset: in place, in pages that the process knows; and behind the rows that are there."""
 
 from __future__ import annotations
 
