@@ -14,6 +14,7 @@ The layers; each imports only what stands above it:
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
     datasets/             rows that all processes read and write in place
+    replay/               the same round and round, sampled meanwhile
     dataloader/           stored rows for torch's DataLoader
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     cli/                  the command line
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.datasets import Dataset
     from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
+    from memstore.replay import RateLimiter, ReplayBuffer
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
@@ -80,6 +82,8 @@ _HOMES = {
     "Store": "memstore.store.store",
     "iter_weights": "memstore.store.weights",
     "Dataset": "memstore.datasets",
+    "RateLimiter": "memstore.replay",
+    "ReplayBuffer": "memstore.replay",
     "Ref": "memstore.store.ref",
     "EntryInfo": "memstore.info",
     "LeafInfo": "memstore.info",
@@ -126,9 +130,11 @@ __all__ = [
     "PendingSnapshot",
     "PermissionDeniedError",
     "RNGState",
+    "RateLimiter",
     "ReadOnlyError",
     "Ref",
     "RepairReport",
+    "ReplayBuffer",
     "ResourceLimitError",
     "ShardInfo",
     "ShardMismatchError",

@@ -116,12 +116,38 @@ from memstore.engine.root import (
     is_in_memory,
     reopen_root,
 )
-from memstore.engine.sync import CONTROL_SIZE, boot_id, check_page, deadline_after, new_page
+from memstore.engine.sync import (
+    CLAIMED,
+    CLAIMING,
+    CLAIMS,
+    CLAIMS_SIZE,
+    CONTROL_SIZE,
+    FREE,
+    PUBLISHING,
+    Claim,
+    ClaimTable,
+    Refusal,
+    RingNumbers,
+    boot_id,
+    check_page,
+    deadline_after,
+    new_page,
+)
 from memstore.engine.usage import huge_page_bytes, measure
 
 __all__ = [
     "ALIGNMENT",
+    "CLAIMED",
+    "CLAIMING",
+    "CLAIMS",
+    "CLAIMS_SIZE",
     "CONTROL_SIZE",
+    "Claim",
+    "ClaimTable",
+    "FREE",
+    "PUBLISHING",
+    "Refusal",
+    "RingNumbers",
     "Catalog",
     "Change",
     "Content",

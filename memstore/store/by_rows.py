@@ -107,6 +107,14 @@ class ByRows(Keyspace):
             index.wait_for(self._opened, name, 0, wait, mutable=True)
         return open_dataset(root, key, self._timeout, writable=mode != "r")
 
+    def lend_root(self, key: str) -> tuple[Root, float, bool]:
+        """For parts of memstore that stand above the store: its root, its timeout, and whether it may be written.
+
+        Raises InvalidKeyError, StoreClosedError.
+        """
+        encode_key(key)
+        return self._opened(), self._timeout, self._mode != "r"
+
     def _hold_rows(self, root: Root, key: str) -> MappedEntry:
         with between_forks():
             from memstore.datasets import hold_rows

@@ -24,7 +24,14 @@ from memstore.engine import Catalog, syscalls
 
 COMMIT = "catalog.commit"
 
-_PURE = {"buffer_address", "memory_at", "long_words", "thread_id", "words"}  # compute, and ask the kernel nothing
+_PURE = {
+    "buffer_address",
+    "memory_at",
+    "doubles",
+    "long_words",
+    "thread_id",
+    "words",
+}  # compute, and ask the kernel nothing
 STEPS = frozenset(
     {
         COMMIT,

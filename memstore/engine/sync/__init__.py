@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memstore.engine.sync.claims import CLAIMED, CLAIMING, CLAIMS, CLAIMS_SIZE, FREE, PUBLISHING, Claim, ClaimTable
 from memstore.engine.sync.clocks import boot_clock, boot_id, deadline_after
 from memstore.engine.sync.control_page import (
     CONTROL_SIZE,
@@ -17,9 +18,19 @@ from memstore.engine.sync.control_page import (
 from memstore.engine.sync.doorbell import Doorbell
 from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
 from memstore.engine.sync.mutex import Refusal, RobustMutex
+from memstore.engine.sync.ring_numbers import RingNumbers
 from memstore.engine.sync.shared_page import SharedPage
 
 __all__ = [
+    "CLAIMED",
+    "CLAIMING",
+    "CLAIMS",
+    "CLAIMS_SIZE",
+    "Claim",
+    "ClaimTable",
+    "FREE",
+    "PUBLISHING",
+    "RingNumbers",
     "CONTROL_SIZE",
     "ControlPage",
     "FileIdentity",

@@ -9,8 +9,8 @@ The first page of the segment's data. All numbers have 8 bytes; what different c
     192  length, flushed: in rows
     256  doorbell (4 bytes), 264 whether somebody sleeps on it
 
-From 320 on it belongs to replay buffers. The words of a page that isn't of this boot, or of another file, say nothing
-of the mutex: `ControlPage.write_anew`.
+From 320 on it belongs to replay buffers: see `ring_numbers.py`. The words of a page that isn't of this boot, or of
+another file, say nothing of the mutex: `ControlPage.write_anew`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from memstore.engine import syscalls
 from memstore.engine.sync.clocks import boot_id
 from memstore.engine.sync.doorbell import Doorbell
 from memstore.engine.sync.mutex import Refusal, RobustMutex
+from memstore.engine.sync.ring_numbers import OTHER_BOOT_AT
 from memstore.errors import (
     CorruptionError,
     MutableEntryError,
@@ -37,6 +38,7 @@ _MAGIC = int.from_bytes(b"memrows1", "little")
 _MAGIC_WORD, _BOOT_WORD, _FILE_WORD, _END_OF_IDENTITY, _DIRTY_WORD = 8, 9, 11, 14, 14
 _GONE, _STATE, _LENGTH, _FLUSHED = GONE_AT // 8, 17, 24, 25
 _BELL_AT, _SLEEPS = 256, 33
+_OTHER_BOOT = OTHER_BOOT_AT // 8
 _LOOK_AGAIN = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
 
 
@@ -97,8 +99,10 @@ class ControlPage(RobustMutex):
     def write_anew(self, *, survived: bool) -> None:
         """While nobody else has it open to write. `survived`: what was stored before a crash of the host is there."""
         words = self._words
-        if not survived and not self.is_of_this_boot:
-            words[_LENGTH] = words[_FLUSHED]
+        if not self.is_of_this_boot:
+            words[_OTHER_BOOT] = 1
+            if not survived:
+                words[_LENGTH] = words[_FLUSHED]
         words[_GONE] = words[_SLEEPS] = 0
         self.create()
         words[_MAGIC_WORD:_END_OF_IDENTITY] = self._identity

@@ -99,8 +99,8 @@ class RobustMutex:
             self._dirty[0] |= _DIED
             syscalls.mutex_recovered(self.address)
         elif code == syscalls.TIMED_OUT:
-            who = _holder(self.owner())
-            raise StoreTimeoutError(f"{self._name}: waited for the mutex, {who}: look at what it does")
+            who = describe_thread(self.owner())
+            raise StoreTimeoutError(f"{self._name}: waited for the mutex, held by {who}: look at what it does")
 
     def owe_recovery(self) -> None:
         """Under the mutex: the next owner recovers, as if this one had died."""
@@ -120,11 +120,11 @@ class RobustMutex:
         return bool(self._dirty[0] & _NEW)
 
 
-def _holder(thread: int) -> str:
+def describe_thread(thread: int) -> str:
     """Names the process of a thread id."""
     try:
         with open(f"/proc/{thread}/status") as file:
             fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-        return f"held by pid {fields['Tgid'].strip()} ({fields['Name']}, {fields['State']})"
+        return f"pid {fields['Tgid'].strip()} ({fields['Name']}, {fields['State']})"
     except (OSError, KeyError, ValueError):
-        return f"held by thread {thread}, which can't be seen from here"
+        return f"thread {thread}, which can't be seen from here"

@@ -160,6 +160,11 @@ def long_words(address: int, count: int) -> Any:
     return (ctypes.c_uint64 * count).from_address(address)
 
 
+def doubles(address: int, count: int) -> Any:
+    """As `words`, of floats of 64 bits."""
+    return (ctypes.c_double * count).from_address(address)
+
+
 def sync_mapped(address: int, size: int) -> None:
     """What was stored into whole pages of a shared mapping is on the disk. As `sync_data`, of a part of the file."""
     if _msync(address, size, _MS_SYNC):

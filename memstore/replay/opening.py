@@ -1,0 +1,91 @@
+"""How a ReplayBuffer finds its entry: opened, or made where there is none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from memstore import structure
+from memstore.datasets import Spec, spec_of
+from memstore.engine import MutableEntry, Root, deadline_after, open_mutable, resource_errors
+from memstore.errors import AlreadyExistsError, KeyNotFoundError, ReadOnlyError, StructureMismatchError
+from memstore.replay.creating import create, plan_of_spec
+from memstore.replay.layout import RingOptions, capacity_of, options_of
+from memstore.structure import modes
+
+BufferMode = Literal["a", "r+", "x"]
+
+
+def open_or_create(
+    root: Root,
+    key: str,
+    spec: Spec,
+    capacity: int | None,
+    options: RingOptions,
+    mode: BufferMode,
+    timeout: float,
+    *,
+    writable: bool,
+) -> MutableEntry:
+    """The entry of a buffer. What `spec`, `capacity` and `options` say has to be so, None: as it is.
+
+    Raises:
+        As `ReplayBuffer`.
+    """
+    deadline = deadline_after(timeout)
+    with resource_errors(root.path, key, root), modes.put_aside():
+        if mode == "x" and not writable:
+            raise ReadOnlyError(f"the store was opened with mode 'r', and can't make {key!r}", key=key)
+        while True:
+            if mode != "x":
+                try:
+                    entry = open_mutable(root, key, "buffer", capacity_of, deadline, writable=writable)
+                except KeyNotFoundError:
+                    if mode != "a" or not writable or spec is None or capacity is None:
+                        raise _not_there(key, mode) from None
+                else:
+                    _compare(entry, spec, capacity, options)
+                    return entry
+            if spec is None or capacity is None:
+                raise _not_there(key, mode)
+            try:
+                create(root, key, spec, options, capacity, deadline)
+            except AlreadyExistsError:
+                if mode == "x":
+                    raise
+            mode = "a"
+
+
+def _not_there(key: str, mode: BufferMode) -> Exception:
+    if mode == "x":
+        return ValueError(f"{key!r}: to make a buffer takes spec= and capacity=")
+    advice = "with spec= and capacity= it is made" if mode == "a" else "mode 'a' makes it"
+    return KeyNotFoundError(f"no key {key!r}: {advice}", key=key)
+
+
+def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: RingOptions) -> None:
+    """Raises StructureMismatchError, which shows what there is, and what was asked for."""
+    key, record = entry.key, entry.record
+    found, there = options_of(record), capacity_of(record)
+    wrong: list[str] = []
+    if capacity is not None and capacity != there:
+        wrong.append(f"its capacity is {there:,}, and not {capacity:,}")
+    if spec is not None:
+        asked, _ = plan_of_spec(key, spec, found, there)
+        stored = structure.plan_of_rows(record.description, record.nbytes)
+        if _rows(asked) != _rows(stored):
+            wrong.append(f"its rows are {spec_of(stored)}, and not {spec_of(asked)}")
+    if options.alpha is not None and found.alpha is None:
+        wrong.append("it was made without priorities: make it with sampler='prioritized'")
+    elif options.alpha is not None and options.alpha not in (found.alpha, DEFAULT_ALPHA):
+        wrong.append(f"its alpha is {found.alpha}, and not {options.alpha}")
+    if options.limiter is not None and options.limiter != found.limiter:
+        wrong.append(f"its rate limiter is {found.rate_limiter}, and not {options.rate_limiter}")
+    if wrong:
+        raise StructureMismatchError(f"{key!r} is there already, and {'; '.join(wrong)}", key=key)
+
+
+DEFAULT_ALPHA = 0.6  # of the contract: who says nothing else takes the buffer's
+
+
+def _rows(plan: structure.Plan) -> dict[object, object]:
+    return {leaf.name: (tuple(leaf.shape[1:]), leaf.dtype) for leaf in plan.leaves}

@@ -1,0 +1,58 @@
+"""Ring: an open replay buffer, as the memory that the processes share. Everything else here works on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from memstore import structure
+from memstore.datasets import arrays_over
+from memstore.engine import ClaimTable, MutableEntry, RingNumbers
+from memstore.replay.layout import layout_of, options_of
+from memstore.replay.sum_tree import SumTree
+from memstore.replay.words import Words
+
+T = TypeVar("T")
+
+
+class Ring:
+    """The parts of a buffer, mapped.
+
+    Attributes:
+        entry, page: as the engine has them.
+        options: what is fixed since it was made.
+        capacity: how many slots there are.
+        plan: of all rows.
+        arrays: for each leaf the bits of all rows, [capacity, ...], as integers.
+        tensors: the same for torch.
+        numbers, claims, words: what the processes share beside the rows.
+        tree: the priorities, if it has any.
+    """
+
+    def __init__(self, entry: MutableEntry, capacity: int) -> None:
+        record = entry.record
+        self.entry, self.page, self.capacity = entry, entry.page, capacity
+        self.options = options_of(record)
+        self.limiter = self.options.rate_limiter
+        self.plan = structure.plan_of_rows(record.description, record.nbytes)
+        layout = layout_of(self.options, capacity)
+        memory = np.asarray(entry.mapping)[record.start : record.start + record.nbytes]
+        address = entry.mapping.address + record.start
+        self.arrays = arrays_over(self.plan, memory)
+        with torch.inference_mode(False):
+            self.tensors = tuple(torch.as_tensor(array) for array in self.arrays)
+        self.words: Words = np.ndarray(capacity, np.int64, memory, layout.words)
+        self.claims = ClaimTable(address + layout.claims, entry.mapping)
+        self.numbers = RingNumbers(address, entry.mapping)
+        self.tree: SumTree | None = None
+        if self.options.alpha is not None:
+            nodes: Any = np.ndarray(SumTree.nodes(capacity), np.float64, memory, layout.tree)
+            self.tree = SumTree(nodes, capacity)
+        self.numbers.check(capacity)
+
+    def run(self, action: Callable[[], T], deadline: float) -> T:
+        """Calls `action` under the buffer's mutex."""
+        return self.entry.run(action, deadline)

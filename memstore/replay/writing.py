@@ -1,0 +1,201 @@
+"""Rows on their way into a replay buffer: claim slots, copy, publish. The rules: docs/decisions/015.
+
+1. *Claim*, under the mutex, for a whole batch: the next slots in the ring's order, without those that others write who
+   live. What the dead had claimed is given back first.
+2. *Copy*, without it, by plain stores of this thread alone.
+3. *Publish*, under the mutex. After an error the slots are given back instead.
+
+Killed in between, the claim's mutex tells the others. What an exception at an unlucky moment left, the thread gives
+back at its next call.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memstore.datasets import Batch
+from memstore.engine import CLAIMED, FREE, syscalls
+from memstore.errors import ContentionError, StoreFullError
+from memstore.replay.recovery import count, give_back
+from memstore.replay.ring import Ring
+from memstore.replay.waiting import wait_for
+from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, claims_of, words_of
+
+Positions = Any  # of a batch: a range, as a rule; an array of int64 where it passed over slots
+
+
+class Claimed(NamedTuple):
+    number: int  # of the claim
+    end: int
+    positions: Positions
+
+
+class Writer:
+    """Writes rows into one ring."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._inside: dict[int, bool] = {}  # thread ids that are at it
+
+    def write(self, batch: Batch, deadline: float) -> Positions:
+        """Returns the positions of the rows, which are there now. Raises what `ReplayBuffer.extend` does."""
+        ring, me = self._ring, syscalls.thread_id()
+        if batch.count > ring.capacity:
+            raise StoreFullError(
+                f"{ring.entry.key!r} has {ring.capacity:,} slots, and a batch of {batch.count:,} rows never fits: "
+                "extend it in parts",
+                key=ring.entry.key,
+            )
+        if me in self._inside:
+            raise ContentionError(
+                f"{ring.entry.key!r}: this thread is in the middle of a write already: a signal handler or finalizer "
+                "must not make another one",
+                key=ring.entry.key,
+            )
+        self._inside[me] = True
+        claimed: Claimed | None = None
+        try:
+            claimed = wait_for(ring, partial(self._claim, batch.count), deadline, self._reason)
+            self._copy(batch, claimed)
+            if ring.run(partial(self._publish, claimed), deadline):
+                ring.page.wake()
+        except BaseException:
+            self._abandon(deadline)
+            raise
+        finally:
+            self._inside.pop(me, None)
+        return claimed.positions
+
+    # --- claim --------------------------------------------------------------------------------------------------------
+
+    def _claim(self, rows: int) -> Claimed | None:
+        """Under the mutex. None: there is no room by now."""
+        ring = self._ring
+        ring.entry.check_open()
+        self._release_left_over()
+        for _ in range(2):
+            positions, end = self._plan(rows)
+            number = None if positions is None else ring.claims.take()
+            if number is not None:
+                return self._mark(Claimed(number, end, positions))
+            dead = ring.claims.of_the_dead()
+            for claim in dead:
+                give_back(ring, claim)
+            if not dead:
+                return None
+        return None
+
+    def _plan(self, rows: int) -> tuple[Positions, int]:
+        """The next slots in the ring's order, and where they end."""
+        ring, head = self._ring, self._ring.numbers.head
+        start = head % ring.capacity
+        ahead = ring.words[start : start + rows]
+        if len(ahead) == rows and not (ahead & STATE == WRITING).any():
+            return range(head, head + rows), head + rows
+        while True:
+            positions = np.arange(head, head + ring.capacity)
+            words = ring.words[positions % ring.capacity]
+            written = words & STATE == WRITING
+            found = positions[~written][:rows]
+            end = int(found[-1]) + 1 if len(found) == rows else head + ring.capacity
+            in_the_way = set(claims_of(words[: end - head][written[: end - head]]).tolist())
+            dead = [claim for claim in ring.claims.of_the_dead() if claim in in_the_way]
+            if not dead:
+                break
+            for claim in dead:
+                give_back(ring, claim)
+        if len(found) < rows:
+            return None, 0
+        return range(head, end) if end - head == rows else found, end
+
+    def _mark(self, claimed: Claimed) -> Claimed:
+        ring, (number, end, positions) = self._ring, claimed
+        first = ring.numbers.head
+        ring.claims.note(number, first, end, len(positions))
+        if len(positions) == 1:
+            slot = positions[0] % ring.capacity
+            covered = int(ring.words[slot]) & READABLE == READABLE
+            ring.words[slot] = words_of(positions[0], ring.capacity, WRITING, number)
+        else:
+            all_positions = np.asarray(positions)
+            slots = all_positions % ring.capacity
+            covered = np.count_nonzero(ring.words[slots] & READABLE)
+            ring.words[slots] = words_of(all_positions, ring.capacity, WRITING, number)
+        ring.numbers.rows -= int(covered)
+        ring.numbers.head = end
+        ring.claims.set_stage(number, CLAIMED)
+        return claimed
+
+    def _reason(self) -> str:
+        return f"no room for more rows, while its slots or claims are held by {self._ring.claims.writers()}"
+
+    # --- copy ---------------------------------------------------------------------------------------------------------
+
+    def _copy(self, batch: Batch, claimed: Claimed) -> None:
+        runs = runs_of(claimed.positions, self._ring.capacity)
+        for array, source in zip(self._ring.arrays, batch.arrays, strict=True):
+            self._check_mine(claimed.number)
+            for slot, start, stop in runs:
+                array[slot : slot + stop - start] = source[start:stop]
+
+    def _check_mine(self, claim: int) -> None:
+        """A forked child must not go on with what its parent claimed."""
+        if not self._ring.claims.is_mine(claim):
+            raise ContentionError(
+                f"{self._ring.entry.key!r}: this process was forked in the middle of a write, which its parent goes on "
+                "with",
+                key=self._ring.entry.key,
+            )
+
+    # --- publish ------------------------------------------------------------------------------------------------------
+
+    def _publish(self, claimed: Claimed) -> bool:
+        """Under the mutex. Whether somebody is to be woken after it."""
+        ring, (number, _, positions) = self._ring, claimed
+        ring.entry.check_open()
+        self._check_mine(number)
+        ring.claims.note_publication(number, ring.numbers.added)
+        if len(positions) == 1:
+            ring.words[positions[0] % ring.capacity] = words_of(positions[0], ring.capacity, WHOLE)
+        else:
+            all_positions = np.asarray(positions)
+            ring.words[all_positions % ring.capacity] = words_of(all_positions, ring.capacity, WHOLE)
+        count(ring, ring.claims.read(number))
+        ring.numbers.rows += len(positions)
+        ring.claims.set_stage(number, FREE)
+        ring.claims.release(number)
+        return ring.page.ring()
+
+    # --- after an error -----------------------------------------------------------------------------------------------
+
+    def _abandon(self, deadline: float) -> None:
+        """Gives back what this thread has claimed, if it has."""
+        ring = self._ring
+        if ring.claims.left_over() is not None and ring.run(self._release_left_over, deadline):
+            ring.page.wake()
+
+    def _release_left_over(self) -> bool:
+        """Under the mutex. Whether somebody is to be woken after it."""
+        ring = self._ring
+        number = ring.claims.left_over()
+        if number is None:
+            return False
+        if ring.claims.stage(number) != FREE:
+            give_back(ring, number)
+        ring.claims.release_left_over(number)
+        return ring.page.ring()
+
+
+def runs_of(positions: Positions, capacity: int) -> list[tuple[int, int, int]]:
+    """Positions as runs of slots that follow each other: (first slot, start, stop), the latter counted in the batch."""
+    rows = len(positions)
+    if isinstance(positions, range):
+        slot = positions.start % capacity
+        whole = min(rows, capacity - slot)
+        return [(slot, 0, rows)] if whole == rows else [(slot, 0, whole), (0, whole, rows)]
+    slots = positions % capacity
+    cuts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), rows]
+    return [(int(slots[start]), start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
