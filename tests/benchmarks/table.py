@@ -85,7 +85,7 @@ def amount(value: float, unit: Unit) -> str:
     if unit == "x":
         return f"{_figures(value)}x"
     if unit == "n/s":
-        return f"{_figures(value)} a second"
+        return f"{_figures(value)}/s"
     if unit == "n":
         return f"{value:,.0f}" if value == int(value) else _figures(value)
     if unit == "s":
