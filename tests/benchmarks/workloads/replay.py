@@ -37,12 +37,14 @@ def measure(session: Session) -> Workload:
     cases = [Case(size, USUAL_WRITERS) for size in SIZES]
     cases += [Case(USUAL_SIZE, writers) for writers in WRITERS if writers != USUAL_WRITERS]
     found: Measured = {}
-    with session.started((StoreBuffer, TorchrlBuffer, TorchrlWithoutLock, CpprbBuffer)) as (peers, absent):
-        for size in SIZES:
-            with homes(_of_size(peers, size), plan_of(size, quick=session.quick), writers=max(WRITERS)) as here:
-                for case in cases:
-                    if case.size == size:
-                        found[case] = _laps(here, Work(case.writers, seconds, samples=True), rounds)
+    for size in SIZES:
+        with (
+            session.started((StoreBuffer, TorchrlBuffer, TorchrlWithoutLock, CpprbBuffer)) as (peers, absent),
+            homes(peers, plan_of(size, quick=session.quick), writers=max(WRITERS)) as here,
+        ):
+            for case in cases:
+                if case.size == size:
+                    found[case] = _laps(here, Work(case.writers, seconds, samples=True), rounds)
     by_size = [case for case in found if case.writers == USUAL_WRITERS]
     by_writers = [case for case in found if case.size == USUAL_SIZE]
     return Workload(
@@ -61,14 +63,6 @@ def measure(session: Session) -> Workload:
         goals=[*(goal for case in by_size for goal in _goals(case, found[case])), _none_torn(found)],
         absent=absent,
     )
-
-
-def _of_size(peers: list[ReplayPeer], size: int) -> list[ReplayPeer]:
-    """The same contestants, in folders of their own."""
-    made = [type(peer)(peer.root / str(size)) for peer in peers]
-    for peer in made:
-        peer.root.mkdir()
-    return made
 
 
 def _laps(here: list[Home], work: Work, rounds: int) -> dict[str, list[Lap]]:
