@@ -3,14 +3,17 @@
 words       a slot's word: state, claim, lap
 limits      RateLimiter
 sum_tree    which slots are drawn, by their priorities
+priorities  the tree of a buffer, which processes share; updating: changed by positions
 layout      where the parts of a buffer lie
 ring        an open buffer: what the processes share
+flushing    what survives a crash of the host
 recovery    what the next owner of the mutex completes
 waiting     until something changes
 writing     claim slots, copy, publish
-reading     pick slots, copy, look again
-creating    what a put writes of a new one
-opening     opened, or made
+picking     which slots a sample gets; taking: each once; slices: trajectories; samplers: which of these
+sampling    pick, copy, look again
+samples     what a user gets
+creating    what a put writes of a new one; opening: opened, or made
 buffer      ReplayBuffer: what a user calls
 """
 

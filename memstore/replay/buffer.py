@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from memstore.datasets import Spec, spec_of, take_batch
 from memstore.engine import Creation, MutableEntry, close_root, deadline_after, open_mutable, open_root, resource_errors
-from memstore.errors import ReadOnlyError, VersionGoneError
-from memstore.replay.layout import RingOptions, capacity_of
+from memstore.errors import ReadOnlyError, StructureMismatchError, VersionGoneError
+from memstore.replay.flushing import flush
+from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
-from memstore.replay.opening import BufferMode, open_or_create
-from memstore.replay.reading import Slots, Uniform, new_targets, read_picked
+from memstore.replay.opening import open_or_create, options_for
+from memstore.replay.picking import Dice, Picked, Picker
+from memstore.replay.priorities import Given
 from memstore.replay.recovery import keep_whole
 from memstore.replay.ring import Ring
-from memstore.replay.waiting import wait_for
-from memstore.replay.writing import Writer
-from memstore.structure import DTYPES, modes
+from memstore.replay.samplers import Sampler, SamplerOptions, picker_for
+from memstore.replay.samples import INDEX, WEIGHT, Samples
+from memstore.replay.sampling import new_targets, sample
+from memstore.replay.slices import Slices
+from memstore.replay.updating import update
+from memstore.replay.writing import Positions, Writer
+from memstore.structure import modes
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
-
-Sampler = Literal["uniform", "fifo", "lifo", "prioritized"]
 
 
 class ReplayBuffer:
@@ -35,26 +39,34 @@ class ReplayBuffer:
     opens the key goes on with it. Thread-safe; usable in forked children; pickled by reference.
 
     Args:
-        store: the store.
+        store: the store. Opened with mode "r" it gives a buffer that can be sampled, but not by "fifo" or "lifo".
         key: the buffer's key in it.
         spec: what a row is, as for `Store.create_dataset`; None: as it is.
         capacity: how many rows the buffer holds; then the oldest are written over. None: as it is.
         sampler: what this opener's `sample` gives. "uniform": any rows; "prioritized": by their priorities; "fifo" and
-            "lifo": each row once to all openers together, the oldest or the newest first.
-        replacement: whether "uniform" may give a row again before all others.
-        alpha: the exponent of priorities. It belongs to the buffer, as capacity, spec and rate limiter do.
+            "lifo": each row once to all openers together, the oldest or the newest first. A buffer has priorities if it
+            was made with "prioritized"; others may open it with any sampler.
+        replacement: whether "uniform" may give a row again before all others. False: this opener samples in passes,
+            each of which has the rows that were there when it began, once each; no row is twice in a batch either.
+        alpha: the exponent of priorities, from 0 to 4. It belongs to the buffer, as capacity, spec and rate limiter do.
         beta: the exponent of this opener's weights.
         rate_limiter: lets samplers and writers wait for each other; None: as it is.
-        seed: of this opener's random numbers; None: another one each time. Forked children and unpickled copies have
-            others.
+        seed: of this opener's random numbers; None: other ones each time. Forked children and unpickled copies have
+            others too.
         mode: "a" opens the buffer, and makes it if there is none; "r+": it has to be there; "x": it must not.
+
+    Attributes:
+        key, capacity, spec: as above.
 
     Raises:
         KeyNotFoundError: there is no such key, and no `spec` and `capacity` to make it of.
         AlreadyExistsError: mode "x", and the key is there.
-        StructureMismatchError: it was made with another spec, capacity, alpha or rate limiter. The message shows both.
+        StructureMismatchError: it was made with another spec, capacity, alpha or rate limiter, or without priorities.
+            The message shows both.
         MutableEntryError: the key is that of another kind of entry.
-        StoreFullError: no room for all of its rows.
+        StoreFullError: no room for all of its rows. Nothing changed.
+        ReadOnlyError: it is to be made, or rows are to be handed out, and the store was opened with mode "r".
+        TypeError, ValueError: an argument is none of these.
 
     Example:
         >>> import memstore, tempfile, torch
@@ -81,41 +93,53 @@ class ReplayBuffer:
         beta: float = 0.4,
         rate_limiter: RateLimiter | None = None,
         seed: int | None = None,
-        mode: BufferMode = "a",
+        mode: Literal["a", "r+", "x"] = "a",
     ) -> None:
         root, timeout, writable = store.lend_root(key)
-        limiter = rate_limiter
-        options = RingOptions(
-            alpha if sampler == "prioritized" else None,
-            None if limiter is None else (limiter.samples_per_insert, limiter.min_size, limiter.tolerance),
-            not root.on_tmpfs,
-        )
+        own = SamplerOptions(sampler, replacement, beta)
+        options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)
         entry = open_or_create(root, key, spec, capacity, options, mode, timeout, writable=writable)
-        self._set(entry, timeout, seed)
+        self._set(entry, own, timeout, seed)
 
-    def _set(self, entry: MutableEntry, timeout: float, seed: int | None) -> None:
-        self._ring = ring = Ring(entry, capacity_of(entry.record))
-        self._timeout = timeout
+    def _set(self, entry: MutableEntry, own: SamplerOptions, timeout: float, seed: int | None) -> None:
+        self._ring = ring = Ring(entry)
+        self._own, self._timeout = own, timeout
+        self._dice = Dice(seed)
+        self._picker: Picker = picker_for(ring, own, self._dice)
         self._writer = Writer(ring)
-        self._picker = Uniform(ring, np.random.default_rng(seed))
+        self._samples = Samples(ring)
         self.key, self.capacity = entry.key, ring.capacity
         self.spec: Any = spec_of(ring.plan)
         if entry.writable:
             keep_whole(ring, deadline_after(timeout))
 
     def __len__(self) -> int:
-        """The rows that are there."""
+        """The rows that are there. Those that were handed out count until they are written over."""
         return self._ring.numbers.rows
 
     @property
     def cursor(self) -> int:
-        """How many positions were given to rows: the next row gets this one as its index."""
+        """How many rows were ever added, or are being added: the next one gets this as its index.
+
+        Where a batch was never completed, its rows count too.
+        """
         return self._ring.numbers.head
 
     # --- write --------------------------------------------------------------------------------------------------------
 
     def add(self, row: Any, *, priority: float | None = None, timeout: float | None = None) -> int:
-        """Adds one row, and returns its index. As `extend`, of which the leaves have no dimension that counts rows."""
+        """Adds one row: as `extend`, of leaves without the dimension that counts rows.
+
+        Returns:
+            Its index.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", {"x": ((2,), torch.float32)}, capacity=10)
+            >>> buffer.add({"x": torch.ones(2)}), buffer.add({"x": torch.ones(2)})
+            (0, 1)
+        """
         return self._write(row, priority, timeout, single=True)[0]
 
     def extend(self, batch: Any, *, priority: Any = None, timeout: float | None = None) -> torch.Tensor:
@@ -127,7 +151,7 @@ class ReplayBuffer:
             timeout: seconds to wait for room, where a rate limiter or stopped writers hold it; None: the store's.
 
         Returns:
-            int64 [n]: the index of each row. It grows for ever: it says which row was meant, also when its slot has
+            int64 [n]: the index of each row. It grows for ever, and so says which row was meant when its slot has
             another one by now.
 
         Raises:
@@ -136,22 +160,71 @@ class ReplayBuffer:
             MutableEntryError: the buffer was deleted.
             StoreTimeoutError: no room in time; the message names who holds it.
             ReadOnlyError: the store was opened with mode "r".
+            TypeError, ValueError: the priorities are none.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", ((), torch.int64), capacity=10)
+            >>> buffer.extend(torch.arange(3))
+            tensor([0, 1, 2])
         """
         positions = self._write(batch, priority, timeout, single=False)
+        if isinstance(positions, range):
+            positions = np.arange(positions.start, positions.stop)
         with modes.put_aside():
-            if isinstance(positions, range):
-                return torch.arange(positions.start, positions.stop)
             return torch.as_tensor(positions)
 
-    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> Any:
+    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> Positions:
         ring = self._ring
-        if not ring.entry.writable:
-            raise ReadOnlyError(f"{self.key!r}: the store was opened with mode 'r': it can't be written", key=self.key)
+        self._check_writable()
         with modes.put_aside():
             batch = take_batch(self.key, ring.plan, value, single=single)
+        given = None if priority is None else self._given(priority, batch.count)
         if not batch.count:
             return range(0)
-        return self._writer.write(batch, deadline_after(self._timeout if timeout is None else timeout))
+        return self._writer.write(batch, given, self._deadline(timeout))
+
+    def _given(self, priority: Any, rows: int) -> Given:
+        priorities = self._ring.priorities
+        if priorities is None:
+            raise StructureMismatchError(
+                f"{self.key!r} was made without priorities: make it with sampler='prioritized'", key=self.key
+            )
+        return Given(priority, rows, priorities.alpha)
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Changes the priorities of rows. Those that were written over since are left alone.
+
+        Args:
+            index: integers [n], as a sample's "index" or as `extend` has returned them. Of one that is there twice, the
+                last counts.
+            priority: a number for each, or one for all: finite, 0 at least. A row of priority 0 is not sampled.
+
+        Returns:
+            How many were changed.
+
+        Raises:
+            StructureMismatchError: the buffer has no priorities.
+            TypeError, ValueError: an index or a priority is none. Nothing was changed.
+            ReadOnlyError: the store was opened with mode "r".
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> spec = {"x": ((), torch.float32)}
+            >>> buffer = memstore.ReplayBuffer(store, "replay", spec, capacity=10, sampler="prioritized")
+            >>> index = buffer.extend({"x": torch.arange(4.0)})
+            >>> buffer.update_priority(index, [0.0, 0.0, 3.0, 0.0])
+            4
+            >>> buffer.sample(2)["x"]
+            tensor([2., 2.])
+        """
+        self._check_writable()
+        with modes.put_aside():
+            positions = np.asarray(index)
+            given = self._given(priority, positions.size)
+        return update(self._ring, positions, given, self._deadline(None))
 
     # --- sample -------------------------------------------------------------------------------------------------------
 
@@ -160,43 +233,131 @@ class ReplayBuffer:
 
         Args:
             batch_size: how many.
-            timeout: seconds to wait for rows; None: the store's.
+            out: an earlier sample of this size, to be filled; it may be on any device. None: new memory.
+            device: where new memory goes; None: the CPU. To CUDA asynchronously, on the current stream.
+            timeout: seconds to wait for rows, where there are none, or a rate limiter says no; None: the store's.
 
         Returns:
-            A TensorDict [batch_size]: the leaves of the spec (that of one tensor is called "data"), and "index", int64.
+            A TensorDict [batch_size] with the leaves of the spec (that of one tensor is called "data"); "index", int64:
+            that of each row; and if the sampler is "prioritized" "weight", float32: `(rows * probability) ** -beta`,
+            over the largest of the batch.
 
         Raises:
-            StoreTimeoutError: there are no rows.
+            StoreTimeoutError: not so many rows in time; the message says why. What "fifo" and "lifo" had taken for it
+                by then is handed out.
+            StructureMismatchError: `out` doesn't fit.
+            TypeError, ValueError: `batch_size` is none; or both `out` and `device`.
         """
+        rows = _count(batch_size, "batch_size")
+        if out is not None and device is not None:
+            raise TypeError("out= has a device of its own: leave device= out")
         with modes.put_aside():
-            deadline = deadline_after(self._timeout if timeout is None else timeout)
-            slots, words = self._picked(batch_size, deadline)
-            targets = new_targets(self._ring, batch_size)
-            index = read_picked(self._ring, slots, words, targets, self._picker.pick, deadline)
-            return self._built(targets, torch.as_tensor(index))
+            return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
 
-    def _picked(self, rows: int, deadline: float) -> tuple[Slots, Slots]:
-        picked = self._picker.pick(rows)
-        if picked is None:
-            picked = wait_for(self._ring, lambda: self._picker.pick(rows), deadline, lambda: "it has no rows to sample")
-        return picked
+    def sample_slices(
+        self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
+    ) -> Any:
+        """Gives slices of trajectories: rows that were added one behind the other, at random places.
 
-    def _built(self, targets: list[torch.Tensor], index: torch.Tensor) -> TensorDict:
-        found = TensorDict({"index": index}, batch_size=[len(index)])
-        for leaf, target in zip(self._ring.plan.leaves, targets, strict=True):
-            found.set(tuple(map(str, leaf.name)) or "data", target.view(DTYPES[leaf.dtype]))
-        return found
+        Rows of several writers that add one row at a time lie mixed: such writers add whole episodes, or number them.
+
+        Args:
+            num_slices: how many; one may come more than once.
+            slice_len: rows of each.
+            end_key: the leaf, by its name or a tuple of names, that says where episodes end, so that no slice runs over
+                it. Of bools, floats or integers of one byte: a flag of the last row, where any isn't 0; of larger
+                integers: the episode's number. None: slices run over all.
+            timeout: as for `sample`.
+
+        Returns:
+            A TensorDict [num_slices, slice_len], with "index".
+
+        Raises:
+            StoreTimeoutError: no such slices in time.
+            KeyError: the spec has no such leaf.
+            TypeError, ValueError: a number is none, or the leaf can't tell.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> spec = {"step": ((), torch.int64), "done": ((), torch.bool)}
+            >>> buffer = memstore.ReplayBuffer(store, "replay", spec, capacity=100)
+            >>> episode = {"step": torch.arange(5), "done": torch.arange(5) == 4}
+            >>> index = buffer.extend(episode), buffer.extend(episode)
+            >>> steps = buffer.sample_slices(8, 3)["step"]
+            >>> steps.shape, (steps.diff() == 1).all()
+            (torch.Size([8, 3]), tensor(True))
+        """
+        count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
+        end = None if end_key is None else self._samples.number_of_end(end_key)
+        with modes.put_aside():
+            slices = Slices(self._ring, self._dice, length, end)
+            return self._sample(slices, (count, length), None, None, self._deadline(timeout))
+
+    def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Any:
+        ring, samples = self._ring, self._samples
+        rows = int(np.prod(shape))
+        is_weighted = picker is self._picker and self._own.sampler == "prioritized"
+        extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
+        targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)
+        if rows:
+            picked = sample(ring, picker, rows, targets, deadline)
+        else:
+            none = np.empty(0, np.int64)
+            picked = Picked(none, none, none.astype(np.float64))
+        found = {INDEX: samples.index_of(picked, shape)}
+        if is_weighted:
+            found[WEIGHT] = samples.weights_of(picked, self._own.beta)
+        if out is not None:
+            return samples.fill(out, targets, found)
+        return samples.build(targets, found, None if device is None else torch.device(device))
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Brings the rows that are there to the disk: they survive a crash of the host, unless they are written again.
+
+        After a crash the buffer has the rows that were flushed, and no others: none if there was no flush. In memory
+        (tmpfs) nothing survives one. The death of all processes every added row survives anyway.
+
+        Raises:
+            StoreTimeoutError: others held the buffer.
+            ReadOnlyError: the store was opened with mode "r".
+        """
+        self._check_writable()
+        with resource_errors(self._ring.entry.root.path, self.key):
+            flush(self._ring, self._deadline(None))
+
+    def _check_writable(self) -> None:
+        if not self._ring.entry.writable:
+            raise ReadOnlyError(f"{self.key!r}: the store was opened with mode 'r': it can't be written", key=self.key)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(self._timeout if timeout is None else timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:
         entry = self._ring.entry
-        root, mode = entry.root, "r+" if entry.writable else "r"
-        return receive, (root.path, root.settings.store, self.key, entry.record.put_id, mode, self._timeout)
+        mode = "r+" if entry.writable else "r"
+        place = (entry.root.path, entry.root.settings.store, self.key, entry.record.put_id, mode)
+        return receive, (*place, self._own, self._timeout)
 
     def __repr__(self) -> str:
         return f"<memstore.ReplayBuffer {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
 
 
-def receive(path: str, store: str, key: str, put_id: int, mode: str, timeout: float) -> ReplayBuffer:
+def _count(number: Any, name: str, least: int = 0) -> int:
+    try:
+        found = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} is a number, and not {number!r}") from None
+    if found < least:
+        raise ValueError(f"{name} is {least} or more, and not {found}")
+    return found
+
+
+def receive(
+    path: str, store: str, key: str, put_id: int, mode: Literal["r", "r+"], own: SamplerOptions, timeout: float
+) -> ReplayBuffer:
     """Unpickles a buffer.
 
     Raises:
@@ -212,7 +373,7 @@ def receive(path: str, store: str, key: str, put_id: int, mode: str, timeout: fl
             root, key, "buffer", capacity_of, deadline_after(timeout), writable=mode != "r", put_id=put_id
         )
         buffer = ReplayBuffer.__new__(ReplayBuffer)
-        buffer._set(entry, timeout, None)  # pyright: ignore[reportPrivateUsage]
+        buffer._set(entry, own, timeout, None)  # pyright: ignore[reportPrivateUsage]
         return buffer
     finally:
         close_root(root)

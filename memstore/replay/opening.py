@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from memstore import structure
 from memstore.datasets import Spec, spec_of
 from memstore.engine import MutableEntry, Root, deadline_after, open_mutable, resource_errors
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, ReadOnlyError, StructureMismatchError
 from memstore.replay.creating import create, plan_of_spec
-from memstore.replay.layout import RingOptions, capacity_of, options_of
+from memstore.replay.layout import ALPHA_LIMIT, RingOptions, capacity_of, options_of
+from memstore.replay.limits import RateLimiter
 from memstore.structure import modes
 
 BufferMode = Literal["a", "r+", "x"]
+
+
+def options_for(root: Root, alpha: float | None, limiter: Any) -> RingOptions:
+    """Raises ValueError, TypeError: alpha is none, or the limiter."""
+    if limiter is not None and not isinstance(limiter, RateLimiter):
+        raise TypeError(f"rate_limiter is a memstore.RateLimiter, and not {limiter!r}")
+    if alpha is not None and not 0 <= alpha <= ALPHA_LIMIT:
+        raise ValueError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r}")
+    numbers = None if limiter is None else (limiter.samples_per_insert, limiter.min_size, limiter.tolerance)
+    return RingOptions(None if alpha is None else float(alpha), numbers, not root.on_tmpfs)
 
 
 def open_or_create(
@@ -33,6 +44,8 @@ def open_or_create(
     """
     deadline = deadline_after(timeout)
     with resource_errors(root.path, key, root), modes.put_aside():
+        if mode not in ("a", "r+", "x"):
+            raise ValueError(f"mode is 'a', 'r+' or 'x', and not {mode!r}")
         if mode == "x" and not writable:
             raise ReadOnlyError(f"the store was opened with mode 'r', and can't make {key!r}", key=key)
         while True:

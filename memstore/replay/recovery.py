@@ -14,6 +14,7 @@ import numpy as np
 
 from memstore.engine import CLAIMED, CLAIMING, FREE, PUBLISHING, Claim
 from memstore.errors import CorruptionError
+from memstore.replay.flushing import restore
 from memstore.replay.ring import Ring
 from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, claims_of, emptied, words_of
 
@@ -44,10 +45,11 @@ def recover(ring: Ring) -> None:
         if claim.stage == CLAIMING:
             _complete_claim(ring, number, claim)
         elif claim.stage == PUBLISHING:
-            make_whole(ring, number, claim)
-            count(ring, claim)
-            ring.claims.set_stage(number, FREE)  # its thread, if it lives, lets go of the mutex
-    ring.numbers.rows = int(np.count_nonzero(ring.words & READABLE))
+            _complete_publication(ring, number, claim)
+    readable = ring.words & READABLE != 0
+    ring.numbers.rows = int(np.count_nonzero(readable))
+    if ring.priorities is not None:
+        ring.priorities.recover(readable)
 
 
 def _begin(ring: Ring) -> None:
@@ -56,22 +58,9 @@ def _begin(ring: Ring) -> None:
     written = np.flatnonzero(words & STATE == WRITING)
     words[written] = emptied(words[written])
     ring.claims.create()
-    ring.numbers.other_boot = False
-
-
-def checked_claim(ring: Ring, number: int) -> Claim:
-    """What a claim says. Raises CorruptionError."""
-    claim = ring.claims.read(number)
-    if claim.stage > PUBLISHING or not claim.rows <= claim.end - claim.first <= ring.capacity:
-        raise CorruptionError(f"{ring.entry.key!r}: its claim {number} is damaged: {claim}: run memstore.repair")
-    return claim
-
-
-def slots_of_claim(ring: Ring, number: int, claim: Claim) -> Any:
-    """The slots whose words name it."""
-    slots = np.arange(claim.first, claim.end) % ring.capacity
-    words = ring.words[slots]
-    return slots[(words & STATE == WRITING) & (claims_of(words) == number)]
+    if ring.numbers.other_boot:
+        restore(ring)
+        ring.numbers.other_boot = False
 
 
 def _complete_claim(ring: Ring, number: int, claim: Claim) -> None:
@@ -83,9 +72,35 @@ def _complete_claim(ring: Ring, number: int, claim: Claim) -> None:
     ring.claims.set_stage(number, CLAIMED)
 
 
-def make_whole(ring: Ring, number: int, claim: Claim) -> None:
+def _complete_publication(ring: Ring, number: int, claim: Claim) -> None:
+    """Its thread, if it lives, lets go of the claim's mutex by itself."""
     slots = slots_of_claim(ring, number, claim)
+    if ring.priorities is not None:
+        leaves = ring.priorities.tree.priorities
+        leaves[slots[leaves[slots] == 0]] = ring.priorities.of_new_rows  # what it was to be is not known
     ring.words[slots] = emptied(ring.words[slots]) | WHOLE
+    count(ring, claim)
+    ring.claims.set_stage(number, FREE)
+
+
+# --- of a claim -------------------------------------------------------------------------------------------------------
+
+
+def checked_claim(ring: Ring, number: int) -> Claim:
+    """What a claim says. Raises CorruptionError."""
+    claim = ring.claims.read(number)
+    if claim.stage > PUBLISHING or not 0 <= claim.rows <= claim.end - claim.first <= ring.capacity:
+        raise CorruptionError(
+            f"{ring.key!r}: its claim {number} is damaged: {claim}: run memstore.repair", key=ring.key
+        )
+    return claim
+
+
+def slots_of_claim(ring: Ring, number: int, claim: Claim) -> Any:
+    """The slots whose words name it."""
+    slots = np.arange(claim.first, claim.end) % ring.capacity
+    words = ring.words[slots]
+    return slots[(words & STATE == WRITING) & (claims_of(words) == number)]
 
 
 def count(ring: Ring, claim: Claim) -> None:
@@ -103,3 +118,11 @@ def give_back(ring: Ring, number: int) -> None:
     slots = slots_of_claim(ring, number, checked_claim(ring, number))
     ring.words[slots] = emptied(ring.words[slots])
     ring.claims.set_stage(number, FREE)
+
+
+def give_back_the_dead(ring: Ring) -> bool:
+    """Under the mutex. Whether there were any."""
+    dead = ring.claims.of_the_dead()
+    for number in dead:
+        give_back(ring, number)
+    return bool(dead)

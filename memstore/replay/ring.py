@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memstore import structure
 from memstore.datasets import arrays_over
 from memstore.engine import ClaimTable, MutableEntry, RingNumbers
-from memstore.replay.layout import layout_of, options_of
+from memstore.replay.layout import capacity_of, layout_of, options_of
+from memstore.replay.priorities import Priorities
 from memstore.replay.sum_tree import SumTree
 from memstore.replay.words import Words
 
@@ -22,19 +24,22 @@ class Ring:
     """The parts of a buffer, mapped.
 
     Attributes:
-        entry, page: as the engine has them.
-        options: what is fixed since it was made.
+        key, entry, page: as the engine has them.
         capacity: how many slots there are.
+        options, limiter: what is fixed since it was made.
         plan: of all rows.
         arrays: for each leaf the bits of all rows, [capacity, ...], as integers.
         tensors: the same for torch.
         numbers, claims, words: what the processes share beside the rows.
-        tree: the priorities, if it has any.
+        priorities: None: it has none.
+        notes: what `flush` notes, [capacity, 2]: the hash of a row, and its word. None in memory.
     """
 
-    def __init__(self, entry: MutableEntry, capacity: int) -> None:
+    def __init__(self, entry: MutableEntry) -> None:
+        """Raises CorruptionError where the parts don't fit each other."""
         record = entry.record
-        self.entry, self.page, self.capacity = entry, entry.page, capacity
+        self.key, self.entry, self.page = entry.key, entry, entry.page
+        self.capacity = capacity = capacity_of(record)
         self.options = options_of(record)
         self.limiter = self.options.rate_limiter
         self.plan = structure.plan_of_rows(record.description, record.nbytes)
@@ -47,12 +52,16 @@ class Ring:
         self.words: Words = np.ndarray(capacity, np.int64, memory, layout.words)
         self.claims = ClaimTable(address + layout.claims, entry.mapping)
         self.numbers = RingNumbers(address, entry.mapping)
-        self.tree: SumTree | None = None
+        self.priorities: Priorities | None = None
         if self.options.alpha is not None:
             nodes: Any = np.ndarray(SumTree.nodes(capacity), np.float64, memory, layout.tree)
-            self.tree = SumTree(nodes, capacity)
+            self.priorities = Priorities(SumTree(nodes, capacity), self.numbers, self.options.alpha)
+        self.notes: NDArray[np.uint64] | None = None
+        if self.options.is_noted:
+            self.notes = np.ndarray((capacity, 2), np.uint64, memory, layout.notes)
+        self.layout = layout
         self.numbers.check(capacity)
 
     def run(self, action: Callable[[], T], deadline: float) -> T:
-        """Calls `action` under the buffer's mutex."""
+        """Calls `action` under the buffer's mutex. Raises StoreTimeoutError."""
         return self.entry.run(action, deadline)

@@ -11,20 +11,25 @@ back at its next call.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from memstore.datasets import Batch
-from memstore.engine import CLAIMED, FREE, syscalls
-from memstore.errors import ContentionError, StoreFullError
-from memstore.replay.recovery import count, give_back
+from memstore.engine import CLAIMED, FREE, deadline_after, syscalls
+from memstore.errors import ContentionError, StoreFullError, StoreTimeoutError
+from memstore.replay.priorities import Given
+from memstore.replay.recovery import count, give_back, give_back_the_dead
 from memstore.replay.ring import Ring
 from memstore.replay.waiting import wait_for
 from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, claims_of, words_of
 
 Positions = Any  # of a batch: a range, as a rule; an array of int64 where it passed over slots
+
+
+_CLEANUP = 1.0  # seconds to wait for the mutex after an error
 
 
 class Claimed(NamedTuple):
@@ -40,27 +45,31 @@ class Writer:
         self._ring = ring
         self._inside: dict[int, bool] = {}  # thread ids that are at it
 
-    def write(self, batch: Batch, deadline: float) -> Positions:
-        """Returns the positions of the rows, which are there now. Raises what `ReplayBuffer.extend` does."""
+    def write(self, batch: Batch, given: Given | None, deadline: float) -> Positions:
+        """Returns the positions of the rows, which are there now. Raises what `ReplayBuffer.extend` does.
+
+        Args:
+            given: their priorities; None: those of new rows.
+        """
         ring, me = self._ring, syscalls.thread_id()
         if batch.count > ring.capacity:
             raise StoreFullError(
-                f"{ring.entry.key!r} has {ring.capacity:,} slots, and a batch of {batch.count:,} rows never fits: "
+                f"{ring.key!r} has {ring.capacity:,} slots, and a batch of {batch.count:,} rows never fits: "
                 "extend it in parts",
-                key=ring.entry.key,
+                key=ring.key,
             )
         if me in self._inside:
             raise ContentionError(
-                f"{ring.entry.key!r}: this thread is in the middle of a write already: a signal handler or finalizer "
+                f"{ring.key!r}: this thread is in the middle of a write already: a signal handler or finalizer "
                 "must not make another one",
-                key=ring.entry.key,
+                key=ring.key,
             )
         self._inside[me] = True
         claimed: Claimed | None = None
         try:
-            claimed = wait_for(ring, partial(self._claim, batch.count), deadline, self._reason)
+            claimed = wait_for(ring, partial(self._claim, batch.count), deadline, partial(self._reason, batch.count))
             self._copy(batch, claimed)
-            if ring.run(partial(self._publish, claimed), deadline):
+            if ring.run(partial(self._publish, claimed, given), deadline):
                 ring.page.wake()
         except BaseException:
             self._abandon(deadline)
@@ -76,17 +85,20 @@ class Writer:
         ring = self._ring
         ring.entry.check_open()
         self._release_left_over()
-        for _ in range(2):
-            positions, end = self._plan(rows)
+        while True:
+            positions, end = self._plan(rows) if self._may_insert(rows) else (None, 0)
             number = None if positions is None else ring.claims.take()
             if number is not None:
                 return self._mark(Claimed(number, end, positions))
-            dead = ring.claims.of_the_dead()
-            for claim in dead:
-                give_back(ring, claim)
-            if not dead:
+            if not give_back_the_dead(ring):
                 return None
-        return None
+
+    def _may_insert(self, rows: int) -> bool:
+        ring = self._ring
+        if ring.limiter is None:
+            return True
+        under_way = sum(ring.claims.read(number).rows for number in ring.claims.in_use())
+        return ring.limiter.may_insert(ring.numbers.added + under_way, ring.numbers.sampled, rows)
 
     def _plan(self, rows: int) -> tuple[Positions, int]:
         """The next slots in the ring's order, and where they end."""
@@ -115,22 +127,24 @@ class Writer:
         ring, (number, end, positions) = self._ring, claimed
         first = ring.numbers.head
         ring.claims.note(number, first, end, len(positions))
-        if len(positions) == 1:
-            slot = positions[0] % ring.capacity
-            covered = int(ring.words[slot]) & READABLE == READABLE
-            ring.words[slot] = words_of(positions[0], ring.capacity, WRITING, number)
-        else:
-            all_positions = np.asarray(positions)
-            slots = all_positions % ring.capacity
-            covered = np.count_nonzero(ring.words[slots] & READABLE)
-            ring.words[slots] = words_of(all_positions, ring.capacity, WRITING, number)
-        ring.numbers.rows -= int(covered)
+        slots, places = places_of(positions, ring.capacity)
+        covered = ring.words[slots] & READABLE
+        if ring.priorities is not None:
+            ring.priorities.set(np.atleast_1d(slots), 0.0)
+        ring.words[slots] = words_of(places, ring.capacity, WRITING, number)
+        ring.numbers.rows -= int(np.count_nonzero(covered))
         ring.numbers.head = end
         ring.claims.set_stage(number, CLAIMED)
         return claimed
 
-    def _reason(self) -> str:
-        return f"no room for more rows, while its slots or claims are held by {self._ring.claims.writers()}"
+    def _reason(self, rows: int) -> str:
+        ring = self._ring
+        if not self._may_insert(rows):
+            return (
+                f"its rate limiter lets no {rows:,} rows in until others are sampled: {ring.limiter}, "
+                f"{ring.numbers.added:,} rows added, {ring.numbers.sampled:,} sampled"
+            )
+        return f"no room for {rows:,} rows, while its slots or claims are held by {ring.claims.writers()}"
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 
@@ -145,24 +159,25 @@ class Writer:
         """A forked child must not go on with what its parent claimed."""
         if not self._ring.claims.is_mine(claim):
             raise ContentionError(
-                f"{self._ring.entry.key!r}: this process was forked in the middle of a write, which its parent goes on "
-                "with",
-                key=self._ring.entry.key,
+                f"{self._ring.key!r}: this process was forked in the middle of a write, which its parent goes on with",
+                key=self._ring.key,
             )
 
     # --- publish ------------------------------------------------------------------------------------------------------
 
-    def _publish(self, claimed: Claimed) -> bool:
+    def _publish(self, claimed: Claimed, given: Given | None) -> bool:
         """Under the mutex. Whether somebody is to be woken after it."""
         ring, (number, _, positions) = self._ring, claimed
         ring.entry.check_open()
         self._check_mine(number)
         ring.claims.note_publication(number, ring.numbers.added)
-        if len(positions) == 1:
-            ring.words[positions[0] % ring.capacity] = words_of(positions[0], ring.capacity, WHOLE)
-        else:
-            all_positions = np.asarray(positions)
-            ring.words[all_positions % ring.capacity] = words_of(all_positions, ring.capacity, WHOLE)
+        slots, places = places_of(positions, ring.capacity)
+        if ring.priorities is not None:
+            if given is not None:
+                ring.priorities.note_largest(given.largest)
+            leaves = ring.priorities.of_new_rows if given is None else given.leaves
+            ring.priorities.set(np.atleast_1d(slots), leaves)
+        ring.words[slots] = words_of(places, ring.capacity, WHOLE)
         count(ring, ring.claims.read(number))
         ring.numbers.rows += len(positions)
         ring.claims.set_stage(number, FREE)
@@ -174,8 +189,11 @@ class Writer:
     def _abandon(self, deadline: float) -> None:
         """Gives back what this thread has claimed, if it has."""
         ring = self._ring
-        if ring.claims.left_over() is not None and ring.run(self._release_left_over, deadline):
-            ring.page.wake()
+        if ring.claims.left_over() is None:
+            return
+        with contextlib.suppress(StoreTimeoutError):  # its next call does it
+            if ring.run(self._release_left_over, max(deadline, deadline_after(_CLEANUP))):
+                ring.page.wake()
 
     def _release_left_over(self) -> bool:
         """Under the mutex. Whether somebody is to be woken after it."""
@@ -187,6 +205,15 @@ class Writer:
             give_back(ring, number)
         ring.claims.release_left_over(number)
         return ring.page.ring()
+
+
+def places_of(positions: Positions, capacity: int) -> tuple[Any, Any]:
+    """Slots and positions, to index with: numbers for one row, which takes a tenth of the time, else arrays."""
+    if len(positions) == 1:
+        place = int(positions[0])
+        return place % capacity, place
+    places = np.asarray(positions)
+    return places % capacity, places
 
 
 def runs_of(positions: Positions, capacity: int) -> list[tuple[int, int, int]]:

@@ -1,0 +1,154 @@
+"""What `sample` gives: a TensorDict of new memory, or of the caller's."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, is_tensor_collection
+
+from memstore.errors import StructureMismatchError
+from memstore.replay.picking import Picked
+from memstore.replay.ring import Ring
+from memstore.replay.sampling import Targets
+from memstore.replay.words import positions_of
+from memstore.structure import DTYPES
+
+INDEX, WEIGHT = "index", "weight"
+ONLY = "data"  # the name of the leaf of a spec that is one tensor
+
+Name = tuple[str, ...]
+
+
+class Samples:
+    """The form of a buffer's samples.
+
+    Attributes:
+        names: of the leaves, in their order.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.names: list[Name] = [tuple(map(str, leaf.name)) or (ONLY,) for leaf in ring.plan.leaves]
+        self._dtypes = [DTYPES[leaf.dtype] for leaf in ring.plan.leaves]
+
+    def number_of_end(self, key: Any) -> int:
+        """The number of the leaf that says where episodes end. Raises KeyError, TypeError."""
+        name = (key,) if isinstance(key, str) else key
+        if name not in self.names:
+            names = ", ".join(map(_shown, self.names))
+            raise KeyError(f"end_key: {self._ring.key!r} has no leaf {key!r}, but {names}; None: slices run over all")
+        number = self.names.index(name)
+        if self._dtypes[number].is_complex or not self._ring.tensors[number].numel():
+            shape = list(self._ring.plan.leaves[number].shape[1:])
+            raise TypeError(f"end_key: {key!r} is of {self._dtypes[number]} {shape}, which tells no end")
+        return number
+
+    def index_of(self, picked: Picked, shape: tuple[int, ...]) -> torch.Tensor:
+        """The positions of rows, as the caller gets them."""
+        return torch.as_tensor(positions_of(picked.words, picked.slots, self._ring.capacity)).view(shape)
+
+    def weights_of(self, picked: Picked, beta: float) -> torch.Tensor:
+        """Those of rows that were drawn by priorities, over the largest of them."""
+        odds = np.ones(len(picked.slots)) if picked.odds is None else picked.odds
+        weights = odds**-beta
+        return torch.as_tensor(weights / weights.max() if len(weights) else weights, dtype=torch.float32)
+
+    def build(self, targets: Targets, extra: dict[str, torch.Tensor], device: torch.device | None) -> TensorDict:
+        """A TensorDict of what was copied, and of `extra`, whose shapes begin with its batch size."""
+        shape = extra[INDEX].shape
+        entries: dict[Any, Any] = {}
+        for name, dtype, target in zip(self.names, self._dtypes, targets, strict=True):
+            tensor: Any = target.view(dtype)
+            if len(shape) > 1:
+                tensor = tensor.unflatten(0, shape)
+            at: Any = entries
+            for part in name[:-1]:
+                at = at.setdefault(part, {})
+            at[name[-1]] = _moved(tensor, device)
+        entries |= {name: _moved(tensor, device) for name, tensor in extra.items()}
+        return _collected(entries, shape, device)
+
+    # --- out= ---------------------------------------------------------------------------------------------------------
+
+    def targets(self, out: Any, rows: int, extra: tuple[str, ...]) -> Targets:
+        """The leaves of `out`, where rows can be copied to at once; new tensors for the others.
+
+        Raises StructureMismatchError, which lists what is wrong.
+        """
+        wrong: list[str] = []
+        targets: Targets = []
+        for found, row, dtype, name in self._pairs(out):
+            shape = (rows, *row.shape[1:])
+            if not isinstance(found, torch.Tensor) or tuple(found.shape) != shape or found.dtype != dtype:
+                wrong.append(f"{_shown(name)} is {_described(found)}, and takes {dtype} of shape {list(shape)}")
+            elif _is_plain(found):
+                targets.append(found.detach().view(row.dtype))
+            else:
+                targets.append(torch.empty(shape, dtype=row.dtype))
+        for name in extra:
+            dtype = torch.int64 if name == INDEX else torch.float32
+            found = out.get(name, None)
+            if not isinstance(found, torch.Tensor) or tuple(found.shape) != (rows,) or found.dtype != dtype:
+                wrong.append(f"{name!r} is {_described(found)}, and takes {dtype} of shape [{rows}]")
+        if wrong:
+            key = self._ring.key
+            raise StructureMismatchError(f"{key!r}: out doesn't fit a sample: {'; '.join(wrong)}", key=key)
+        return targets
+
+    def fill(self, out: Any, targets: Targets, extra: dict[str, torch.Tensor]) -> Any:
+        """Copies what was not copied to `out` at once."""
+        with torch.no_grad():
+            for (found, _, dtype, _), target in zip(self._pairs(out), targets, strict=True):
+                if not _is_plain(found):
+                    found.copy_(target.view(dtype))
+            for name, tensor in extra.items():
+                out.get(name).copy_(tensor)
+        return out
+
+    def _pairs(self, out: Any) -> Iterator[tuple[Any, torch.Tensor, torch.dtype, Name]]:
+        if not is_tensor_collection(out):
+            raise TypeError(f"out is a {type(out).__qualname__}, and not the TensorDict that a sample is")
+        for name, tensor, dtype in zip(self.names, self._ring.tensors, self._dtypes, strict=True):
+            yield out.get(name if len(name) != 1 else name[0], None), tensor, dtype, name
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its memory is that of a contiguous CPU tensor."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    if device is None or device.type == "cpu":
+        return tensor
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device | None) -> TensorDict:
+    for key, value in entries.items():
+        if not isinstance(value, torch.Tensor):
+            entries[key] = _collected(value, shape, device)
+    return TensorDict._new_unsafe(entries, batch_size=shape, device=device, nested=False)
+
+
+def _shown(name: Name) -> str:
+    return repr(name[0] if len(name) == 1 else name)
+
+
+def _described(found: Any) -> str:
+    if found is None:
+        return "missing"
+    return (
+        f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__qualname__
+    )

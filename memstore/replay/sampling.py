@@ -1,0 +1,131 @@
+"""Rows on their way out of a replay buffer: picked, copied without a lock, and looked at again.
+
+What went meanwhile is picked anew. After some rounds, what is left is copied under the mutex, where nothing can be
+claimed; so a sample always gets on. The rules: docs/decisions/015.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memstore.errors import StoreTimeoutError
+from memstore.replay.limits import RateLimiter
+from memstore.replay.picking import Picked, Picker
+from memstore.replay.ring import Ring
+from memstore.replay.waiting import pause, wait_for
+from memstore.replay.words import are_same
+from memstore.rows import copy_rows
+
+Numbers = NDArray[np.int64]
+Targets = list[torch.Tensor]
+
+_ROUNDS = 16  # before the rest is copied under the mutex
+_LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+
+
+def new_targets(ring: Ring, rows: int) -> Targets:
+    """A tensor for each leaf, of its bits: not every dtype has the kernels."""
+    return [torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in ring.tensors]
+
+
+def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: float) -> Picked:
+    """Fills targets with rows. Raises StoreTimeoutError: there are none, or a rate limiter says no."""
+    picked = picker.pick(rows, locked=False) if ring.limiter is None else None
+    if picked is None:
+        picked = _wait(ring, picker, rows, deadline)
+    wrong = _copy(ring, picked, targets) if _LOADS_IN_ORDER else np.arange(rows)
+    rounds = 0
+    while len(wrong):
+        wrong = _whole_units(wrong, picker.together)
+        if time.monotonic() > deadline:
+            raise StoreTimeoutError(
+                f"{ring.key!r}: rows were written over faster than they could be copied", key=ring.key
+            )
+        rounds += 1
+        locked = ring.entry.writable and (rounds > _ROUNDS or not _LOADS_IN_ORDER)
+        again = partial(_copy_others, ring, picker, picked, wrong, targets, locked=locked)
+        left = ring.run(again, deadline) if locked else again()
+        if left is None:
+            others = _wait(ring, picker, len(wrong), deadline, is_counted=True)
+            left = _replace(ring, picked, wrong, targets, others)
+        wrong = left
+    return picked
+
+
+def _whole_units(wrong: Numbers, together: int) -> Numbers:
+    """All rows of those units of which one went."""
+    if together == 1:
+        return wrong
+    return (np.unique(wrong // together)[:, None] * together + np.arange(together)).ravel()
+
+
+def _copy(ring: Ring, picked: Picked, targets: Targets) -> Numbers:
+    """Copies rows. Returns the numbers of those that lie there no more."""
+    rows = torch.as_tensor(picked.slots)
+    for tensor, target in zip(ring.tensors, targets, strict=True):
+        copy_rows(tensor, rows, target, is_mapped=True)
+    return np.flatnonzero(~are_same(picked.words, ring.words.take(picked.slots)))
+
+
+def _copy_others(
+    ring: Ring, picker: Picker, picked: Picked, wrong: Numbers, targets: Targets, *, locked: bool
+) -> Numbers | None:
+    """Picks others for some rows, and copies these. Returns the numbers of those that went again; None: of all."""
+    others = picker.pick(len(wrong), locked=locked)
+    return None if others is None else _replace(ring, picked, wrong, targets, others)
+
+
+def _replace(ring: Ring, picked: Picked, wrong: Numbers, targets: Targets, others: Picked) -> Numbers:
+    """Copies others in the place of some rows. Returns the numbers of those that went again."""
+    copies = new_targets(ring, len(wrong))
+    still = wrong[_copy(ring, others, copies)]
+    places = torch.as_tensor(wrong)
+    for target, copy in zip(targets, copies, strict=True):
+        target[places] = copy
+    picked.slots[wrong], picked.words[wrong] = others.slots, others.words
+    if picked.odds is not None and others.odds is not None:
+        picked.odds[wrong] = others.odds
+    return still
+
+
+# --- wait -------------------------------------------------------------------------------------------------------------
+
+
+def _wait(ring: Ring, picker: Picker, rows: int, deadline: float, *, is_counted: bool = False) -> Picked:
+    """`is_counted`: by the rate limiter, already."""
+    if not ring.entry.writable:
+        return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
+    limiter = None if is_counted else ring.limiter
+    look, reason = partial(_look, ring, picker, rows, limiter), partial(_reason, ring, picker, rows, limiter)
+    picked, sleeps = wait_for(ring, look, deadline, reason)
+    if sleeps:
+        ring.page.wake()
+    return picked
+
+
+def _look(ring: Ring, picker: Picker, rows: int, limiter: RateLimiter | None) -> tuple[Picked, bool] | None:
+    """Under the mutex."""
+    numbers = ring.numbers
+    if limiter is not None and not limiter.may_sample(numbers.added, numbers.sampled, rows):
+        return None
+    picked = picker.pick(rows, locked=True)
+    if picked is None or limiter is None:
+        return None if picked is None else (picked, False)
+    numbers.sampled += rows
+    return picked, ring.page.ring()
+
+
+def _reason(ring: Ring, picker: Picker, rows: int, limiter: RateLimiter | None) -> str:
+    numbers = ring.numbers
+    if limiter is not None and not limiter.may_sample(numbers.added, numbers.sampled, rows):
+        return (
+            f"its rate limiter lets nobody sample {rows:,} rows until more are added: {limiter}, {numbers.added:,} "
+            f"rows added, {numbers.sampled:,} sampled"
+        )
+    return picker.wants(rows)
