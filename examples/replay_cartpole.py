@@ -4,7 +4,7 @@
 
 A learner (double DQN) and three actors, each a process of its own, know each other by three keys of a store only:
 
-    "replay"     a replay buffer: actors add each episode as one batch, the learner samples transitions
+    "replay"     a replay buffer: the actors add transitions, the learner samples them
     "policy"     the network's weights: the learner puts them again and again, actors take the newest for each episode
     "episodes"   a dataset with a row for each episode, which this process reads to see how they are doing
 
@@ -26,11 +26,13 @@ from typing import Any
 
 import gymnasium
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 import memstore
 
-BATCH, GAMMA, LOOKAHEAD = 64, 0.99, 5  # rows; discount a step; steps of rewards that a row adds up
+BATCH, PART = 64, 32  # rows that are sampled at once; that are added at once
+GAMMA, LOOKAHEAD = 0.99, 5  # the discount a step; steps of rewards that a row adds up
 SAMPLES_PER_INSERT, MIN_ROWS, TOLERANCE = 8.0, 1_000, 20_000.0
 EXPLORED, LEAST_CHANCE = 10_000, 0.02  # rows after which actions are random with this probability only
 PUBLISHED, FADED = 25, 0.01  # updates between two puts; of the target network that each update replaces
@@ -71,13 +73,14 @@ def act(root: str, number: int) -> None:
     while True:
         version = store.load_model("policy", policy)
         rows, total = play(environment, policy, chance=max(LEAST_CHANCE, 1 - buffer.cursor / EXPLORED))
-        buffer.extend(rows, timeout=600)  # the learner sees all of it, or nothing
-        one = (number, total, len(rows["action"]), buffer.cursor, version)
+        for part in rows.split(PART):  # parts of one size: of those that wait, the smallest would pass first
+            buffer.extend(part, timeout=600)
+        one = (number, total, len(rows), buffer.cursor, version)
         episodes.extend({name: torch.tensor([value]) for name, value in zip(EPISODE, one, strict=True)})
 
 
 @torch.no_grad()
-def play(environment: Any, policy: nn.Module, chance: float) -> tuple[dict[str, Tensor], float]:
+def play(environment: Any, policy: nn.Module, chance: float) -> tuple[TensorDict, float]:
     """An episode, with random actions of this probability: its transitions and its return."""
     seen, actions, rewards = [environment.reset()[0]], [], []
     terminated = truncated = False
@@ -93,7 +96,7 @@ def play(environment: Any, policy: nn.Module, chance: float) -> tuple[dict[str, 
     return transitions(observations, torch.tensor(actions), torch.tensor(rewards), terminated), sum(rewards)
 
 
-def transitions(observations: Tensor, actions: Tensor, rewards: Tensor, terminated: bool) -> dict[str, Tensor]:
+def transitions(observations: Tensor, actions: Tensor, rewards: Tensor, terminated: bool) -> TensorDict:
     """One row a step, with the rewards of the next steps added up."""
     starts = torch.arange(len(actions))
     ends = (starts + LOOKAHEAD).clamp(max=len(actions))
@@ -102,7 +105,7 @@ def transitions(observations: Tensor, actions: Tensor, rewards: Tensor, terminat
         discount[ends == len(actions)] = 0
     ahead = torch.cat([rewards, torch.zeros(LOOKAHEAD - 1)]).unfold(0, LOOKAHEAD, 1)
     row = {"observation": observations[:-1], "action": actions, "reward": ahead @ GAMMA ** torch.arange(LOOKAHEAD)}
-    return {**row, "next": observations[ends], "discount": discount}
+    return TensorDict({**row, "next": observations[ends], "discount": discount}, [len(actions)])
 
 
 # --- the learner ------------------------------------------------------------------------------------------------------
