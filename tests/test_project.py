@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -194,10 +195,10 @@ def test_public_names_resolve() -> None:
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
-def run_example(name: str, *options: str) -> str:
+def run_example(name: str, *options: str, timeout: float = 100) -> str:
     command = [sys.executable, f"examples/{name}", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -245,6 +246,23 @@ def test_example_resumes_bit_for_bit_on_any_number_of_ranks() -> None:
 def test_example_goes_on_in_the_middle_of_an_epoch() -> None:
     output = run_example("train_digits_dataloader.py")
     assert "the same batches" in output and "the same weights" in output, output
+
+
+def test_example_plays_while_an_actor_is_killed() -> None:
+    pytest.importorskip("gymnasium")
+    output = run_example("replay_cartpole.py", "--until", "12", "--kill-after", "300")
+    assert "got SIGKILL; actor 4 takes its place" in output and "actor 3" in output, output
+
+
+@pytest.mark.full
+def test_example_learns_to_balance(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    plot = tmp_path / "plot.svg"
+    drawn = ["--plot", str(plot)] if find_spec("matplotlib") else []
+    output = run_example("replay_cartpole.py", *drawn, timeout=250)
+    mean = re.search(r"the last 20 episodes: (\d+)", output)
+    assert mean and float(mean[1]) >= 450, output
+    assert not drawn or b"<svg" in plot.read_bytes()
 
 
 @pytest.mark.full

@@ -27,11 +27,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from memstore.testing.fork_serving import ENVIRONMENT, PID, STATUS, Traceback
 
 _TIMEOUT = 60.0
+_CHECKOUT = str(Path(__file__).parents[2])  # all that another interpreter gets of this one's path
 
 
 class WorkerError(RuntimeError):
@@ -45,17 +47,18 @@ class ForkServer:
 
     Args:
         preload: names of modules to import before the first fork, beside torch and memstore.
+        python: the interpreter, which has what is imported; None: this process's own.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), *, python: str | None = None) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         code = "import sys; from memstore.testing.fork_serving import serve; serve(int(sys.argv[1]), sys.argv[2:])"
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path if python is None) or _CHECKOUT
         environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), *preload],
+                [python or sys.executable, "-c", code, str(theirs.fileno()), *preload],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

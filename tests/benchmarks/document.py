@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.benchmarks.report import Goal, Report, Series, Workload
+from tests.benchmarks.report import RATES, Goal, Report, Series, Workload
 from tests.benchmarks.table import GOALS, amount, figure_rows, goal_rows
 
 HEAD = """# Performance
@@ -120,7 +120,7 @@ def _reason(goal: Goal) -> str:
 
 def _faster_than_us(series: Series) -> Iterator[str]:
     """Peers that did a series' work faster than memstore did."""
-    if series.unit not in ("s", "B/s"):
+    if series.unit not in ("s", *RATES):
         return
     for figure in series.figures:
         ours = [f for f in series.figures if f.role == "memstore" and f.x == figure.x]

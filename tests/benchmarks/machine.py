@@ -22,6 +22,7 @@ PACKAGES = (
     "redis",
     "torchsnapshot",
     "torch_checkpointing",
+    "cpprb",
 )
 HUGE_PAGE = 2 << 20
 SMALL = 64 << 10  # below, a put finds its pages in the lists that each core keeps

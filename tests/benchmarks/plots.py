@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter, NullLocator
 
-from tests.benchmarks.report import Report, Role, Series
+from tests.benchmarks.report import RATES, Report, Role, Series
 from tests.benchmarks.table import amount, named
 
 WITH_MARKERS = 20  # points a line
@@ -65,7 +65,7 @@ def _bars(series: Series) -> Canvas:
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     _finish(axes.xaxis, series)
-    axes.set_title(f"{series.title} (less is better)", loc="left", fontsize=10)
+    _entitle(axes, series)
     return canvas
 
 
@@ -108,9 +108,13 @@ def _lines(series: Series) -> Canvas:
         _finish(axes.yaxis, series)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, series.x_unit)))
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    better = "more" if series.unit == "B/s" else "less"
-    axes.set_title(f"{series.title} ({better} is better)", loc="left", fontsize=10)
+    _entitle(axes, series)
     return canvas
+
+
+def _entitle(axes: Any, series: Series) -> None:
+    better = "more" if series.unit in RATES else "less"
+    axes.set_title(f"{series.title} ({better} is better)", loc="left", fontsize=10)
 
 
 def _finish(axis: Any, series: Series) -> None:

@@ -10,7 +10,8 @@ import msgspec
 Role = Literal["memstore", "peer", "limit"]
 QUIET = 0.1  # the share of the cores that others may take
 ROLES: tuple[Role, ...] = ("memstore", "peer", "limit")  # in the order of a table
-Unit = Literal["s", "B", "B/s", "x", "n"]  # "n": a number of things
+Unit = Literal["s", "B", "B/s", "x", "n", "n/s"]  # "n": a number of things
+RATES: tuple[Unit, ...] = ("B/s", "n/s")  # of them more is better
 
 
 class Spread(msgspec.Struct, frozen=True):

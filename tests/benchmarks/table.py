@@ -84,6 +84,8 @@ def amount(value: float, unit: Unit) -> str:
     """Three figures and a fitting unit: 0.0000213 s is 21.3 µs."""
     if unit == "x":
         return f"{_figures(value)}x"
+    if unit == "n/s":
+        return f"{_figures(value)}/s"
     if unit == "n":
         return f"{value:,.0f}" if value == int(value) else _figures(value)
     if unit == "s":
