@@ -16,6 +16,7 @@ The layers; each imports only what stands above it:
     datasets/             rows that all processes read and write in place
     dataloader/           stored rows for torch's DataLoader
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
+    integrations/         interfaces of other libraries: TorchRL's storages
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -38,6 +39,7 @@ from memstore.errors import (
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
+    MissingPackageError,
     MutableEntryError,
     NotAStoreError,
     PartialCommitError,
@@ -118,6 +120,7 @@ __all__ = [
     "KeyNotFoundError",
     "LeafInfo",
     "MemstoreError",
+    "MissingPackageError",
     "MutableEntryError",
     "NotAStoreError",
     "PartialCommitError",

@@ -116,7 +116,7 @@ from memstore.engine.root import (
     is_in_memory,
     reopen_root,
 )
-from memstore.engine.sync import CONTROL_SIZE, boot_id, check_page, deadline_after, new_page
+from memstore.engine.sync import CONTROL_SIZE, SPARE_AT, SPARE_END, boot_id, check_page, deadline_after, new_page
 from memstore.engine.usage import huge_page_bytes, measure
 
 __all__ = [
@@ -154,6 +154,8 @@ __all__ = [
     "Root",
     "ELEMENT_SIZES",
     "SAFETENSORS_DTYPES",
+    "SPARE_AT",
+    "SPARE_END",
     "SegmentExtent",
     "SharedMemory",
     "Span",
