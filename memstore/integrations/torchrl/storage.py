@@ -115,12 +115,6 @@ class MemstoreStorage(TensorStorage):
 
     def _init(self, data: Any) -> None:
         """Creates the entry. `data`: a row of it."""
-        if not is_tensor_collection(data) and not isinstance(data, torch.Tensor):
-            raise UnsupportedValueError(
-                f"{self.key!r}: rows of type {type(data).__qualname__}, and they are TensorDicts, tensorclasses or "
-                "tensors: make a TensorDict of it",
-                key=self.key,
-            )
         slots = self._slots_for(data.shape[: self.ndim - 1])
         try:
             made = create_rows(self.store, self.key, data, slots)
@@ -181,6 +175,7 @@ class MemstoreStorage(TensorStorage):
         """
         if isinstance(data, list):
             data = torch.stack(cast("list[torch.Tensor]", data))
+        self._check(data)
         if isinstance(cursor, tuple) and len(cast("tuple[Any, ...]", cursor)) == 1:
             (cursor,) = cast("tuple[Any]", cursor)
         is_one = isinstance(cursor, int) or (isinstance(cursor, (torch.Tensor, np.generic)) and not cursor.ndim)
@@ -189,15 +184,32 @@ class MemstoreStorage(TensorStorage):
         if isinstance(cursor, tuple):
             self._set_cells(cells_of(cast("tuple[Any, ...]", cursor), len(self.rows)), data)
         elif is_one:
-            self.rows.write(data[None], self._slots([int(cursor)]))
+            self.rows.write(self.batch_of_one(data), self._slots([int(cursor)]))
         else:
             self.rows.write(data, self._slots(cursor))
 
     def append(self, data: Any) -> torch.Tensor:
         """Writes rows to the next slots, which are counted for all processes. Returns them. See MemstoreWriter."""
+        if isinstance(data, list):
+            data = torch.stack(cast("list[torch.Tensor]", data))
+        self._check(data)
+        if not len(data):
+            raise RuntimeError(f"Expected at least one element in extend. Got {data=}")  # as TorchRL's writers
         if not self.initialized:
             self._init(data[0])
         return self.rows.append(data)
+
+    def batch_of_one(self, row: Any) -> Any:
+        self._check(row)
+        return row[None]
+
+    def _check(self, rows: Any) -> None:
+        if not is_tensor_collection(rows) and not isinstance(rows, torch.Tensor):
+            raise UnsupportedValueError(
+                f"{self.key!r}: rows are TensorDicts, tensorclasses or tensors, and not of type "
+                f"{type(rows).__qualname__}: make a TensorDict of it",
+                key=self.key,
+            )
 
     def _slots(self, index: Any) -> Words:
         return row_numbers(index, self.rows.journal.slots, self.key)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
@@ -39,16 +38,10 @@ class MemstoreWriter(RoundRobinWriter):
         self._storage = storage
 
     def add(self, data: Any) -> int | torch.Tensor:
-        return self._written(int(self._storage.append(data[None])))
+        return self._written(int(self._storage.append(self._storage.batch_of_one(data))))
 
     def extend(self, data: Any) -> torch.Tensor:
         """Raises RuntimeError for no rows, as TorchRL's."""
-        if isinstance(data, list):
-            data = torch.stack(data)
-        if not is_tensor_collection(data) and not isinstance(data, torch.Tensor):
-            self._storage._init(data)  # says what is stored
-        if not len(data):
-            raise RuntimeError(f"Expected at least one element in extend. Got {data=}")
         return self._written(self._storage.append(data))
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> int | torch.Tensor:
