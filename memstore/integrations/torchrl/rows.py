@@ -100,9 +100,22 @@ class WholeRows:
         self._in_parts(batch, lambda start, stop: (slots[start:stop], False))
 
     def append(self, rows: Any) -> torch.Tensor:
-        """Writes a batch to the next slots, where no other process writes. Returns them."""
-        batch = self._batch(rows)
-        return self._in_parts(batch, lambda start, stop: (self.journal.next_slots(stop - start), True))
+        """Writes a batch to the next slots, where no other process writes. Returns them.
+
+        Rows with an entry "index" get their slots there, as from TorchRL's TensorDictRoundRobinWriter.
+        """
+        index: torch.Tensor | None = None
+        if "index" in self._names and isinstance(rows, TensorDictBase):
+            index = torch.empty((len(rows), *self.value["index"].shape[1:]), dtype=torch.int64)
+            rows = rows.copy().set("index", index)
+
+        def choose(start: int, stop: int) -> tuple[Words, bool]:
+            slots = self.journal.next_slots(stop - start)
+            if index is not None:
+                index[start:stop] = torch.from_numpy(slots).view(-1, *[1] * (index.ndim - 1))
+            return slots, True
+
+        return self._in_parts(self._batch(rows), choose)
 
     def _in_parts(self, batch: Batch, choose: Callable[[int, int], tuple[Words, bool]]) -> torch.Tensor:
         """One hold for as many rows as can be staged."""

@@ -289,7 +289,7 @@ class MemstoreStorage(TensorStorage):
             self.load_counts(state_dict["_cursor"], state_dict["_written"], state_dict["_last"])
 
     def load_rows(self, value: Any, length: int) -> None:
-        """Replaces all rows by the first of another storage's tensors. `length`: of elements."""
+        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
         if not self.initialized:
             self._init(value[0])
         rows = self.rows
@@ -297,6 +297,7 @@ class MemstoreStorage(TensorStorage):
         count = -(-length // self._total_shape_value[1:].numel())
         if count:
             rows.write(value[:count], self._slots(range(count)))
+        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
 
     def load_counts(self, cursor: int, written: int, last: int | None) -> None:
         journal = self.rows.journal
