@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -28,22 +27,6 @@ from memstore.engine import (
 from memstore.errors import ReadOnlyError, StoreFullError, VersionGoneError
 from memstore.rows import Index, read_rows
 from memstore.structure import modes
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _without_modes(method: Callable[P, R]) -> Callable[P, R]:
-    """Puts torch's modes aside, as gets and puts do: rows are real memory."""
-
-    @functools.wraps(method)
-    def call(*arguments: P.args, **options: P.kwargs) -> R:
-        if not modes.are_active():
-            return method(*arguments, **options)
-        with modes.put_aside():
-            return method(*arguments, **options)
-
-    return call
 
 
 class Dataset:
@@ -78,7 +61,7 @@ class Dataset:
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
-    @_without_modes
+    @modes.without_modes
     def __getitem__(self, index: Any) -> Any:
         """Rows, in the structure of the spec: a TensorDict, or a tensor.
 
@@ -103,7 +86,7 @@ class Dataset:
         """One batch, for torch's DataLoader: as `read_rows`."""
         return self.read_rows(index)
 
-    @_without_modes
+    @modes.without_modes
     def read_rows(self, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
         """A copy of rows. Arguments and errors as `memstore.read_rows`.
 
@@ -118,7 +101,7 @@ class Dataset:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    @_without_modes
+    @modes.without_modes
     def __setitem__(self, index: Any, batch: Any) -> None:
         """Writes rows that are there already, in place. Takes no lock: see the class.
 
@@ -146,7 +129,7 @@ class Dataset:
         self._rows.store(found, places)
         self._entry.check_written(deadline)
 
-    @_without_modes
+    @modes.without_modes
     def extend(self, batch: Any, *, timeout: float | None = None) -> range:
         """Adds rows behind all others. They are seen when all of their bytes are there, or never.
 
@@ -189,7 +172,7 @@ class Dataset:
         page.length = stop  # the moment of publication
         return range(start, stop), page.ring()
 
-    @_without_modes
+    @modes.without_modes
     def flush(self, rows: slice | None = None) -> None:
         """Brings rows to the disk: after it they survive a crash of the host, unless they are written again.
 
@@ -214,7 +197,7 @@ class Dataset:
         if start <= page.flushed < stop:
             page.flushed = stop
 
-    @_without_modes
+    @modes.without_modes
     def seal(self, *, timeout: float | None = None) -> int:
         """Makes an ordinary, immutable entry of the rows, with checksums if the store has them, under the same key.
 

@@ -17,7 +17,6 @@ from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchE
 from memstore.integrations.torchrl.journal import READS_ARE_ORDERED, WORD, Journal, Words, staging_rows
 from memstore.rows import Index, read_rows
 from memstore.store.store import Store
-from memstore.structure import modes
 
 Result = TypeVar("Result")
 
@@ -35,7 +34,7 @@ def create_rows(store: Store, key: str, row: Any, slots: int) -> Dataset:
 
 
 class WholeRows:
-    """The rows of a storage, open.
+    """The rows of a storage, open. Its callers put torch's modes aside.
 
     Attributes:
         data: the dataset that holds them.
@@ -151,8 +150,7 @@ class WholeRows:
         leaves = rows.values(include_nested=True, leaves_only=True) if is_tensor_collection(rows) else [rows]
         count = next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0)
         words = torch.zeros(count, dtype=torch.int64)
-        with modes.put_aside():
-            return take_batch(self.data.key, self._shared.rows.plan, {"rows": rows, WORD[0]: words})
+        return take_batch(self.data.key, self._shared.rows.plan, {"rows": rows, WORD[0]: words})
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -161,10 +159,9 @@ class WholeRows:
 
         Raises IndexError, and StoreTimeoutError, which names who is in the middle of a write.
         """
-        with modes.put_aside():
-            live = self.live()
-            numbers = Index(index).rows(len(live), repr(self.data.key))
-            return self._read(numbers.numpy(), lambda some: read_rows(live, numbers if some is None else some))
+        live = self.live()
+        numbers = Index(index).rows(len(live), repr(self.data.key))
+        return self._read(numbers.numpy(), lambda some: read_rows(live, numbers if some is None else some))
 
     def read_whole(self, numbers: Words, gather: Callable[[], Any]) -> Any:
         """What `gather` copies, as if nobody had written meanwhile to the slots `numbers`."""

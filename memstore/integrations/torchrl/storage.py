@@ -24,6 +24,7 @@ from memstore.integrations.torchrl.coordinates import Cells, cells_of, row_numbe
 from memstore.integrations.torchrl.journal import Words
 from memstore.integrations.torchrl.rows import WholeRows, create_rows
 from memstore.store.store import Store
+from memstore.structure import modes
 
 _OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_rows")
 
@@ -166,6 +167,8 @@ class MemstoreStorage(TensorStorage):
 
     # --- write --------------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable
+    @modes.without_modes
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes rows to slots, each batch as a whole. Errors as `Dataset.extend`; what TorchRL would cast is refused.
 
@@ -188,6 +191,8 @@ class MemstoreStorage(TensorStorage):
         else:
             self.rows.write(data, self._slots(cursor))
 
+    @torch.compiler.disable
+    @modes.without_modes
     def append(self, data: Any) -> torch.Tensor:
         """Writes rows to the next slots, which are counted for all processes. Returns them. See MemstoreWriter."""
         if isinstance(data, list):
@@ -217,6 +222,7 @@ class MemstoreStorage(TensorStorage):
     def _set_cells(self, cells: Cells, data: Any) -> None:
         self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
 
+    @modes.without_modes
     def _apply_conditional_patch(self, index: torch.Tensor, patch: Mapping[Any, torch.Tensor]) -> None:
         coordinates = tuple(index.unbind(-1)) if index.ndim > 1 else (index,)
         cells = cells_of(coordinates, len(self.rows))
@@ -237,13 +243,15 @@ class MemstoreStorage(TensorStorage):
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable
+    @modes.without_modes
     def get(self, index: Any) -> Any:
-        """Rows. An int or a slice: the shared memory. Other indices: a copy of whole rows, see the class."""
+        """Rows. By ints and slices: the shared memory. Other indices: a copy of whole rows, see the class."""
         rows = self.rows
         if isinstance(index, tuple) and len(cast("tuple[Any, ...]", index)) == 1:
             (index,) = cast("tuple[Any]", index)
         live = rows.live()
-        if isinstance(index, (int, slice)) or index is None or index is Ellipsis:
+        if _is_basic(index):
             return live[index]
         if self.ndim > 1 or isinstance(index, tuple):
             shape = live.shape[: max(self.ndim, 1)]
@@ -321,6 +329,12 @@ class MemstoreStorage(TensorStorage):
 
 def _shape(value: Any, ndim: int) -> torch.Size:
     return torch.Size(value.shape[:ndim])
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether a tensor gives a part of itself for it, and no copy."""
+    parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
 
 
 def _flat(index: Any) -> tuple[Any, torch.Size | None]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from torch._subclasses import FakeTensorMode
 
 import memstore
 
@@ -128,6 +129,13 @@ def test_elements_may_have_two_dimensions(store: memstore.Store, writer: Any) ->
     for storage in (ours, theirs):
         storage[torch.tensor([0, 5]), torch.tensor([1, 2])] = TensorDict({"x": torch.tensor([-1, -2])}, [2])
     assert (ours[:]["x"] == theirs[:]["x"]).all()
+    theirs_too = []
+    for storage in (ours, theirs):
+        rb = buffer(storage)  # its first dimension is the second of the storage
+        rb[1, 2:4] = TensorDict({"x": torch.tensor([-3, -4])}, [2])
+        rb[:, 5] = TensorDict({"x": torch.tensor([-5, -6, -7])}, [3])
+        theirs_too.append(rb[:]["x"].clone())
+    assert (theirs_too[0] == theirs_too[1]).all() and (theirs_too[0] == -7).any()
     again = MemstoreStorage(24, store=store, key="rows", ndim=2)
     assert again.shape == (8, 3)
 
@@ -200,6 +208,33 @@ def test_entries_of_all_rows_are_set_in_place(store: memstore.Store) -> None:
     rb.set_at_("x", torch.ones(2, 3), torch.tensor([0, 1]))
     assert MemstoreStorage(10, store=store, key="rows")[:]["n", "y"].tolist() == [9] * 5
     assert rb[:]["x"].sum() == 6 + 3 * (2 + 3 + 4)
+
+
+def test_stacks_of_rows_are_stored_as_rows(store: memstore.Store, writer: Any) -> None:
+    rb = buffer(MemstoreStorage(10, store=store, key="rows"), writer())
+    rb.extend(LazyStackedTensorDict.lazy_stack([batch(1, number)[0] for number in range(4)]))
+    assert rb[:]["n", "y"].tolist() == [0, 1, 2, 3]
+    storage = MemstoreStorage(10, store=store, key="list")
+    storage.set(range(3), [batch(1, number)[0].exclude("index") for number in range(3)])
+    assert storage[:]["n", "y"].tolist() == [0, 1, 2]
+
+
+def test_a_compiled_program_calls_the_storage(store: memstore.Store) -> None:
+    storage = MemstoreStorage(10, store=store, key="rows")
+    storage.set(range(4), batch(4))
+    double = torch.compile(lambda index: storage.get(index)["x"] * 2, backend="eager")
+    assert double(torch.tensor([1, 3]))[:, 0].tolist() == [2, 6]
+
+
+def test_modes_of_torch_do_not_reach_the_rows(store: memstore.Store) -> None:
+    storage = MemstoreStorage(10, store=store, key="rows")
+    with torch.inference_mode():
+        storage.set(range(4), batch(4))
+        assert storage.get(torch.tensor([2]))["n", "y"].tolist() == [2]
+    storage.set(range(1), batch(1, 9).apply(lambda leaf: leaf if leaf.dtype == torch.int64 else leaf.requires_grad_()))
+    assert not storage[:]["x"].requires_grad and storage[:]["x"][:, 0].tolist() == [9, 1, 2, 3]
+    with pytest.raises(memstore.UnsupportedValueError), FakeTensorMode():
+        storage.set(range(4), batch(4))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
