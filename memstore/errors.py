@@ -20,6 +20,8 @@
     │   ├── UnsupportedFilesystemError
     │   ├── ReadOnlyError
     │   └── StoreClosedError
+    ├── the installation (install something)
+    │   └── MissingPackageError (ImportError)       of an optional part
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
     │   ├── ResourceLimitError (OSError)            file descriptors, mappings
@@ -152,6 +154,10 @@ class ReadOnlyError(MemstoreError):
 
 class StoreClosedError(MemstoreError):
     """The store was closed. Values that were got before stay valid."""
+
+
+class MissingPackageError(MemstoreError, ImportError):
+    """An optional part of memstore needs a package that isn't installed; the message says which."""
 
 
 class _ErrnoError(MemstoreError, OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -248,3 +249,16 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """What a dataset has open, for what is built on datasets. `timeout`: seconds that calls wait for locks."""
+
+    entry: MutableEntry
+    rows: Rows
+    timeout: float
+
+
+def shared_rows(data: Dataset) -> SharedRows:
+    return SharedRows(data._entry, data._rows, data._timeout)  # pyright: ignore[reportPrivateUsage]

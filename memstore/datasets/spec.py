@@ -71,7 +71,17 @@ def _of_collection(example: Any, capacity: int) -> Any:
     )
     if found is None or not len(list(found.keys(include_nested=True, leaves_only=True))):
         raise ValueError("spec has no leaf: a row has at least one tensor")
+    _keep_batch_sizes(found, example, capacity)
     return found
+
+
+def _keep_batch_sizes(found: Any, example: Any, capacity: int) -> None:
+    """Of nested collections, which may count more dimensions than the one that they are in."""
+    for key, inner in example.items():
+        if is_tensor_collection(inner):
+            below = found.get(key)
+            below.batch_size = [capacity, *inner.batch_size]
+            _keep_batch_sizes(below, inner, capacity)
 
 
 def _check_tensors(example: Any, name: str) -> None:

@@ -9,8 +9,9 @@ The first page of the segment's data. All numbers have 8 bytes; what different c
     192  length, flushed: in rows
     256  doorbell (4 bytes), 264 whether somebody sleeps on it
 
-From 320 on it belongs to replay buffers: see `ring_numbers.py`. The words of a page that isn't of this boot, or of
-another file, say nothing of the mutex: `ControlPage.write_anew`.
+From 320 on it belongs to replay buffers (see `ring_numbers.py`), and from `SPARE_AT` to `SPARE_END` to what is built on
+a dataset: zeros at first, written under the mutex. The words of a page that isn't of this boot, or of another file, say
+nothing of the mutex: `ControlPage.write_anew`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from memstore.late_imports import Hooks, around_forks
 
 OPEN, SEALING, SEALED = 0, 1, 2
 CONTROL_SIZE = syscalls.PAGE
+SPARE_AT, SPARE_END = 2048, 2176
 GONE_AT = 128
 _MAGIC = int.from_bytes(b"memrows1", "little")
 _MAGIC_WORD, _BOOT_WORD, _FILE_WORD, _END_OF_IDENTITY, _DIRTY_WORD = 8, 9, 11, 14, 14
