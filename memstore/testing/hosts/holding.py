@@ -81,11 +81,11 @@ def pids_of(holder: int) -> list[int]:
 
 def is_on(pid: int, network: str, holder: int) -> bool:
     try:
-        if os.readlink(f"/proc/{pid}/ns/net") == network:
-            return True
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return f"--target={holder}".encode() in file.read().split(b"\0")[:2]
-    except OSError:  # it has ended, or is another user's
+            if f"--target={holder}".encode() in file.read().split(b"\0")[:2]:  # nsenter's
+                return True
+        return os.readlink(f"/proc/{pid}/ns/net") == network
+    except OSError:  # it has ended, or may not be looked at: then it is outside
         return False
 
 

@@ -67,19 +67,29 @@ class Holder:
 
     def ask(self, line: str, *, expected: str = "done") -> None:
         """Sends a line, if there is one, and waits for the answer."""
+        if line:
+            with contextlib.suppress(BrokenPipeError):  # it has ended: what it wrote says why
+                self._channel.sendall(f"{line}\n".encode())
+        found = self._receive(f"{expected}\n".encode())
+        if found != f"{expected}\n":
+            reason = found.strip() or "it was killed"
+            raise HostGoneError(f"the process {self.pid}, which holds namespaces, ended: {reason}")
+
+    def _receive(self, expected: bytes) -> str:
+        """What it writes, up to what is expected, or its end."""
         found = b""
-        try:
-            self._channel.sendall(f"{line}\n".encode() if line else b"")
-            while found != expected.encode() + b"\n" and (more := self._channel.recv(1000)):
-                found += more
-        except TimeoutError:
-            message = f"the process {self.pid}, which holds namespaces, gave no answer in {_TIMEOUT:g} s"
-            raise HostGoneError(message) from None
-        except (BrokenPipeError, ConnectionResetError):
-            found = b""
-        if found != expected.encode() + b"\n":
-            said = found.decode(errors="replace").strip() or "it was killed"
-            raise HostGoneError(f"the process {self.pid}, which holds namespaces, ended: {said}")
+        while found != expected:
+            try:
+                more = self._channel.recv(1000)
+            except ConnectionResetError:  # told once: it ended with lines unread
+                continue
+            except TimeoutError:
+                message = f"the process {self.pid}, which holds namespaces, gave no answer in {_TIMEOUT:g} s"
+                raise HostGoneError(message) from None
+            if not more:
+                break
+            found += more
+        return found.decode(errors="replace")
 
     def end(self) -> None:
         """Tells it to end; `close` waits for that too."""
