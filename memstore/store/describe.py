@@ -6,6 +6,7 @@ from bisect import bisect_right
 
 from memstore import contents, structure
 from memstore.engine import Record, Root, files_of, index, missing, plan_bytes
+from memstore.errors import CorruptionError
 from memstore.info import EntryInfo, LeafInfo, ShardInfo
 from memstore.keys import encode_key
 
@@ -17,7 +18,7 @@ def describe(root: Root, key: str) -> EntryInfo:
     if record is None:
         raise missing(name)
     plan = structure.plan_of(plan_bytes(record.description))
-    shards = _shards(root, record, plan)
+    shards = _shards(root, key, record, plan)
     leaves = tuple(
         LeafInfo(*leaf, shards.get(plan.same.get(i, i), ())) for i, leaf in enumerate(structure.leaf_table(plan))
     )
@@ -34,12 +35,15 @@ def describe(root: Root, key: str) -> EntryInfo:
     )
 
 
-def _shards(root: Root, record: Record, plan: structure.Plan) -> dict[int, tuple[ShardInfo, ...]]:
-    """By leaf, the parts that ranks have put."""
+def _shards(root: Root, key: str, record: Record, plan: structure.Plan) -> dict[int, tuple[ShardInfo, ...]]:
+    """By leaf, the parts that ranks have put. Raises CorruptionError."""
     files, bases = files_of(root, record), [extent.base for extent in record.extents]
 
     def file_at(place: int) -> str:
-        return files[bisect_right(bases, place) - 1]
+        number = bisect_right(bases, place) - 1
+        if number < 0:
+            raise CorruptionError(f"{key!r}: a part of it lies in none of its {len(files)} files", key=key)
+        return files[number]
 
     found = {
         leaf: tuple(ShardInfo(*one.box, one.rank, file_at(one.place)) for one in sorted(boxes))

@@ -153,6 +153,17 @@ def test_a_record_that_lies_with_a_right_checksum(filled: memstore.Store, data: 
                 look()
 
 
+def test_a_sharded_record_without_files(filled: memstore.Store) -> None:
+    root = root_of(filled)
+    right = index.find(root, b"k")
+    assert right is not None
+    with contextlib.ExitStack() as after:
+        after.callback(_write, filled, right)
+        _write(filled, msgspec.structs.replace(right, parts=msgspec.msgpack.encode([])))
+        with pytest.raises(CorruptionError, match="'k': a part of it lies in none of its 0 files"):
+            filled.info("k")
+
+
 def _look_through(view: Any) -> None:
     for _, tensor in structure.iter_tensors(view):
         (tensor[:3] if tensor.dim() else tensor).clone()
