@@ -114,6 +114,7 @@ def test_batches_are_copies(store: memstore.Store) -> None:
 
 def test_a_collate_function_gets_the_rows(store: memstore.Store) -> None:
     data: Any = filled(store, 4)
+
     def numbers(given: Any) -> list[int]:
         return [int(row["x"][0]) for row in given]
 
