@@ -34,6 +34,9 @@ _count_function_modes: Any = _c._len_torch_function_stack
 _tracer, _set_tracer = _c._get_tracing_state, _c._set_tracing_state  # torch.jit.trace's, which copies can crash
 _before_dispatch = _c.DispatchKey.PreDispatch  # of torch.export and make_fx: a stack by itself
 
+_eval_frame: Any = _c._dynamo.eval_frame
+_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+
 # allow_mutation_on_saved_tensors, which copies what autograd has saved before out= writes over it
 _KEPT: type[Any] = getattr(torch.autograd.graph, "_CloneArgBeforeMutateMode", type(None))
 
@@ -91,7 +94,11 @@ def put_aside(*, entirely: bool = False) -> Generator[None]:
 
 
 def unaffected(function: Callable[P, R]) -> Callable[P, R]:
-    """Calls a function with all modes put aside. Where none is active, it costs half a microsecond."""
+    """Calls a function with all modes put aside. Where none is active, it costs half a microsecond.
+
+    torch.compile leaves it alone too, and what it calls: it would trace numpy arrays and storages as copies of them.
+    (`torch.compiler.disable` says the same, and imports the compiler, which takes seconds.)
+    """
 
     @functools.wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> R:
@@ -100,4 +107,6 @@ def unaffected(function: Callable[P, R]) -> Callable[P, R]:
         with put_aside():
             return function(*arguments, **options)
 
+    call._torchdynamo_disable = True  # type: ignore[attr-defined] - it isn't inlined into a graph
+    _eval_frame.set_code_exec_strategy(call.__code__, _SKIP)  # nor compiled by itself
     return call

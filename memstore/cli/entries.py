@@ -99,7 +99,8 @@ def info(root: str, key: str, as_json: bool) -> None:
             described = described or _describe(root, key)
             nbytes = described.nbytes
     size, age = render.size(nbytes), render.age(record.created)
-    render.console.print(f"[bold]{render.printable(key)}[/]  version {record.version}, {size}, {age} old")
+    what = f"a {record.kind} with room for these rows, " if record.is_mutable else ""
+    render.console.print(f"[bold]{render.printable(key)}[/]  {what}version {record.version}, {size}, {age} old")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
     layouts = number_layouts(described.leaves if described is not None else ())

@@ -68,15 +68,15 @@ class Dataset:
             IndexError: a row that isn't there.
             TypeError, ValueError: no index of rows.
         """
-        rows, length = self._rows.value, len(self)
+        rows, length = self._rows, len(self)
         if isinstance(index, slice):
             start, stop, step = cast("slice[Any, Any, Any]", index).indices(length)
             if step > 0:
-                return rows[start : max(start, stop) : step]
+                return rows.shared(slice(start, max(start, stop), step))
         row = as_row(index)
         if row is None:
-            return read_rows(rows[:length], index)
-        return rows[in_range(row, length, self.key)]
+            return read_rows(rows.value[:length], index)
+        return rows.shared(in_range(row, length, self.key))
 
     @modes.unaffected
     def __getitems__(self, index: Sequence[int]) -> list[Row]:

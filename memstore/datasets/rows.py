@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from memstore import structure
 from memstore.datasets.batch import NUMPY_SAME_SIZE, Array, Batch
@@ -33,16 +34,29 @@ class Rows:
     Attributes:
         plan: of all of them.
         arrays: for each leaf the bits of them.
-        value: the same as tensors, in the structure of a row.
+        value: the same as tensors, in the structure of a row. Users get no part of these: see `shared`.
     """
 
     def __init__(self, entry: MutableEntry) -> None:
         record = entry.record
         self._entry = entry
         self.plan = structure.plan_of_rows(record.description, record.nbytes)
-        memory = np.asarray(entry.mapping)[record.start : record.start + record.nbytes]
-        self.arrays = arrays_over(self.plan, memory)
-        self.value: Any = structure.rebuild(self.plan, b"", memory, entry.mapping)
+        self._memory = np.asarray(entry.mapping)[record.start : record.start + record.nbytes]
+        self.arrays = arrays_over(self.plan, self._memory)
+        self.value: Any = structure.rebuild(self.plan, b"", self._memory, entry.mapping)
+
+    def shared(self, index: int | slice) -> Any:
+        """These rows, as tensors over the memory that the processes share.
+
+        Each has a storage of its own: `share_memory_` moves a storage elsewhere, with all tensors over it, and torch
+        saves it whole.
+        """
+        with torch.inference_mode(False):
+            rows = self.value[index]
+            return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
+
+    def _own(self, view: torch.Tensor) -> torch.Tensor:
+        return structure.in_own_storage(view, self._memory, self._entry.mapping)
 
     def store(self, batch: Batch, index: Any) -> None:
         """Copies a batch to its rows, by this thread alone: no helper of torch's stores on when its caller is dead."""

@@ -55,7 +55,7 @@ def _flatten_array(value: np.ndarray[Any, Any], walk: Walk) -> Tree:
 
 
 def tensor_of_array(value: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """The array's values, to be read: over its memory, where torch has such strides. None where it has no such dtype."""
+    """The array's values, to be read: over its memory, where torch has such strides. None: torch has no such dtype."""
     if value.dtype not in _ARRAY_DTYPES or not value.dtype.isnative:
         return None
     if any(step < 0 or step % value.itemsize for step in value.strides) or not value.size:

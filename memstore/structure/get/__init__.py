@@ -32,6 +32,7 @@ from memstore.structure.get.rebuild import (
 )
 from memstore.structure.get.storage import (
     bare_array,
+    in_own_storage,
 )
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "check_boxes",
     "get_into",
     "get_like",
+    "in_own_storage",
     "leaf_tensor",
     "lies_in_order",
     "rebuild",

@@ -17,7 +17,7 @@ import torch
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
-from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, over, with_traits
+from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, over, traits, with_traits
 from memstore.structure.tree import TensorNode
 
 
@@ -60,6 +60,21 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
             tensors[part.leaf].untyped_storage()._memstore_mapping = copy
             watch(copy.__array_interface__["data"][0], copy)  # so that a send copies it, as it does what is mapped
     return tensors
+
+
+def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Tensor:
+    """A view of a leaf over `memory` as a tensor with a storage of just its bytes, and no view of anything.
+
+    So what is done to that storage (`share_memory_`), or to the tensor by autograd, concerns no other part of the leaf.
+    Call it outside of inference mode. `keep` is as in `tensors_of`.
+    """
+    if not view.numel():
+        return torch.empty(view.shape, dtype=view.dtype, device="cpu")
+    start = view.data_ptr() - memory.__array_interface__["data"][0]
+    extent = traits.reach(view.shape, view.stride()) * view.dtype.itemsize
+    storage = torch.from_numpy(memory[start : start + extent]).untyped_storage()
+    storage._memstore_mapping = keep  # type: ignore[attr-defined]
+    return over(storage, view.dtype, 0, view.shape, view.stride())
 
 
 def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
