@@ -1,4 +1,4 @@
-"""Points of a call where its process may be killed, or its thread be interrupted: each instruction, or those that count.
+"""Points of a call where its process may be killed, or its thread interrupted: each instruction, or those that count.
 
 Only what memstore does itself counts: instructions of `memstore/replay` and of the mutexes and words below it.
 """

@@ -1,4 +1,4 @@
-"""Calls that are killed, or interrupted, at each of their instructions: a batch is whole or absent, and others go on."""
+"""Calls that are killed or interrupted at each of their instructions: a batch is whole or absent, and others go on."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
