@@ -179,7 +179,7 @@ def test_a_sample_wakes_a_writer_that_waits(root: str) -> None:
 def _add_one(wire: Wire, root: str) -> int:
     buffer = memstore.ReplayBuffer(memstore.open(root), "replay")
     wire.send()
-    return buffer.extend(rows(4, 1), timeout=60.0).item()
+    return int(buffer.extend(rows(4, 1), timeout=60.0))
 
 
 def test_a_writer_that_died_takes_nothing_from_the_rate_limiter(root: str) -> None:
@@ -215,13 +215,12 @@ def test_rows_are_drawn_by_their_priorities(store: memstore.Store) -> None:
     index = buffer.extend(rows(0, 40))
     priorities = torch.rand(40, generator=torch.Generator().manual_seed(5)) * 10 + 0.01
     assert buffer.update_priority(index, priorities) == 40
-    counts = torch.zeros(40)
-    for _ in range(200):
-        sample = buffer.sample(100)
-        counts += torch.bincount(sample["index"], minlength=40)
+    samples = [buffer.sample(100) for _ in range(200)]
+    counts = torch.bincount(torch.cat([sample["index"] for sample in samples]), minlength=40)
     expected = priorities**0.7 / (priorities**0.7).sum() * 20_000
     chi = ((counts - expected) ** 2 / expected).sum()
     assert chi < 66  # 39 degrees of freedom: one in 200, if draws were independent; by shares they are closer
+    sample = samples[0]
     probability = priorities[sample["index"]] ** 0.7 / (priorities**0.7).sum()
     weights = (40 * probability) ** -0.5
     torch.testing.assert_close(sample["weight"], weights / weights.max())
