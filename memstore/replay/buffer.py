@@ -23,6 +23,7 @@ from memstore.replay.samplers import Sampler, SamplerOptions, picker_for
 from memstore.replay.samples import INDEX, WEIGHT, Samples
 from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
+from memstore.replay.taking import Taking, hand_out
 from memstore.replay.updating import update
 from memstore.replay.writing import Positions, Writer
 from memstore.structure import modes
@@ -243,8 +244,7 @@ class ReplayBuffer:
             over the largest of the batch.
 
         Raises:
-            StoreTimeoutError: not so many rows in time; the message says why. What "fifo" and "lifo" had taken for it
-                by then is handed out.
+            StoreTimeoutError: not so many rows in time; the message says why.
             StructureMismatchError: `out` doesn't fit.
             TypeError, ValueError: `batch_size` is none; or both `out` and `device`.
         """
@@ -301,7 +301,10 @@ class ReplayBuffer:
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
         targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)
         if rows:
-            picked = sample(ring, picker, rows, targets, deadline)
+            if isinstance(picker, Taking):
+                picked = hand_out(ring, picker, rows, targets, deadline)
+            else:
+                picked = sample(ring, picker, rows, targets, deadline)
         else:
             none = np.empty(0, np.int64)
             picked = Picked(none, none, none.astype(np.float64))

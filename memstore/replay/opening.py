@@ -7,7 +7,13 @@ from typing import Any, Literal
 from memstore import structure
 from memstore.datasets import Spec, spec_of
 from memstore.engine import MutableEntry, Root, deadline_after, open_mutable, resource_errors
-from memstore.errors import AlreadyExistsError, KeyNotFoundError, ReadOnlyError, StructureMismatchError
+from memstore.errors import (
+    AlreadyExistsError,
+    KeyNotFoundError,
+    MutableEntryError,
+    ReadOnlyError,
+    StructureMismatchError,
+)
 from memstore.replay.creating import create, plan_of_spec
 from memstore.replay.layout import ALPHA_LIMIT, RingOptions, capacity_of, options_of
 from memstore.replay.limits import RateLimiter
@@ -56,6 +62,7 @@ def open_or_create(
                     if mode != "a" or not writable or spec is None or capacity is None:
                         raise _not_there(key, mode) from None
                 else:
+                    _check_recovered(entry)
                     _compare(entry, spec, capacity, options)
                     return entry
             if spec is None or capacity is None:
@@ -73,6 +80,18 @@ def _not_there(key: str, mode: BufferMode) -> Exception:
         return ValueError(f"{key!r}: to make a buffer takes spec= and capacity=")
     advice = "with spec= and capacity= it is made" if mode == "a" else "mode 'a' makes it"
     return KeyNotFoundError(f"no key {key!r}: {advice}", key=key)
+
+
+def _check_recovered(entry: MutableEntry) -> None:
+    """For who may only read: on a disk, what is whole after a crash of the host is found by who writes."""
+    page = entry.page
+    if entry.writable or not options_of(entry.record).is_noted or (page.is_of_this_boot and not page.is_new):
+        return
+    raise MutableEntryError(
+        f"{entry.key!r}: nobody has opened it to write since the host was started, and so nothing says which rows are "
+        "whole: open the store with mode 'r+' once",
+        key=entry.key,
+    )
 
 
 def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: RingOptions) -> None:

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from memstore.errors import StoreTimeoutError
-from memstore.replay.limits import RateLimiter
 from memstore.replay.picking import Picked, Picker
 from memstore.replay.ring import Ring
 from memstore.replay.waiting import pause, wait_for
@@ -26,7 +25,7 @@ Numbers = NDArray[np.int64]
 Targets = list[torch.Tensor]
 
 _ROUNDS = 16  # before the rest is copied under the mutex
-_LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")
+LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere all is copied under the mutex
 
 
 def new_targets(ring: Ring, rows: int) -> Targets:
@@ -38,8 +37,8 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
     """Fills targets with rows. Raises StoreTimeoutError: there are none, or a rate limiter says no."""
     picked = picker.pick(rows, locked=False) if ring.limiter is None else None
     if picked is None:
-        picked = _wait(ring, picker, rows, deadline)
-    wrong = _copy(ring, picked, targets) if _LOADS_IN_ORDER else np.arange(rows)
+        picked = wait_for_rows(ring, picker, rows, deadline, count=True)
+    wrong = copy_picked(ring, picked, targets) if LOADS_IN_ORDER else np.arange(rows)
     rounds = 0
     while len(wrong):
         wrong = _whole_units(wrong, picker.together)
@@ -48,14 +47,22 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
                 f"{ring.key!r}: rows were written over faster than they could be copied", key=ring.key
             )
         rounds += 1
-        locked = ring.entry.writable and (rounds > _ROUNDS or not _LOADS_IN_ORDER)
+        locked = ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER)
         again = partial(_copy_others, ring, picker, picked, wrong, targets, locked=locked)
         left = ring.run(again, deadline) if locked else again()
         if left is None:
-            others = _wait(ring, picker, len(wrong), deadline, is_counted=True)
+            others = wait_for_rows(ring, picker, len(wrong), deadline)
             left = _replace(ring, picked, wrong, targets, others)
         wrong = left
     return picked
+
+
+def copy_picked(ring: Ring, picked: Picked, targets: Targets) -> Numbers:
+    """Copies rows. Returns the numbers of those that lie there no more."""
+    rows = torch.as_tensor(picked.slots)
+    for tensor, target in zip(ring.tensors, targets, strict=True):
+        copy_rows(tensor, rows, target, is_mapped=True)
+    return np.flatnonzero(~are_same(picked.words, ring.words.take(picked.slots)))
 
 
 def _whole_units(wrong: Numbers, together: int) -> Numbers:
@@ -63,14 +70,6 @@ def _whole_units(wrong: Numbers, together: int) -> Numbers:
     if together == 1:
         return wrong
     return (np.unique(wrong // together)[:, None] * together + np.arange(together)).ravel()
-
-
-def _copy(ring: Ring, picked: Picked, targets: Targets) -> Numbers:
-    """Copies rows. Returns the numbers of those that lie there no more."""
-    rows = torch.as_tensor(picked.slots)
-    for tensor, target in zip(ring.tensors, targets, strict=True):
-        copy_rows(tensor, rows, target, is_mapped=True)
-    return np.flatnonzero(~are_same(picked.words, ring.words.take(picked.slots)))
 
 
 def _copy_others(
@@ -84,7 +83,7 @@ def _copy_others(
 def _replace(ring: Ring, picked: Picked, wrong: Numbers, targets: Targets, others: Picked) -> Numbers:
     """Copies others in the place of some rows. Returns the numbers of those that went again."""
     copies = new_targets(ring, len(wrong))
-    still = wrong[_copy(ring, others, copies)]
+    still = wrong[copy_picked(ring, others, copies)]
     places = torch.as_tensor(wrong)
     for target, copy in zip(targets, copies, strict=True):
         target[places] = copy
@@ -97,35 +96,44 @@ def _replace(ring: Ring, picked: Picked, wrong: Numbers, targets: Targets, other
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
-def _wait(ring: Ring, picker: Picker, rows: int, deadline: float, *, is_counted: bool = False) -> Picked:
-    """`is_counted`: by the rate limiter, already."""
+def may_sample(ring: Ring, rows: int) -> bool:
+    """Under the mutex: whether the rate limiter says so."""
+    numbers, limiter = ring.numbers, ring.limiter
+    return limiter is None or limiter.may_sample(numbers.added, numbers.sampled, rows)
+
+
+def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> Picked:
+    """Picks rows when there are some, and the rate limiter says yes. Raises StoreTimeoutError.
+
+    Args:
+        count: for the rate limiter. Who asks again for some of the same sample doesn't, and isn't stopped either.
+    """
     if not ring.entry.writable:
         return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
-    limiter = None if is_counted else ring.limiter
-    look, reason = partial(_look, ring, picker, rows, limiter), partial(_reason, ring, picker, rows, limiter)
-    picked, sleeps = wait_for(ring, look, deadline, reason)
+    look = partial(_look, ring, picker, rows, count=count)
+    picked, sleeps = wait_for(ring, look, deadline, partial(reason, ring, picker, rows))
     if sleeps:
         ring.page.wake()
     return picked
 
 
-def _look(ring: Ring, picker: Picker, rows: int, limiter: RateLimiter | None) -> tuple[Picked, bool] | None:
-    """Under the mutex."""
-    numbers = ring.numbers
-    if limiter is not None and not limiter.may_sample(numbers.added, numbers.sampled, rows):
+def _look(ring: Ring, picker: Picker, rows: int, *, count: bool) -> tuple[Picked, bool] | None:
+    """Under the mutex. Also whether somebody is to be woken after it."""
+    if count and not may_sample(ring, rows):
         return None
     picked = picker.pick(rows, locked=True)
-    if picked is None or limiter is None:
+    if picked is None or not count or ring.limiter is None:
         return None if picked is None else (picked, False)
-    numbers.sampled += rows
+    ring.numbers.sampled += rows
     return picked, ring.page.ring()
 
 
-def _reason(ring: Ring, picker: Picker, rows: int, limiter: RateLimiter | None) -> str:
-    numbers = ring.numbers
-    if limiter is not None and not limiter.may_sample(numbers.added, numbers.sampled, rows):
+def reason(ring: Ring, picker: Picker, rows: int) -> str:
+    """Why there is nothing, for an error."""
+    if not may_sample(ring, rows):
+        numbers = ring.numbers
         return (
-            f"its rate limiter lets nobody sample {rows:,} rows until more are added: {limiter}, {numbers.added:,} "
-            f"rows added, {numbers.sampled:,} sampled"
+            f"its rate limiter lets nobody sample {rows:,} rows until more are added: {ring.limiter}, "
+            f"{numbers.added:,} rows added, {numbers.sampled:,} sampled"
         )
     return picker.wants(rows)

@@ -1,7 +1,15 @@
-"""Rows that are handed out once, to all openers together: the oldest first, or the newest. See docs/decisions/015."""
+"""Rows that are handed out once, to all openers together: the oldest first, or the newest. See docs/decisions/015.
+
+1. *Pick* rows that wait, and *copy* them, without the mutex.
+2. *Take* them, under the mutex, if they wait there still: their words say that they are handed out.
+
+So a consumer that dies, or is written over, has taken nothing that it hasn't got. Another one that is faster makes it
+begin anew; after some rounds all is done under the mutex.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,55 +17,58 @@ from numpy.typing import NDArray
 
 from memstore.replay.picking import Picked
 from memstore.replay.ring import Ring
+from memstore.replay.sampling import LOADS_IN_ORDER, Targets, copy_picked, may_sample, reason, wait_for_rows
+from memstore.replay.waiting import wait_for
 from memstore.replay.words import STATE, WHOLE, positions_of, words_of
 
 Positions = NDArray[np.int64]
+_ROUNDS = 3
 _AT_ONCE = 4  # times as many words are looked at as rows are wanted
 
 
 class Taking:
-    """Takes rows. A word says of its row that it was handed out; the cursor, or the top, says where to look."""
+    """Picks rows that wait, and takes them. A word says of its row that it was handed out; the cursor, or the top,
+    where to look.
+    """
 
     together = 1
 
     def __init__(self, ring: Ring, *, newest: bool) -> None:
         self._ring, self._newest = ring, newest
 
+    def wants(self, rows: int) -> str:
+        return f"no {rows:,} rows wait to be handed out"
+
+    # --- pick ---------------------------------------------------------------------------------------------------------
+
     def pick(self, rows: int, *, locked: bool) -> Picked | None:
-        """Under the mutex only. Takes nothing if there are fewer."""
-        if not locked:
-            return None
-        ring, numbers = self._ring, self._ring.numbers
-        late = self._late() if numbers.late else np.empty(0, np.int64)
-        late = late[:rows]
-        found = np.concatenate([late, self._search(rows - len(late))]) if len(late) < rows else late
+        """None: there are fewer; or it seems so, without the mutex."""
+        ring = self._ring
+        late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
+        found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
         if len(found) < rows:
             return None
-        slots = found % ring.capacity
-        words: Any = words_of(found, ring.capacity, WHOLE)
-        ring.words[slots] = words | 1
-        if len(late) < rows and self._newest:
-            numbers.top = int(found[-1])
-        elif len(late) < rows:
-            numbers.cursor = int(found[-1]) + 1
-        return Picked(slots, words)
+        return Picked(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
 
-    def _late(self) -> Positions:
+    def _late(self, *, locked: bool) -> Positions:
         """Rows that were published when the ring had passed over them."""
         ring = self._ring
-        slots = np.flatnonzero(ring.words & STATE == WHOLE)
-        positions: Positions = positions_of(ring.words[slots], slots, ring.capacity)
+        words: Any = np.array(ring.words)
+        slots = np.flatnonzero(words & STATE == WHOLE)
+        positions: Positions = positions_of(words[slots], slots, ring.capacity)
         late = np.sort(positions[positions < ring.numbers.head - ring.capacity])
-        if not len(late):
+        if locked and not len(late):
             ring.numbers.late = False
         return late[::-1] if self._newest else late
 
     def _search(self, rows: int) -> Positions:
         """From the cursor up, or from the top down: a part of the words after the other."""
         ring, numbers = self._ring, self._ring.numbers
-        low = max(numbers.head - ring.capacity, 0)
-        high = min(numbers.top, numbers.head) if self._newest else numbers.head
-        if not self._newest:
+        head = numbers.head
+        low, high = max(head - ring.capacity, 0), head
+        if self._newest:
+            high = min(head, numbers.top)
+        else:
             low = max(low, numbers.cursor)
         found, width = np.empty(0, np.int64), max(_AT_ONCE * rows, 64)
         while len(found) < rows and low < high:
@@ -67,20 +78,74 @@ class Taking:
             else:
                 part = np.arange(low, min(low + width, high))
                 low += len(part)
-            words = ring.words.take(part % ring.capacity)
-            waiting = part[words == words_of(part, ring.capacity, WHOLE)]
-            found = np.concatenate([found, waiting[: rows - len(found)]])
+            found = np.concatenate([found, self._waiting(part)[: rows - len(found)]])
             width *= 2
-        self._move_to(found)
         return found
 
-    def _move_to(self, found: Positions) -> None:
-        """Nothing waits before the first of them: what is published there later says so itself."""
-        numbers = self._ring.numbers
-        if self._newest:
-            numbers.top = int(found[0]) + 1 if len(found) else 0
-        else:
-            numbers.cursor = int(found[0]) if len(found) else numbers.head
+    def _waiting(self, positions: Positions) -> Positions:
+        ring = self._ring
+        words: Any = ring.words.take(positions % ring.capacity)
+        return positions[words == words_of(positions, ring.capacity, WHOLE)]
 
-    def wants(self, rows: int) -> str:
-        return f"no {rows:,} rows wait to be handed out"
+    # --- take ---------------------------------------------------------------------------------------------------------
+
+    def take(self, picked: Picked) -> bool:
+        """Under the mutex. False: one of them waits no more, and nothing was taken."""
+        ring = self._ring
+        if not np.array_equal(ring.words.take(picked.slots), picked.words):
+            return False
+        ring.words[picked.slots] = picked.words | 1
+        positions = positions_of(picked.words, picked.slots, ring.capacity)
+        self._move_behind(int(positions.min()), int(positions.max()))
+        return True
+
+    def _move_behind(self, lowest: int, highest: int) -> None:
+        """Cursor or top: behind what was taken, but over nothing that waits, as what was published there meanwhile."""
+        ring, numbers = self._ring, self._ring.numbers
+        oldest = max(numbers.head - ring.capacity, 0)
+        if self._newest:
+            waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
+            numbers.top = min(numbers.top, int(waiting[-1]) + 1 if len(waiting) else lowest)
+        else:
+            waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
+            numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
+
+
+def hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets, deadline: float) -> Picked:
+    """Fills targets with rows, and takes them. Raises StoreTimeoutError: not so many wait, or a limiter says no."""
+    for _ in range(_ROUNDS if LOADS_IN_ORDER else 0):
+        picked = taking.pick(rows, locked=False) if ring.limiter is None else None
+        if picked is None:
+            picked = wait_for_rows(ring, taking, rows, deadline)
+        copy_picked(ring, picked, targets)
+        taken, sleeps = ring.run(partial(_take, ring, taking, picked), deadline)
+        if sleeps:
+            ring.page.wake()
+        if taken:
+            return picked
+    look = partial(_hand_out, ring, taking, rows, targets)
+    picked, sleeps = wait_for(ring, look, deadline, partial(reason, ring, taking, rows))
+    if sleeps:
+        ring.page.wake()
+    return picked
+
+
+def _take(ring: Ring, taking: Taking, picked: Picked) -> tuple[bool, bool]:
+    """Under the mutex. Whether they were taken, and whether somebody is to be woken after it."""
+    rows = len(picked.slots)
+    if not may_sample(ring, rows) or not taking.take(picked):
+        return False, False
+    if ring.limiter is None:
+        return True, False
+    ring.numbers.sampled += rows
+    return True, ring.page.ring()
+
+
+def _hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets) -> tuple[Picked, bool] | None:
+    """All of it, under the mutex."""
+    picked = taking.pick(rows, locked=True)
+    if picked is None or not may_sample(ring, rows):
+        return None
+    copy_picked(ring, picked, targets)
+    taken, sleeps = _take(ring, taking, picked)
+    return (picked, sleeps) if taken else None

@@ -21,7 +21,7 @@ from memstore.datasets import Batch
 from memstore.engine import CLAIMED, FREE, deadline_after, syscalls
 from memstore.errors import ContentionError, StoreFullError, StoreTimeoutError
 from memstore.replay.priorities import Given
-from memstore.replay.recovery import count, give_back, give_back_the_dead
+from memstore.replay.recovery import checked_claim, count, give_back, give_back_the_dead
 from memstore.replay.ring import Ring
 from memstore.replay.waiting import wait_for
 from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, claims_of, words_of
@@ -97,7 +97,7 @@ class Writer:
         ring = self._ring
         if ring.limiter is None:
             return True
-        under_way = sum(ring.claims.read(number).rows for number in ring.claims.in_use())
+        under_way = sum(checked_claim(ring, number).rows for number in ring.claims.in_use())
         return ring.limiter.may_insert(ring.numbers.added + under_way, ring.numbers.sampled, rows)
 
     def _plan(self, rows: int) -> tuple[Positions, int]:

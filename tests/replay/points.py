@@ -1,4 +1,4 @@
-"""Points of a call where its process may be killed, or its thread be interrupted: each instruction, or those that count.
+"""Points of a call where its process may be killed, or its thread interrupted: each instruction, or those that count.
 
 Only what memstore does itself counts: instructions of `memstore/replay` and of the mutexes and words below it.
 """
@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -85,7 +86,7 @@ def fork_and(at: Callable[[], None], action: Callable[[], object], point: int) -
         _Points(point, at, signals=False).run(action)
         status = 0
     except BaseException:
-        sys.excepthook(*sys.exc_info())
+        traceback.print_exc()
     finally:
         os._exit(status)
 

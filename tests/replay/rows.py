@@ -34,6 +34,10 @@ def ring_of(buffer: memstore.ReplayBuffer) -> Ring:
     return buffer._ring
 
 
+def writer_of(buffer: memstore.ReplayBuffer) -> Any:
+    return buffer._writer
+
+
 def there(store: memstore.Store, key: str) -> dict[int, int]:
     """What samplers may find: the numbers of all rows, by their positions."""
     buffer = memstore.ReplayBuffer(store, key)

@@ -6,7 +6,7 @@ mutexes that it held pass on, the buffer's and that of its claim, with word of i
     WRITER    claim: note it, mark each word, move the head | copy cell by cell
               publish: note it, make each word whole, count, free the claim
     SAMPLER   pick | copy cell by cell | look again; after some tries the same under the mutex
-    CONSUMER  take: mark a word, move the cursor | copy cell by cell | look again
+    CONSUMER  pick | copy cell by cell | look again, and take: mark the word, move the cursor
     RECOVERY  claims that were being made, and publications that had begun, are completed
 
 Stores are plain, and become visible in their order, as x86-64 has it; loads are made in theirs. A store that is
@@ -48,6 +48,7 @@ MUTATIONS = {
     "the cursor stays": "rows that are published behind the cursor are handed out to nobody",
     "nobody looks for late rows": "rows that the ring passed over before they were published are handed out to nobody",
     "the cursor alone": "what is handed out is not marked, and the cursor may go back",
+    "the cursor skips rows": "the cursor moves behind what is taken, and over what was published before it meanwhile",
     "take without the mutex": "a consumer takes a row without the mutex",
 }
 
@@ -145,10 +146,10 @@ def _sampler(scene: Scene, broken: frozenset[str]) -> Steps:
         yield scene.finish("raise")
 
 
-def _copy(scene: Scene) -> tuple[str, State]:
+def _copy(scene: Scene, following: str = "look") -> tuple[str, State]:
     process = scene.process
     cell = scene.state.slots[process.seen[0]].cells[len(process.copy)]
-    at = "look" if len(process.copy) + 1 == CELLS else "copy"
+    at = following if len(process.copy) + 1 == CELLS else "copy"
     return scene.step("copy a cell", at=at, copy=(*process.copy, cell))
 
 
@@ -156,51 +157,76 @@ def _copy(scene: Scene) -> tuple[str, State]:
 
 
 def _consumer(scene: Scene, broken: frozenset[str]) -> Steps:
-    state, process = scene.state, scene.process
+    process = scene.process
     if process.at == "start":
         if not process.rows:
             yield scene.finish("end")
         else:
-            yield scene.step("begin", at="take" if "take without the mutex" in broken else "lock: take")
-    elif process.at == "take":
-        yield _take(scene)
-    elif process.at == "mark":
-        slot, word = process.seen
-        marked = state if "the cursor alone" in broken else with_word(state, slot, TAKEN)
-        position = word.lap * state.capacity + slot
-        if position in state.handed:
-            raise Fault("a row is handed out twice")
-        yield scene.step("take: mark", marked._replace(handed=state.handed | {position}), at="move the cursor")
-    elif process.at == "move the cursor":
-        slot, word = process.seen
-        position = word.lap * state.capacity + slot
-        moved = state if position < state.head - state.capacity else state._replace(cursor=position + 1)
-        yield scene.step("take: move the cursor", moved, at="release: copy" if process.owner else "copy")
+            yield scene.step("begin", at="pick" if process.tries else "lock: pick")
+    elif process.at == "pick":
+        yield _pick_waiting(scene)
     elif process.at == "copy":
-        yield _copy(scene)
-    elif process.at == "look":
-        slot, word = process.seen
-        is_same = state.slots[slot].state in READABLE and state.slots[slot].lap == word.lap
-        if is_same or "no look again" in broken:
-            yield scene.step("look again: the same", at="return")
-        else:
-            yield scene.step("look again: another", at="start")
+        is_held = process.owner or "take without the mutex" in broken
+        yield _copy(scene, "take" if is_held else "lock: take")
+    elif process.at in ("take", "mark", "move the cursor"):
+        yield _take(scene, broken)
     elif process.at == "return":
         yield scene.returned()
     else:
         yield scene.finish("raise")
 
 
-def _take(scene: Scene) -> tuple[str, State]:
-    """Late rows first; then on from the cursor."""
-    state = scene.state
+def _pick_waiting(scene: Scene) -> tuple[str, State]:
+    """Late rows first; then on from the cursor. Without the mutex, unless there is nothing, or it went too often."""
+    state, process = scene.state, scene.process
+    positions = [
+        state.position(index)
+        for index, slot in enumerate(state.slots)
+        if state.late and slot.state == WHOLE and state.position(index) < state.head - state.capacity
+    ]
+    positions += [
+        position
+        for position in range(max(state.cursor, state.head - state.capacity), state.head)
+        if state.slot_of(position).state == WHOLE and state.has(position)
+    ]
+    if positions:
+        at = "release: copy" if process.owner and process.tries else "copy"
+        seen = (positions[0] % state.capacity, state.slot_of(positions[0]))
+        return scene.step("pick a row that waits", at=at, seen=seen, copy=())
+    if not process.owner:
+        return scene.step("nothing waits, it seems", at="lock: pick")
     if state.late:
-        for index, slot in enumerate(state.slots):
-            if slot.state == WHOLE and state.position(index) < state.head - state.capacity:
-                return scene.step("take: pick a late row", at="mark", seen=(index, slot), copy=())
-        return scene.step("take: no row is late", state._replace(late=False))
-    for position in range(max(state.cursor, state.head - state.capacity), state.head):
-        slot = state.slot_of(position)
-        if (slot.state, slot.lap) == (WHOLE, position // state.capacity):
-            return scene.step("take: pick", at="mark", seen=(position % state.capacity, slot), copy=())
-    return scene.step("take: nothing waits", at="release: raise" if scene.process.owner else "raise")
+        return scene.step("no row is late", state._replace(late=False))
+    return scene.step("nothing waits", at="release: raise")
+
+
+def _take(scene: Scene, broken: frozenset[str]) -> tuple[str, State]:
+    """Under the mutex, after the copy: so what a consumer has not got is never lost with it."""
+    state, process = scene.state, scene.process
+    slot, word = process.seen
+    position = word.lap * state.capacity + slot
+    if process.at == "take":
+        found = state.slots[slot]
+        if (found.state == WHOLE and found.lap == word.lap) or "no look again" in broken:
+            return scene.step("take: the same", at="mark")
+        if process.owner and not process.tries:
+            raise Fault("a row went while the mutex was held")
+        return scene.step("take: another", at="release: start" if process.owner else "start", tries=0, copy=())
+    if process.at == "mark":
+        if position in state.handed:
+            raise Fault("a row is handed out twice")
+        marked = state if "the cursor alone" in broken else with_word(state, slot, TAKEN)
+        return scene.step("take: mark", marked._replace(handed=state.handed | {position}), at="move the cursor")
+    moved = state._replace(cursor=_cursor_behind(state, position, broken))
+    return scene.step("take: move the cursor", moved, at="release: return" if process.owner else "return")
+
+
+def _cursor_behind(state: State, position: int, broken: frozenset[str]) -> int:
+    """Behind what was taken, unless something waits before that."""
+    if position < state.cursor:  # a late row, or the cursor has gone on
+        return state.cursor
+    if "the cursor skips rows" not in broken:
+        for before in range(max(state.cursor, state.head - state.capacity), position):
+            if state.slot_of(before).state == WHOLE and state.has(before):
+                return before
+    return position + 1

@@ -202,7 +202,7 @@ class Run:
         assert self.by["lifo"].update_priority(torch.tensor(index, dtype=torch.int64), priority) == len(there)
         if index:
             model.largest = max(model.largest, priority)
-        model.leaves.update(dict.fromkeys(there, priority**0.5))
+        model.leaves.update({row: float(priority**0.5) for row in there})
 
     def flush(self) -> None:
         self.by["uniform"].flush()

@@ -1,4 +1,4 @@
-"""Calls that are killed, or interrupted, at each of their instructions: a batch is whole or absent, and others go on."""
+"""Calls that are killed or interrupted at each of their instructions: a batch is whole or absent, and others go on."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -93,13 +93,12 @@ def check_handed_out(store: memstore.Store, buffer: memstore.ReplayBuffer) -> No
 
 
 def some(count: int, part: int) -> list[int]:
-    """All of them, or so many that are strewn over them."""
-    return list(range(count)) if part == ALL else sorted(random.Random(count).sample(range(count), min(part, count)))
+    """So many of them, strewn over all."""
+    return sorted(random.Random(count).sample(range(count), min(part, count)))
 
 
 SLOW = [pytest.mark.full, pytest.mark.timeout(1200)]
-ALL = 0
-PARTS = [pytest.param(10, id="some"), pytest.param(ALL, id="all", marks=SLOW)]
+PARTS = [pytest.param(6, id="some"), pytest.param(150, id="more", marks=SLOW)]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -114,7 +113,7 @@ def test_a_kill_leaves_all_or_nothing(store: memstore.Store, name: str, part: in
         buffer = prepare(store, operation)
         killed += points.kill(lambda buffer=buffer: operation.run(buffer), point)
         check(store, name, buffer)
-    assert killed >= 9, "this tests nothing"
+    assert killed >= 5, "this tests nothing"
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -71,6 +71,7 @@ FOUND_IN = {
     "the cursor stays": "a consumer passes a slow writer",
     "nobody looks for late rows": "a writer is passed over",
     "the cursor alone": "a consumer passes a slow writer",
+    "the cursor skips rows": "a consumer passes a slow writer",
     "take without the mutex": "two consumers",
 }
 

@@ -9,6 +9,7 @@ All of it changes under the entry's mutex, but for that release.
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from memstore.engine import syscalls
@@ -22,7 +23,7 @@ FREE, CLAIMING, CLAIMED, PUBLISHING = range(4)  # stages
 _WORDS = CLAIM_SIZE // 8  # of a claim
 _STAGE, _FIRST, _END, _ROWS, _BEFORE = range(syscalls.MUTEX_SIZE // 8, syscalls.MUTEX_SIZE // 8 + 5)
 
-_kept: dict[int, ClaimTable] = {}  # by address of a mutex that a thread may hold: its memory must not be unmapped
+_kept: dict[int, tuple[ClaimTable, int]] = {}  # whose memory must stay, by the mutex that a thread may hold; the thread
 
 
 class Claim(NamedTuple):
@@ -50,6 +51,7 @@ class ClaimTable:
         self._address, self._memory = address, memory
         self._words = syscalls.long_words(address, CLAIMS * _WORDS)
         self._mine: dict[int, int] = {}  # the claim that a thread has, or had last
+        _forget_the_dead()
 
     def create(self) -> None:
         """Makes all claims free, while nobody uses them."""
@@ -79,7 +81,7 @@ class ClaimTable:
             return False
         address = self._address + number * CLAIM_SIZE
         self._mine[me] = number  # before the mutex is: what an interrupt leaves is found by `left_over`
-        _kept[address] = self
+        _kept[address] = self, me
         code = syscalls.mutex_lock(address, 0.0)
         if code == syscalls.OWNER_DIED:
             syscalls.mutex_recovered(address)
@@ -140,3 +142,10 @@ class ClaimTable:
         """Who has claims, for an error."""
         threads = [self.owner(number) for number in self.in_use()]
         return ", ".join(sorted({describe_thread(thread) for thread in threads if thread})) or "nobody"
+
+
+def _forget_the_dead() -> None:
+    """Threads that ended, or stayed with the parent of a forked child, hold no mutex here."""
+    for address, (_, thread) in list(_kept.items()):
+        if not os.path.exists(f"/proc/self/task/{thread}"):
+            _kept.pop(address, None)

@@ -1,0 +1,36 @@
+"""Something happens in the middle of a call, where a test wants it."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import memstore
+
+
+class _Leaf:
+    """Stands before the rows of a leaf, and calls something when they are written."""
+
+    def __init__(self, array: Any, action: Callable[[], None]) -> None:
+        self._array, self._action = array, action
+
+    def __setitem__(self, index: Any, rows: Any) -> None:
+        half = len(rows) // 2 or 1
+        self._array[index][:half] = rows[:half]
+        self._action()
+        self._array[index][half:] = rows[half:]
+
+
+@contextmanager
+def in_the_copy(buffer: memstore.ReplayBuffer, action: Callable[[], None]) -> Iterator[None]:
+    """In the middle of the rows of the last leaf that a write stores, inside this `with`."""
+    ring = buffer._ring
+    arrays = ring.arrays
+    ring.arrays = (*arrays[:-1], _Leaf(arrays[-1], action))
+    try:
+        yield
+    finally:
+        ring.arrays = arrays

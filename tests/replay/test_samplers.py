@@ -1,0 +1,349 @@
+"""What each sampler gives, alone and beside others in other processes; and who waits for whom."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from tests.children import Child, Wire, children, in_child
+from tests.replay.rows import SPEC, check_priorities, numbers_of, rows
+
+
+def new(store: memstore.Store, capacity: int = 100, **options: Any) -> memstore.ReplayBuffer:
+    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
+
+
+# --- uniform ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_rows_are_equally_likely(store: memstore.Store) -> None:
+    buffer = new(store, 20, seed=1)
+    buffer.extend(rows(0, 20))
+    buffer.extend(rows(20, 10))
+    counts = torch.bincount(torch.tensor(numbers_of(buffer.sample(20_000))), minlength=30)
+    assert counts[:10].sum() == 0
+    assert (counts[10:] - 1000).abs().max() < 150
+
+
+def test_a_seed_repeats_and_other_processes_and_copies_differ(store: memstore.Store) -> None:
+    buffer = new(store, seed=7)
+    buffer.extend(rows(0, 100))
+    first = buffer.sample(50)["index"].tolist()
+    assert memstore.ReplayBuffer(store, "replay", seed=7).sample(50)["index"].tolist() == first
+
+    def child() -> list[int]:
+        return buffer.sample(50)["index"].tolist()
+
+    others = [in_child(child), in_child(child), buffer.sample(50)["index"].tolist()]
+    assert len({tuple(other) for other in [first, *others]}) == 4
+
+
+def test_without_replacement_each_row_comes_once_a_pass(store: memstore.Store) -> None:
+    buffer = new(store, replacement=False, seed=3)
+    buffer.extend(rows(0, 10))
+    first = [number for _ in range(2) for number in numbers_of(buffer.sample(5))]
+    assert sorted(first) == list(range(10))
+    batches = [numbers_of(buffer.sample(4)) for _ in range(5)]  # two passes, and a batch that has parts of both
+    assert all(len(set(batch)) == 4 for batch in batches)
+    seen = [number for batch in batches for number in batch]
+    assert sorted(seen) == sorted([*range(10), *range(10)])
+    assert sorted(seen[:10]) == list(range(10))
+    buffer.extend(rows(10, 5))
+    with pytest.raises(memstore.StoreTimeoutError, match="it has 15 rows, and without replacement a sample takes 16"):
+        buffer.sample(16, timeout=0)
+
+
+def test_a_pass_leaves_out_what_was_written_over_meanwhile(store: memstore.Store) -> None:
+    buffer = new(store, 10, replacement=False, seed=3)
+    buffer.extend(rows(0, 10))
+    first = numbers_of(buffer.sample(3))
+    buffer.extend(rows(10, 5))
+    rest = numbers_of(buffer.sample(10 - len({*range(5, 10)} & {*first}) - 5))
+    assert sorted([*(number for number in first if number >= 5), *rest]) == list(range(5, 10))
+
+
+# --- handed out once --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sampler", "expected"), [("fifo", [0, 1, 2, 3, 4]), ("lifo", [5, 4, 3, 2, 1])])
+def test_rows_are_handed_out_once_in_their_order(store: memstore.Store, sampler: Any, expected: list[int]) -> None:
+    buffer = new(store, sampler=sampler)
+    other = memstore.ReplayBuffer(store, "replay", sampler=sampler)
+    buffer.extend(rows(0, 6))
+    assert numbers_of(buffer.sample(2)) + numbers_of(other.sample(3)) == expected
+    with pytest.raises(memstore.StoreTimeoutError, match="no 2 rows wait to be handed out"):
+        other.sample(2, timeout=0.01)
+    assert len(numbers_of(buffer.sample(1))) == 1
+    buffer.extend(rows(6, 1))
+    assert numbers_of(other.sample(1)) == [6]
+    assert len(buffer) == 7
+
+
+def _consume(wire: Wire, number: int, root: str, sampler: Any) -> list[int]:
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay", sampler=sampler)
+    found: list[int] = []
+    wire.send()
+    while True:
+        is_over = wire.has_message
+        try:
+            found += numbers_of(buffer.sample(3, timeout=0.2))
+        except memstore.StoreTimeoutError:
+            if is_over:
+                return found
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "lifo"])
+def test_two_consumers_get_all_rows_between_them(root: str, sampler: Any) -> None:
+    with memstore.open(root) as store:
+        # the oldest rows are safe from the ring with a rate limiter; of the newest first, old ones wait for ever
+        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=50.0)
+        buffer = new(store, 64, rate_limiter=limiter) if sampler == "fifo" else new(store, 600)
+        with children(2, _consume, root, sampler) as consumers:
+            for consumer in consumers:
+                consumer.receive()
+            for start in range(0, 600, 4):
+                buffer.extend(rows(start, 4), timeout=60.0)
+            for consumer in consumers:
+                consumer.send()
+            found = [consumer.receive() for consumer in consumers]
+        assert sorted(found[0] + found[1]) == list(range(600))
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def _sample_one(wire: Wire, root: str, sampler: Any) -> list[int]:
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay", sampler=sampler)
+    wire.send()
+    return numbers_of(buffer.sample(2, timeout=60.0))
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized", "fifo"])
+def test_who_samples_an_empty_buffer_is_woken_by_the_first_rows(root: str, sampler: Any) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store, sampler="prioritized")
+        with Child(_sample_one, root, sampler) as child:
+            child.receive()
+            child.wait_until_it_sleeps_on_a_futex()
+            buffer.extend(rows(5, 2))
+            assert set(child.receive()) <= {5, 6}
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized", "fifo", "lifo"])
+def test_an_empty_buffer_times_out(store: memstore.Store, sampler: Any) -> None:
+    buffer = new(store, sampler=sampler)
+    started = time.monotonic()
+    with pytest.raises(memstore.StoreTimeoutError, match=r"'replay': (it has no|no 1) rows"):
+        buffer.sample(1, timeout=0.05)
+    assert time.monotonic() - started >= 0.05
+    assert buffer.sample(0)["index"].shape == (0,)
+
+
+def test_a_rate_limiter_lets_samplers_and_writers_wait_for_each_other(store: memstore.Store) -> None:
+    limiter = memstore.RateLimiter(samples_per_insert=2.0, min_size=4, tolerance=4.0)
+    buffer = new(store, rate_limiter=limiter)
+    buffer.extend(rows(0, 3))
+    with pytest.raises(memstore.StoreTimeoutError, match=r"nobody sample 1 rows .*min_size=4.*, 3 rows added, 0 s"):
+        buffer.sample(1, timeout=0)
+    buffer.extend(rows(3, 3))  # a difference of 12: the most
+    with pytest.raises(memstore.StoreTimeoutError, match=r"lets no 1 rows in .*, 6 rows added, 0 sampled"):
+        buffer.extend(rows(6, 1), timeout=0)
+    for _ in range(8):
+        buffer.sample(1, timeout=0)  # to a difference of 4: the least
+    with pytest.raises(memstore.StoreTimeoutError, match="8 sampled"):
+        memstore.ReplayBuffer(store, "replay").sample(1, timeout=0)
+    assert (buffer.cursor, len(buffer)) == (6, 6)
+    buffer.add({name: leaf[0] for name, leaf in rows(6, 1).items()}, timeout=0)
+    buffer.sample(2, timeout=0)
+
+
+def test_a_sample_wakes_a_writer_that_waits(root: str) -> None:
+    with memstore.open(root) as store:
+        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=2, tolerance=2.0)
+        buffer = new(store, rate_limiter=limiter)
+        buffer.extend(rows(0, 4))
+        with Child(_add_one, root) as child:
+            child.receive()
+            child.wait_until_it_sleeps_on_a_futex()
+            buffer.sample(1)
+            assert child.receive() == 4
+
+
+def _add_one(wire: Wire, root: str) -> int:
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay")
+    wire.send()
+    return int(buffer.extend(rows(4, 1), timeout=60.0))
+
+
+def test_a_writer_that_died_takes_nothing_from_the_rate_limiter(root: str) -> None:
+    with memstore.open(root) as store:
+        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=3.0)
+        buffer = new(store, 8, rate_limiter=limiter)
+        buffer.extend(rows(0, 1))
+        with Child(_claim_and_stop, root) as child:
+            child.receive()
+            with pytest.raises(memstore.StoreTimeoutError, match="1 rows added"):
+                buffer.extend(rows(1, 3), timeout=0.02)
+        assert buffer.extend(rows(1, 3), timeout=0).tolist() == [4, 5, 6]
+
+
+def _claim_and_stop(wire: Wire, root: str) -> None:
+    from tests.replay import interfere
+
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay")
+
+    def stop() -> None:
+        wire.send()
+        wire.receive()
+
+    with interfere.in_the_copy(buffer, stop):
+        buffer.extend(rows(1, 3))
+
+
+# --- priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_drawn_by_their_priorities(store: memstore.Store) -> None:
+    buffer = new(store, 50, sampler="prioritized", alpha=0.7, beta=0.5, seed=11)
+    index = buffer.extend(rows(0, 40))
+    priorities = torch.rand(40, generator=torch.Generator().manual_seed(5)) * 10 + 0.01
+    assert buffer.update_priority(index, priorities) == 40
+    samples = [buffer.sample(100) for _ in range(200)]
+    counts = torch.bincount(torch.cat([sample["index"] for sample in samples]), minlength=40)
+    expected = priorities**0.7 / (priorities**0.7).sum() * 20_000
+    chi = ((counts - expected) ** 2 / expected).sum()
+    assert chi < 66  # 39 degrees of freedom: one in 200, if draws were independent; by shares they are closer
+    sample = samples[0]
+    probability = priorities[sample["index"]] ** 0.7 / (priorities**0.7).sum()
+    weights = (40 * probability) ** -0.5
+    torch.testing.assert_close(sample["weight"], weights / weights.max())
+
+
+def test_a_new_row_has_the_largest_priority_ever_given(store: memstore.Store) -> None:
+    buffer = new(store, 10, sampler="prioritized", alpha=1.0)
+    buffer.extend(rows(0, 2))
+    buffer.update_priority([0], 5.0)
+    buffer.update_priority([0], 0.5)
+    buffer.extend(rows(2, 1))
+    buffer.extend(rows(3, 1), priority=0.25)
+    leaves = buffer_leaves(buffer)
+    assert leaves[:4] == [0.5, 1.0, 5.0, 0.25]
+
+
+def buffer_leaves(buffer: memstore.ReplayBuffer) -> list[float]:
+    from tests.replay.rows import ring_of
+
+    priorities = ring_of(buffer).priorities
+    assert priorities is not None
+    return priorities.tree.priorities.tolist()
+
+
+def test_rows_that_were_written_over_keep_their_own_priority(store: memstore.Store) -> None:
+    buffer = new(store, 4, sampler="prioritized", alpha=1.0)
+    old = buffer.extend(rows(0, 4))
+    buffer.extend(rows(4, 2))
+    assert buffer.update_priority(old, 9.0) == 2
+    assert buffer_leaves(buffer) == [1.0, 1.0, 9.0, 9.0]
+    assert buffer.update_priority(torch.tensor([100, -1]), 3.0) == 0
+    assert buffer.update_priority([], []) == 0
+    assert buffer.update_priority([5, 5], [2.0, 3.0]) == 2
+    assert buffer_leaves(buffer) == [1.0, 3.0, 9.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("index", "priority", "error", "message"),
+    [
+        ([0], -1.0, ValueError, "a priority of -1.0: they are finite, 0 at least"),
+        ([0], float("nan"), ValueError, "a priority of nan"),
+        ([0], [1.0, 2.0], ValueError, r"priorities of shape \[2\] for 1 rows"),
+        ([0], "high", TypeError, "priorities are numbers, and not 'high'"),
+        ([0.5], 1.0, TypeError, "an index is of integers, and not of float64"),
+        ([[0]], 1.0, ValueError, "an index has one dimension, and not 2"),
+    ],
+)
+def test_what_is_no_priority_changes_nothing(
+    store: memstore.Store, index: Any, priority: Any, error: type[Exception], message: str
+) -> None:
+    buffer = new(store, 4, sampler="prioritized")
+    buffer.extend(rows(0, 4))
+    with pytest.raises(error, match=message):
+        buffer.update_priority(index, priority)
+    assert buffer_leaves(buffer) == [1.0] * 4
+    if error is ValueError and index == [0]:
+        with pytest.raises(error):
+            buffer.extend(rows(4, 1), priority=priority)
+        assert buffer.cursor == 4
+
+
+def test_a_buffer_without_priorities_says_so(store: memstore.Store) -> None:
+    buffer = new(store)
+    with pytest.raises(memstore.StructureMismatchError, match="was made without priorities"):
+        buffer.extend(rows(0, 1), priority=1.0)
+    with pytest.raises(memstore.StructureMismatchError, match="was made without priorities"):
+        buffer.update_priority([0], 1.0)
+    assert buffer.cursor == 0
+
+
+def _train(wire: Wire, number: int, root: str) -> int:
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay", sampler="prioritized", seed=number)
+    wire.send()
+    wire.receive()
+    changed = 0
+    for _ in range(60):
+        sample = buffer.sample(32)
+        numbers_of(sample)
+        assert ((sample["weight"] > 0) & (sample["weight"] <= 1)).all()
+        changed += buffer.update_priority(sample["index"], sample["number"].double() % 7 + 0.1)
+    return changed
+
+
+def test_learners_and_writers_at_once(root: str) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store, 200, sampler="prioritized")
+        buffer.extend(rows(0, 100))
+        with children(2, _train, root) as learners:
+            for learner in learners:
+                learner.receive()
+            for learner in learners:
+                learner.send()
+            for start in range(100, 2100, 10):
+                buffer.extend(rows(start, 10), priority=1.0 + start % 5)
+            assert all(learner.receive() > 0 for learner in learners)
+        check_priorities(buffer)
+
+
+# --- threads, forks ---------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_one_buffer(store: memstore.Store) -> None:
+    buffer = new(store, 64)
+    failures: list[BaseException] = []
+
+    def write(first: int) -> None:
+        for start in range(first, first + 400, 4):
+            buffer.extend(rows(start, 4))
+
+    def read() -> None:
+        for _ in range(100):
+            numbers_of(buffer.sample(16))
+
+    def guarded(action: Any, *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(write, first)) for first in (0, 1000, 2000)]
+    threads += [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == [] and buffer.cursor == 1200 and len(buffer) == 64

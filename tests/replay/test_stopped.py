@@ -1,0 +1,266 @@
+"""Writers that stop, die or fork in the middle of a row: the others go on, nothing torn is seen, no slot is stuck."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import memstore
+from memstore.engine import deadline_after
+from memstore.testing import faults
+from tests.children import Child, Wire
+from tests.replay.interfere import in_the_copy
+from tests.replay.rows import SPEC, check_whole, numbers_of, ring_of, rows, there, writer_of
+
+
+def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
+    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
+
+
+def _stop_in_a_row(wire: Wire, root: str, number: int, count: int, sampler: Any = "uniform") -> list[int]:
+    """Stops itself in the middle of its rows, and says what it got when it was woken up."""
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay", sampler=sampler)
+
+    def stop() -> None:
+        wire.send()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    with in_the_copy(buffer, stop):
+        return buffer.extend(rows(number, count)).tolist()
+
+
+def stopped(child: Child) -> None:
+    child.receive()
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_a_stopped_writer_is_passed_over_and_completes_its_rows_later(root: str, sampler: Any) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store, sampler=sampler)
+        buffer.extend(rows(0, 2))
+        with Child(_stop_in_a_row, root, 500, 3, sampler) as child:
+            stopped(child)
+            assert there(store, "replay") == {0: 0, 1: 1}
+            index = [position for start in range(10, 40, 5) for position in buffer.extend(rows(start, 5)).tolist()]
+            assert len(index) == 30 and not {position % 8 for position in index} & {2, 3, 4}
+            assert there(store, "replay") == dict(zip(index[-5:], range(35, 40), strict=True))
+            assert (len(buffer), buffer.cursor) == (5, index[-1] + 1)
+            with pytest.raises(memstore.StoreTimeoutError, match=rf"held by pid {child.pid} .*T \(stopped\)"):
+                buffer.extend(rows(0, 6), timeout=0.02)
+            os.kill(child.pid, signal.SIGCONT)
+            assert child.receive() == [2, 3, 4]
+        assert there(store, "replay") == {2: 500, 3: 501, 4: 502, **dict(zip(index[-5:], range(35, 40), strict=True))}
+        check_whole(store, buffer)
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "lifo"])
+def test_rows_of_a_writer_that_was_passed_over_are_handed_out(root: str, sampler: Any) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store, sampler=sampler)
+        with Child(_stop_in_a_row, root, 500, 2) as child:
+            stopped(child)
+            buffer.extend(rows(0, 6))
+            assert sorted(numbers_of(buffer.sample(6))) == list(range(6))
+            buffer.extend(rows(6, 5))  # over the head of the ring
+            os.kill(child.pid, signal.SIGCONT)
+            child.receive()
+        found = [*numbers_of(buffer.sample(3)), *numbers_of(buffer.sample(4))]
+        assert sorted(found) == [*range(6, 11), 500, 501]
+        with pytest.raises(memstore.StoreTimeoutError):
+            buffer.sample(1, timeout=0)
+
+
+def test_a_writer_that_is_killed_in_a_row_leaves_it_unsampled(root: str) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store)
+        buffer.extend(rows(0, 7))
+        with Child(_stop_in_a_row, root, 500, 3) as child:
+            stopped(child)
+        assert there(store, "replay") == {position: position for position in range(2, 7)}
+        check_whole(store, buffer)
+
+
+def test_rows_that_wait_for_room_come_when_the_stopped_one_goes_on(root: str) -> None:
+    with memstore.open(root) as store:
+        new(store)
+        with Child(_stop_in_a_row, root, 500, 5) as first:
+            stopped(first)
+            with Child(_extend, root, 4) as second:
+                second.receive()
+                second.wait_until_it_sleeps_on_a_futex()
+                os.kill(first.pid, signal.SIGCONT)
+                assert second.receive() == [5, 6, 7, 8]
+                assert first.receive() == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_wait_for_room_come_when_the_stopped_one_is_killed(root: str) -> None:
+    with memstore.open(root) as store:
+        new(store)
+        with Child(_stop_in_a_row, root, 500, 5) as first:
+            stopped(first)
+            with Child(_extend, root, 4) as second:
+                second.receive()
+                second.wait_until_it_sleeps_on_a_futex()
+                first.kill()
+                assert second.receive(20.0) == [5, 6, 7, 8]
+
+
+def _extend(wire: Wire, root: str, count: int) -> list[int]:
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay")
+    wire.send()
+    return buffer.extend(rows(0, count), timeout=60.0).tolist()
+
+
+def test_who_stops_inside_a_hold_is_named(root: str) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store)
+        buffer.extend(rows(0, 4))
+        with Child(_stop_in_a_hold, root) as child:
+            stopped(child)
+            with pytest.raises(memstore.StoreTimeoutError, match=rf"held by pid {child.pid} .*stopped"):
+                buffer.extend(rows(0, 1), timeout=0.02)
+            assert len(numbers_of(buffer.sample(4))) == 4  # takes no mutex
+        check_whole(store, buffer)
+
+
+def _stop_in_a_hold(wire: Wire, root: str) -> None:
+    buffer = memstore.ReplayBuffer(memstore.open(root), "replay")
+
+    def stop(_: int, name: str) -> None:
+        if name == "mutex_lock":
+            wire.send()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with faults.watching(lambda *_: None, stop):
+        buffer.extend(rows(0, 1))
+
+
+def test_an_error_in_the_copy_gives_the_slots_back(store: memstore.Store) -> None:
+    buffer = new(store)
+    buffer.extend(rows(0, 4))
+
+    def fail() -> None:
+        raise RuntimeError("in the middle")
+
+    with in_the_copy(buffer, fail), pytest.raises(RuntimeError, match="in the middle"):
+        buffer.extend(rows(500, 3))
+    assert ring_of(buffer).claims.in_use() == []
+    assert there(store, "replay") == {position: position for position in range(4)}
+    assert buffer.extend(rows(10, 2)).tolist() == [7, 8]
+    check_whole(store, buffer)
+
+
+def test_a_write_inside_a_write_of_one_thread_is_refused(store: memstore.Store) -> None:
+    buffer = new(store)
+
+    def write() -> None:
+        with pytest.raises(memstore.ContentionError, match="a signal handler or finalizer must not"):
+            buffer.extend(rows(900, 1))
+
+    with in_the_copy(buffer, write):
+        buffer.extend(rows(0, 2))
+    assert there(store, "replay") == {0: 0, 1: 1}
+    check_whole(store, buffer)
+
+
+def test_a_fork_in_the_middle_of_a_row_stays_its_parents(root: str) -> None:
+    """The thread that copies forks, as a signal handler might: the child must not publish, and can write by itself."""
+    with memstore.open(root) as store:
+        buffer = new(store)
+        pids: list[int] = []
+        with in_the_copy(buffer, lambda: pids.append(os.fork())):
+            try:
+                buffer.extend(rows(0, 2))
+            except memstore.ContentionError as error:
+                status = 2
+                if not pids[0] and "forked in the middle of a write" in str(error):
+                    status = 0 if memstore.ReplayBuffer(store, "replay").extend(rows(50, 1)).tolist() == [2] else 3
+                os._exit(status)
+        if not pids[0]:
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 0
+        assert there(store, "replay") == {0: 0, 1: 1, 2: 50}
+        check_whole(store, buffer)
+
+
+def test_a_fork_beside_a_write_of_another_thread(root: str) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            inside.set()
+            assert go_on.wait(60)
+
+        def write() -> None:
+            with in_the_copy(buffer, pause):
+                buffer.extend(rows(0, 2))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert inside.wait(60)
+        pid = os.fork()
+        if not pid:
+            other = memstore.ReplayBuffer(store, "replay")
+            os._exit(0 if other.extend(rows(50, 1)).tolist() == [2] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        go_on.set()
+        thread.join(60)
+        assert there(store, "replay") == {0: 0, 1: 1, 2: 50}
+        check_whole(store, buffer)
+
+
+def test_a_thread_that_ends_in_the_middle_of_a_row_is_dead(store: memstore.Store) -> None:
+    """As one that the interpreter leaves behind, and whose process goes on."""
+    buffer = new(store, 4)
+    claims = ring_of(buffer).claims
+
+    thread = threading.Thread(target=claim, args=(buffer,))
+    thread.start()
+    ended(thread)
+    assert len(claims.of_the_dead()) == 1
+    check_whole(store, buffer)
+    memstore.ReplayBuffer(store, "replay")  # and lets go of the memory that the dead kept
+
+
+def claim(buffer: memstore.ReplayBuffer) -> None:
+    ring_of(buffer).run(lambda: writer_of(buffer)._claim(1), deadline_after(10.0))
+
+
+def ended(thread: threading.Thread) -> None:
+    """The thread of the system is gone, some time after that of Python."""
+    thread.join(60)
+    deadline = time.monotonic() + 60
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_more_writers_than_claims_wait(store: memstore.Store) -> None:
+    buffer = new(store, 256)
+    held = threading.Barrier(129), threading.Event()
+
+    def hold() -> None:
+        claim(buffer)
+        held[0].wait(60)
+        held[1].wait(60)
+
+    threads = [threading.Thread(target=hold) for _ in range(128)]
+    for thread in threads:
+        thread.start()
+    held[0].wait(60)
+    with pytest.raises(memstore.StoreTimeoutError, match=f"its slots or claims are held by pid {os.getpid()} "):
+        buffer.extend(rows(0, 1), timeout=0.02)
+    held[1].set()
+    for thread in threads:
+        ended(thread)
+    check_whole(store, buffer)
+    memstore.ReplayBuffer(store, "replay")

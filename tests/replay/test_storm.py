@@ -1,0 +1,122 @@
+"""Writers, samplers, consumers and learners of one buffer, killed and stopped at random all the time.
+
+No row is torn, no acknowledged row is lost before the ring comes to it, no slot is stuck.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+import memstore
+from memstore.testing.fork_server import ForkServer, Worker
+from tests.replay.rows import SPEC, check_whole, numbers_of, rows, there
+
+CAPACITY = 64
+ROLES: list[tuple[str, Any]] = [
+    ("write", "uniform"),
+    ("write", "prioritized"),
+    ("sample", "uniform"),
+    ("sample", "prioritized"),
+    ("sample", "fifo"),
+    ("slices", "uniform"),
+]
+
+
+def work(channel: Connection, root: str, role: str, sampler: Any, seed: int) -> None:
+    """For a worker: does the same again and again. A writer says what was acknowledged, at which time."""
+    chance = random.Random(seed)
+    buffer = memstore.ReplayBuffer(memstore.open(root, timeout=60.0), "replay", sampler=sampler)
+    channel.send("ready")
+    number = 0
+    while True:
+        if role == "write":
+            count = chance.choice([1, 1, 2, 7, 20])
+            index = buffer.extend(rows(number, count)).tolist()
+            channel.send((index, number))
+            number += count
+        elif role == "slices":
+            sample = buffer.sample_slices(4, 3, end_key=None)
+            numbers_of(sample)
+            assert (sample["index"].diff() == 1).all()
+        else:
+            sample = buffer.sample(chance.choice([1, 16]))
+            numbers_of(sample)
+            if sampler == "prioritized":
+                buffer.update_priority(sample["index"], chance.random())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    "seconds", [4, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])], ids=["short", "long"]
+)
+def test_kills_and_stops_at_random(server: ForkServer, root: str, seconds: float) -> None:
+    chance = random.Random(seconds)
+    with memstore.open(root, timeout=60.0) as store:
+        buffer = memstore.ReplayBuffer(store, "replay", SPEC, capacity=CAPACITY, sampler="prioritized")
+        buffer.extend(rows(0, CAPACITY))
+        workers = [_start(server, root, role, chance) for role in ROLES]
+        over, kills = time.monotonic() + seconds, 0
+        while time.monotonic() < over:
+            which = chance.randrange(len(workers))
+            worker = workers[which]
+            _drain(worker)
+            if chance.random() < 0.5:
+                worker.kill(signal.SIGSTOP)
+                numbers_of(buffer.sample(8, timeout=60.0))
+                worker.kill(signal.SIGCONT)
+            else:
+                worker.kill()
+                assert worker.wait() == -signal.SIGKILL, "it ended by itself: see what it raised"
+                kills += 1
+                workers[which] = _start(server, root, ROLES[which], chance)
+        _check_end(store, buffer, workers)
+        print(f"{kills} kills, {buffer.cursor:,} rows")
+        assert kills > 2 * seconds
+
+
+def _start(server: ForkServer, root: str, role: tuple[str, Any], chance: random.Random) -> Worker:
+    worker = server.start(work, root, *role, chance.randrange(1 << 30))
+    assert worker.recv(60.0) == "ready"
+    return worker
+
+
+def _drain(worker: Worker) -> list[tuple[list[int], int]]:
+    found: list[tuple[list[int], int]] = []
+    while worker.channel.poll():
+        found.append(worker.recv())
+    return found
+
+
+def _check_end(store: memstore.Store, buffer: memstore.ReplayBuffer, workers: list[Worker]) -> None:
+    """All are stopped: what the last writers had acknowledged lies there, unless the ring came to it again."""
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    acknowledged = {
+        position: first + offset
+        for worker in workers
+        for index, first in _drain(worker)
+        for offset, position in enumerate(index)
+    }
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    head = buffer.cursor
+    found = there(store, "replay")
+    for position, number in acknowledged.items():
+        assert position < head - CAPACITY or found[position] == number, "an acknowledged row is lost"
+    check_whole(store, buffer)
