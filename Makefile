@@ -2,9 +2,10 @@
 #
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
 #   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
+#   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
 #   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
-#   make clean       removes .venv and caches
+#   make clean       removes the environments and caches
 #
 # PYTHON=python3.12 chooses the interpreter, WORKERS=4 how many processes test. On x86-64, torch from PyPI brings CUDA
 # (gigabytes); for the CPU build:
@@ -14,12 +15,13 @@ TORCH := 2.13.0
 VENV  := .venv
 WORKERS ?= 2
 RUN   := $(VENV)/bin/python
+WITH_TORCHRL := .venv-torchrl
 
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: demo test test-full check bench bench-long format clean
+.PHONY: demo test test-full test-torchrl check bench bench-long format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -30,6 +32,21 @@ test: $(VENV)/.has-test
 
 test-full: $(VENV)/.has-test
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$((2 * $(WORKERS))) --dist worksteal -m "full or not full"
+	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
+		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
+
+# torchrl 0.14 wants tensordict 0.14, and memstore's own tests are run with 0.15.
+test-torchrl: $(WITH_TORCHRL)/.has-torchrl
+	HYPOTHESIS_PROFILE=full $(WITH_TORCHRL)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full" \
+		tests/integrations/torchrl tests/datasets tests/structure "tests/documents/test_snippets.py"
+
+$(WITH_TORCHRL)/.has-torchrl: pyproject.toml Makefile
+	@$(MAKE) --no-print-directory VENV=$(WITH_TORCHRL) $(WITH_TORCHRL)/.ready
+	@echo "memstore: installing torchrl, torch $(TORCH) and memstore[test] into $(WITH_TORCHRL), once" >&2
+	@$(WITH_TORCHRL)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
+	@$(WITH_TORCHRL)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]" \
+		"torch==$(TORCH)" "torchrl>=0.14.1,<0.15"
+	@touch $@
 
 check: $(VENV)/.has-check
 	$(RUN) -m ruff check .
@@ -47,7 +64,7 @@ format: $(VENV)/.has-check
 	$(RUN) -m ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(WITH_TORCHRL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp an extra; older than pyproject.toml, it is stale. A second run of pip finds everything there and takes a second.

@@ -13,10 +13,11 @@ The layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
+    dataloader/           stored rows for torch's DataLoader
     datasets/             rows that all processes read and write in place
     replay/               the same round and round, sampled meanwhile
-    dataloader/           stored rows for torch's DataLoader
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
+    integrations/         interfaces of other libraries: TorchRL's storages
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -39,6 +40,7 @@ from memstore.errors import (
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
+    MissingPackageError,
     MutableEntryError,
     NotAStoreError,
     PartialCommitError,
@@ -122,6 +124,7 @@ __all__ = [
     "KeyNotFoundError",
     "LeafInfo",
     "MemstoreError",
+    "MissingPackageError",
     "MutableEntryError",
     "NotAStoreError",
     "PartialCommitError",

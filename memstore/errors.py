@@ -20,6 +20,8 @@
     │   ├── UnsupportedFilesystemError
     │   ├── ReadOnlyError
     │   └── StoreClosedError
+    ├── the installation (install something)
+    │   └── MissingPackageError (ImportError)       of an optional part
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
     │   ├── ResourceLimitError (OSError)            file descriptors, mappings
@@ -77,7 +79,7 @@ class UnsupportedValueError(MemstoreError, TypeError):
 
 
 class StructureMismatchError(MemstoreError, ValueError):
-    """`out=` or `like=` differs from what is stored; the message lists every difference. Nothing was written."""
+    """`out=`, `like=` or a batch of rows differs from what is stored; the message lists all. Nothing was written."""
 
 
 class ShardMismatchError(MemstoreError, ValueError):
@@ -131,7 +133,7 @@ class NotAStoreError(MemstoreError):
 
 
 class AlreadyExistsError(MemstoreError, FileExistsError):
-    """What was to be made is there already: a store (mode "x"), a snapshot, or the folder of an export."""
+    """What was to be made is there already: a store (mode "x"), a dataset, a snapshot, or the folder of an export."""
 
 
 class FormatVersionError(MemstoreError):
@@ -152,6 +154,10 @@ class ReadOnlyError(MemstoreError):
 
 class StoreClosedError(MemstoreError):
     """The store was closed. Values that were got before stay valid."""
+
+
+class MissingPackageError(MemstoreError, ImportError):
+    """An optional part of memstore needs a package that isn't installed; the message says which."""
 
 
 class _ErrnoError(MemstoreError, OSError):

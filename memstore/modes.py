@@ -15,11 +15,15 @@ Where a call fails, both try again with all modes put aside.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import functools
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 _c: Any = torch._C
@@ -84,3 +88,16 @@ def put_aside(*, entirely: bool = False) -> Generator[None]:
             _functorch.push_dynamic_layer_stack(transform)
         if tracer is not None:
             _set_tracer(tracer)
+
+
+def unaffected(function: Callable[P, R]) -> Callable[P, R]:
+    """Calls a function with all modes put aside. Where none is active, it costs half a microsecond."""
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
+        if not are_active():
+            return function(*arguments, **options)
+        with put_aside():
+            return function(*arguments, **options)
+
+    return call

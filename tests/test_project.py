@@ -34,7 +34,8 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("datasets", "dataloader", "snapshot", "deferred_init", "fake", "distributed"),
+    ("dataloader", "snapshot", "deferred_init", "fake", "distributed"),
+    ("datasets",),
     ("replay",),
     ("integrations", "aio", "cli"),
     ("",),  # memstore/__init__.py, which names everything

@@ -9,7 +9,8 @@ block_shuffle   BlockShuffle, an order of rows that a cold disk can follow, and 
 
 from __future__ import annotations
 
+from memstore.dataloader.batch import Row, as_rows, read_batch
 from memstore.dataloader.block_shuffle import BlockShuffle
 from memstore.dataloader.dataset import StoreDataset
 
-__all__ = ["BlockShuffle", "StoreDataset"]
+__all__ = ["BlockShuffle", "Row", "StoreDataset", "as_rows", "read_batch"]

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from memstore.dataloader.rows_of_value import row_of
+from memstore.dataloader.shared_memory import new_shared
+from memstore.rows import read_rows, read_rows_to
 
 
 class Batch:
@@ -25,8 +28,16 @@ class Batch:
     def __init__(self, value: Any, count: int) -> None:
         self.value, self.count = value, count
 
-    def rows(self) -> list[Row]:
-        return [Row(self, place) for place in range(self.count)]
+
+def read_batch(source: Any, index: Any) -> Any:
+    """As `read_rows`; in a worker of a DataLoader into memory that it shares with its parent."""
+    return read_rows(source, index) if get_worker_info() is None else read_rows_to(new_shared, source, index)
+
+
+def as_rows(value: Any, count: int) -> list[Row]:
+    """A batch of `count` rows, as `__getitems__` of a data set returns it."""
+    batch = Batch(value, count)
+    return [Row(batch, place) for place in range(count)]
 
 
 class Row:

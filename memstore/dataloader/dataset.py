@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from memstore.dataloader.batch import Batch, Row
+from memstore.dataloader.batch import Row, as_rows, read_batch
 from memstore.dataloader.rows_of_value import count_rows, row_of
-from memstore.dataloader.shared_memory import new_shared
-from memstore.rows import prefetch_rows, read_rows, read_rows_to
+from memstore.rows import prefetch_rows, read_rows
 from memstore.structure import modes
 
-if TYPE_CHECKING:
-    from memstore.store.store import Store
+
+class HasView(Protocol):
+    """What is used of a Store. (Its module imports that of datasets, which imports this package.)"""
+
+    def view(self, key: str, *, device: torch.device | str | None = None) -> Any: ...
 
 
 class StoreDataset(Dataset[Any]):
@@ -50,7 +52,7 @@ class StoreDataset(Dataset[Any]):
         [tensor([0, 1]), tensor([2])]
     """
 
-    def __init__(self, store: Store, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
         view = store.view(key, device="cpu")
         self._set(key, view, count_rows(view, key), transform)
 
@@ -73,21 +75,16 @@ class StoreDataset(Dataset[Any]):
             with modes.put_aside():
                 found = row_of(batch, 0)
         else:
-            found = self._read(index)
+            found = read_batch(self._view, index)
         return found if self.transform is None else self.transform(found)
 
     def __getitems__(self, index: Sequence[int]) -> list[Row]:
         """For DataLoader: the rows of one batch, which its default collate function makes whole again."""
-        return Batch(self[index], len(index)).rows()
+        return as_rows(self[index], len(index))
 
     def prefetch(self, rows: Any) -> None:
         """Lets the disk read rows that will be asked for, and doesn't wait: see `prefetch_rows`."""
         prefetch_rows(self._view, rows)
-
-    def _read(self, index: Any) -> Any:
-        if get_worker_info() is None:
-            return read_rows(self._view, index)
-        return read_rows_to(new_shared, self._view, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.key, self._view, self._length, self.transform)

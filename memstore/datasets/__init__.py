@@ -4,6 +4,8 @@ spec       what a row is
 batch      rows on their way into a dataset, compared with that
 rows       the rows of an open dataset, in the memory that the processes share
 creating   what a put writes of a new one
+indices    which rows are meant
+references datasets in pickles
 dataset    Dataset: what a user calls
 opening    how a Store makes and opens them
 
@@ -13,7 +15,7 @@ Control page, mutex and states are the engine's: `engine/protocols/mutable.py`.
 from __future__ import annotations
 
 from memstore.datasets.batch import Batch, take_batch
-from memstore.datasets.dataset import Dataset
+from memstore.datasets.dataset import Dataset, SharedRows, shared_rows
 from memstore.datasets.opening import create_dataset, create_dataset_from, hold_rows, open_dataset
 from memstore.datasets.rows import Rows, arrays_over
 from memstore.datasets.spec import Spec, rows_of_spec, spec_of, spec_of_batch
@@ -22,6 +24,7 @@ __all__ = [
     "Batch",
     "Dataset",
     "Rows",
+    "SharedRows",
     "Spec",
     "arrays_over",
     "create_dataset",
@@ -29,6 +32,7 @@ __all__ = [
     "hold_rows",
     "open_dataset",
     "rows_of_spec",
+    "shared_rows",
     "spec_of",
     "spec_of_batch",
     "take_batch",

@@ -8,11 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection
+from tensordict import (
+    is_non_tensor,  # pyright: ignore[reportUnknownVariableType]
+    is_tensor_collection,
+)
 
 from memstore.engine import Leaf, Path
-from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.structure import DTYPES, Plan, render_path, traits
+from memstore.errors import MemstoreError, StructureMismatchError, UnsupportedValueError
+from memstore.structure import DTYPES, MAX_DEPTH, Plan, render_path, tensor_of_array, traits
 from memstore.view import StoredTensor
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +40,8 @@ def take_batch(key: str, plan: Plan, value: Any, *, single: bool = False) -> Bat
             wrong is listed.
         UnsupportedValueError: a leaf that has no bytes.
     """
-    found = dict(_leaves(value, ()))
+    with naming(key):
+        found = dict(_leaves(value, ()))
     wrong = [f"{render_path(name)} is too much" for name in found if name not in {leaf.name for leaf in plan.leaves}]
     tensors: list[torch.Tensor] = []
     for leaf in plan.leaves:
@@ -58,32 +62,48 @@ def take_batch(key: str, plan: Plan, value: Any, *, single: bool = False) -> Bat
 
 
 def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
-    if is_tensor_collection(value) or isinstance(value, Mapping):
-        for key, inner in cast("Mapping[Any, Any]", value).items():
-            yield from _leaves(inner, (*path, key))
-    elif isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         yield path, _with_bytes(value, path)
     elif isinstance(value, np.ndarray):
-        try:
-            yield path, torch.as_tensor(value)
-        except (TypeError, ValueError) as error:
-            raise UnsupportedValueError(f"{render_path(path)}: {error}") from None
+        yield path, over_array(cast("Array", value), path)
     else:
-        raise UnsupportedValueError(
-            f"{render_path(path)} is a {type(value).__qualname__}: rows are of tensors and numpy arrays"
-        )
+        for key, inner in entries_of(value, path).items():
+            yield from _leaves(inner, (*path, key))
+
+
+def over_array(array: Array, path: Path) -> torch.Tensor:
+    """Its values as a tensor. Raises UnsupportedValueError."""
+    tensor = tensor_of_array(array)
+    if tensor is None:
+        raise UnsupportedValueError(f"{render_path(path)} is a numpy array of {array.dtype}, which no tensor can have")
+    return tensor
+
+
+def entries_of(value: Any, path: Path) -> Mapping[Any, Any]:
+    """Of what is no tensor. Raises UnsupportedValueError where it has none, or nests too deeply."""
+    if len(path) >= MAX_DEPTH:
+        raise UnsupportedValueError(f"{render_path(path[:3])}...: more than {MAX_DEPTH} levels of containers")
+    if isinstance(value, Mapping) or (is_tensor_collection(value) and not is_non_tensor(value)):
+        return cast("Mapping[Any, Any]", value)
+    raise UnsupportedValueError(
+        f"{render_path(path)} is a {type(value).__qualname__}: rows are of tensors and numpy arrays"
+    )
+
+
+def check_dense(tensor: torch.Tensor, name: str) -> None:
+    """Raises UnsupportedValueError where rows can't be such tensors."""
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise UnsupportedValueError(f"{name} is a tensor of another layout, {kind}: rows are of dense tensors")
 
 
 def _with_bytes(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     """The tensor, on the CPU, once it is known to have memory. Raises UnsupportedValueError."""
     if isinstance(tensor, StoredTensor):
         return tensor.clone()
-    what = ""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        what = f"a tensor of layout {tensor.layout}, nested or quantized"
-    elif tensor.is_meta:
-        what = "a meta tensor"
-    else:
+    check_dense(tensor, render_path(path))
+    what = "a meta tensor" if tensor.is_meta else ""
+    if not what:
         try:
             storage = tensor.untyped_storage()
             is_there = storage.device == tensor.device and not traits.is_cut(tensor)
@@ -111,3 +131,17 @@ def _bits(tensor: torch.Tensor) -> Array:
     """As integers of the same size: numpy has not every dtype."""
     plain = tensor.resolve_conj().resolve_neg()
     return plain.view(_SAME_SIZE[plain.dtype.itemsize]).numpy()
+
+
+class naming:
+    """Gives errors of what the caller has given the key."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MemstoreError):
+            error.key = self._key

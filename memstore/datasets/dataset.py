@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
-import numpy as np
 import torch
 
 from memstore import contents
+from memstore.dataloader import Row, as_rows, read_batch
 from memstore.datasets.batch import Batch, take_batch
-from memstore.datasets.rows import Rows, capacity_of
+from memstore.datasets.indices import as_row, in_range, places_of
+from memstore.datasets.references import reduce
+from memstore.datasets.rows import Rows
 from memstore.datasets.spec import spec_of
-from memstore.engine import (
-    Creation,
-    MutableEntry,
-    close_root,
-    deadline_after,
-    open_mutable,
-    open_root,
-    put,
-    resource_errors,
-)
-from memstore.errors import ReadOnlyError, StoreFullError, VersionGoneError
-from memstore.rows import Index, read_rows
+from memstore.engine import MutableEntry, deadline_after, put
+from memstore.errors import ReadOnlyError, StoreFullError
+from memstore.rows import read_rows
 from memstore.structure import modes
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _without_modes(method: Callable[P, R]) -> Callable[P, R]:
-    """Puts torch's modes aside, as gets and puts do: rows are real memory."""
-
-    @functools.wraps(method)
-    def call(*arguments: P.args, **options: P.kwargs) -> R:
-        if not modes.are_active():
-            return method(*arguments, **options)
-        with modes.put_aside():
-            return method(*arguments, **options)
-
-    return call
 
 
 class Dataset:
     """A dataset, open. Thread-safe; usable in forked children; pickled by reference, so that any process of the host,
-    an actor or a worker may be sent one: it then has the same rows.
+    an actor or a worker may be sent one: it then has the same rows. To copy one copies no rows either.
 
     Two that write to one row at once, or read it meanwhile, get what comes. Rows that are not written any more are read
     without a lock, and `extend` shows rows when they are whole.
@@ -77,32 +55,38 @@ class Dataset:
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
-    @_without_modes
+    @modes.unaffected
     def __getitem__(self, index: Any) -> Any:
         """Rows, in the structure of the spec: a TensorDict, or a tensor.
 
         Args:
             index: an int, or a slice that steps forward: tensors over the shared memory, which show what others write
-                there later; what is written to them, others see. Whatever else `read_rows` takes: a copy.
+                there later; what is written to them, others see. Whatever else `read_rows` takes, but for tuples: a
+                copy.
 
         Raises:
             IndexError: a row that isn't there.
+            TypeError, ValueError: no index of rows.
         """
         rows, length = self._rows.value, len(self)
         if isinstance(index, slice):
             start, stop, step = cast("slice[Any, Any, Any]", index).indices(length)
             if step > 0:
                 return rows[start : max(start, stop) : step]
-        row = _as_int(index)
+        row = as_row(index)
         if row is None:
             return read_rows(rows[:length], index)
-        return rows[_in_range(row, length, self.key)]
+        return rows[in_range(row, length, self.key)]
 
-    def __getitems__(self, index: list[int]) -> Any:
-        """One batch, for torch's DataLoader: as `read_rows`."""
-        return self.read_rows(index)
+    @modes.unaffected
+    def __getitems__(self, index: Sequence[int]) -> list[Row]:
+        """For torch's DataLoader: a copy of the rows of one batch, which its default collate function makes whole.
 
-    @_without_modes
+        In a worker it is made in memory that the worker shares with its parent, as of a `StoreDataset`.
+        """
+        return as_rows(read_batch(self._rows.value[: len(self)], index), len(index))
+
+    @modes.unaffected
     def read_rows(self, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
         """A copy of rows. Arguments and errors as `memstore.read_rows`.
 
@@ -117,7 +101,7 @@ class Dataset:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    @_without_modes
+    @modes.unaffected
     def __setitem__(self, index: Any, batch: Any) -> None:
         """Writes rows that are there already, in place. Takes no lock: see the class.
 
@@ -131,13 +115,17 @@ class Dataset:
             IndexError: a row that isn't there: `extend` adds rows.
             MutableEntryError: it was sealed, or deleted. If that happened meanwhile, the rows may or may not be in the
                 sealed version.
+            StoreTimeoutError: a seal that has begun goes on for longer than the store's timeout. What was written may
+                or may not be in the sealed version.
             ReadOnlyError: it was opened with mode "r".
         """
         self._check_writable()
-        row, length = _as_int(index), len(self)
+        row, length = as_row(index), len(self)
         found = take_batch(self.key, self._rows.plan, batch, single=row is not None)
-        places = slice(*_one(_in_range(row, length, self.key))) if row is not None else _places(index, length, self.key)
-        count = len(range(*places.indices(length))) if isinstance(places, slice) else len(places)
+        if row is not None:
+            row = in_range(row, length, self.key)
+            index = slice(row, row + 1)
+        places, count = places_of(index, length, self.key)
         if count != found.count:
             raise ValueError(f"{self.key!r}: {found.count:,} rows for {count:,} places; it has {length:,} rows by now")
         deadline = deadline_after(self._timeout)
@@ -145,7 +133,7 @@ class Dataset:
         self._rows.store(found, places)
         self._entry.check_written(deadline)
 
-    @_without_modes
+    @modes.unaffected
     def extend(self, batch: Any, *, timeout: float | None = None) -> range:
         """Adds rows behind all others. They are seen when all of their bytes are there, or never.
 
@@ -185,10 +173,11 @@ class Dataset:
                 key=self.key,
             )
         self._rows.store(batch, slice(start, stop))
+        entry.check_held()
         page.length = stop  # the moment of publication
         return range(start, stop), page.ring()
 
-    @_without_modes
+    @modes.unaffected
     def flush(self, rows: slice | None = None) -> None:
         """Brings rows to the disk: after it they survive a crash of the host, unless they are written again.
 
@@ -199,7 +188,10 @@ class Dataset:
             rows: a slice of step 1; None: all that are there.
         """
         self._check_writable()
-        start, stop, step = (slice(None) if rows is None else rows).indices(len(self))
+        rows = slice(None) if rows is None else rows
+        if not isinstance(rows, slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"rows are a slice, and not {rows!r:.100}")
+        start, stop, step = rows.indices(len(self))
         if step != 1:
             raise ValueError(f"rows are flushed in slices of step 1, and not {step}")
         if start >= stop:
@@ -213,7 +205,7 @@ class Dataset:
         if start <= page.flushed < stop:
             page.flushed = stop
 
-    @_without_modes
+    @modes.unaffected
     def seal(self, *, timeout: float | None = None) -> int:
         """Makes an ordinary, immutable entry of the rows, with checksums if the store has them, under the same key.
 
@@ -247,62 +239,26 @@ class Dataset:
             raise ReadOnlyError(f"{self.key!r} was opened with mode 'r': open it with 'r+' to write", key=self.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        entry = self._entry
-        root, mode = entry.root, "r+" if entry.writable else "r"
-        return receive, (root.path, root.settings.store, self.key, entry.record.put_id, mode, self._timeout)
+        return reduce(type(self), self._entry, self._timeout)
+
+    def __copy__(self) -> Dataset:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Dataset:
+        return self
 
     def __repr__(self) -> str:
         return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
 
 
-def receive(path: str, store: str, key: str, put_id: int, mode: str, timeout: float) -> Dataset:
-    """Unpickles a dataset.
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """What a dataset has open, for what is built on datasets. `timeout`: seconds that calls wait for locks."""
 
-    Raises:
-        NotAStoreError: there is no such store here.
-        VersionGoneError: it was deleted or sealed, or another store is there.
-    """
-    with resource_errors(path):
-        root = open_root(path, mode, Creation(), timeout)
-    try:
-        if root.settings.store != store:
-            raise VersionGoneError(f"the dataset {key!r} is gone: {path} is another store now", key=key)
-        deadline, writable = deadline_after(timeout), mode != "r"
-        entry = open_mutable(root, key, "dataset", capacity_of, deadline, writable=writable, put_id=put_id)
-        return Dataset(entry, timeout)
-    finally:
-        close_root(root)
+    entry: MutableEntry
+    rows: Rows
+    timeout: float
 
 
-# --- indices ----------------------------------------------------------------------------------------------------------
-
-
-def _as_int(index: Any) -> int | None:
-    """A number of a row, if it is one."""
-    if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
-        return int(cast("int", index))
-    if isinstance(index, torch.Tensor) and index.ndim == 0 and index.dtype in _INTEGERS:
-        return int(index)
-    return None
-
-
-_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
-
-
-def _in_range(row: int, length: int, key: str) -> int:
-    if not -length <= row < length:
-        allowed = f"from {-length:,} to {length - 1:,}" if length else "none, for it is empty"
-        raise IndexError(f"row {row:,} of {key!r}, which has {length:,} by now: rows are {allowed}")
-    return row + length if row < 0 else row
-
-
-def _one(row: int) -> tuple[int, int]:
-    return row, row + 1
-
-
-def _places(index: Any, length: int, key: str) -> Any:
-    """The rows that are to be written, as numpy takes them: a slice, or an array."""
-    if not isinstance(index, slice):
-        return Index(index).rows(length, repr(key)).numpy()
-    start, stop, step = index.indices(length)
-    return slice(start, None if stop < 0 else stop, step)
+def shared_rows(data: Dataset) -> SharedRows:
+    return SharedRows(data._entry, data._rows, data._timeout)  # pyright: ignore[reportPrivateUsage]

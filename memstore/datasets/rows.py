@@ -32,6 +32,7 @@ class Rows:
 
     Attributes:
         plan: of all of them.
+        arrays: for each leaf the bits of them.
         value: the same as tensors, in the structure of a row.
     """
 
@@ -40,12 +41,12 @@ class Rows:
         self._entry = entry
         self.plan = structure.plan_of_rows(record.description, record.nbytes)
         memory = np.asarray(entry.mapping)[record.start : record.start + record.nbytes]
-        self._arrays = arrays_over(self.plan, memory)
+        self.arrays = arrays_over(self.plan, memory)
         self.value: Any = structure.rebuild(self.plan, b"", memory, entry.mapping)
 
     def store(self, batch: Batch, index: Any) -> None:
         """Copies a batch to its rows, by this thread alone: no helper of torch's stores on when its caller is dead."""
-        for array, source in zip(self._arrays, batch.arrays, strict=True):
+        for array, source in zip(self.arrays, batch.arrays, strict=True):
             array[index] = source
 
     def sync(self, start: int, stop: int) -> None:

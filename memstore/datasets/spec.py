@@ -8,10 +8,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
+from tensordict import (
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,  # pyright: ignore[reportUnknownVariableType]
+    is_tensor_collection,
+)
 
+from memstore.datasets.batch import Array, check_dense, entries_of, over_array
+from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.structure import DTYPE_NAMES, DTYPES, Plan, traits
+from memstore.structure import DTYPE_NAMES, DTYPES, MAX_DEPTH, Plan, render_path, traits
 
 Spec = Any
 """`{"x": ((84, 84, 4), torch.uint8), "y": ((), torch.int64), "more": {...}}`, one `(shape, dtype)`, or an example of a
@@ -33,83 +40,92 @@ def rows_of_spec(spec: Spec, capacity: int) -> Any:
     if is_tensor_collection(spec):
         return _of_collection(spec, capacity)
     if isinstance(spec, Mapping):
-        return _of_dict(cast("Mapping[Any, Any]", spec), capacity, "spec")
-    return _leaf(spec, capacity, "spec")
+        return _of_dict(cast("Mapping[Any, Any]", spec), capacity, ())
+    return _leaf(spec, capacity, ())
 
 
-def spec_of_batch(value: Any) -> Spec:
-    """What a row of a batch is, as an example of no memory. Raises UnsupportedValueError, which names the leaf."""
-    return _row_of(value, "value")
-
-
-def _row_of(value: Any, name: str) -> Any:
-    if is_tensor_collection(value):
-        if not value.batch_size:
-            raise ValueError(f"{name} is a {type(value).__qualname__} without a batch dimension: it has no rows")
-        return value.apply(functools.partial(_row_of, name=name), batch_size=value.batch_size[1:], inplace=False)
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[Any, Any]", value)
-        return {key: _row_of(inner, f"{name}[{key!r}]") for key, inner in entries.items()}
+def spec_of_batch(value: Any, path: Path = ()) -> Spec:
+    """What a row of a batch is, as an example of no memory. Raises UnsupportedValueError or ValueError."""
     if isinstance(value, np.ndarray):
-        value = torch.as_tensor(value)
-    if not isinstance(value, torch.Tensor):
-        raise UnsupportedValueError(f"{name} is a {type(value).__qualname__}: rows are of tensors, and nothing else")
-    if not value.ndim:
-        raise ValueError(f"{name} has no dimension, and so no rows")
-    if value.layout is not torch.strided or value.is_nested:
-        raise UnsupportedValueError(f"{name} is a tensor of layout {value.layout}: rows are dense")
-    return torch.empty((), dtype=value.dtype, device="cpu").expand(value.shape[1:])
+        value = over_array(cast("Array", value), path)
+    if isinstance(value, torch.Tensor):
+        check_dense(value, render_path(path))
+        if not value.ndim:
+            raise ValueError(f"{render_path(path)} has no dimension, and so no rows")
+        return torch.empty((), dtype=value.dtype, device="cpu").expand(value.shape[1:])
+    entries: Any = entries_of(value, path)
+    if not is_tensor_collection(value):
+        return {key: spec_of_batch(inner, (*path, key)) for key, inner in entries.items()}
+    if not value.batch_size:
+        raise ValueError(
+            f"{render_path(path)} is a {type(value).__qualname__} without a batch dimension: it has no rows"
+        )
+    _check_tensors(value, render_path(path))
+    return value.apply(spec_of_batch, batch_size=value.batch_size[1:], inplace=False)
 
 
 def _of_collection(example: Any, capacity: int) -> Any:
-    _check_leaves(example, "spec")
+    _check_tensors(example, "spec")
     found = example.apply(
-        functools.partial(_leaf, capacity=capacity, name="spec"),
-        batch_size=[capacity, *example.batch_size],
-        inplace=False,
+        functools.partial(_leaf, capacity=capacity, path=()), batch_size=[capacity, *example.batch_size], inplace=False
     )
     if found is None or not len(list(found.keys(include_nested=True, leaves_only=True))):
         raise ValueError("spec has no leaf: a row has at least one tensor")
+    _keep_batch_sizes(found, example, capacity)
     return found
 
 
-def _check_leaves(example: Any, name: str) -> None:
+def _keep_batch_sizes(found: Any, example: Any, capacity: int) -> None:
+    """Of nested collections, which may count more dimensions than the one that they are in."""
+    for key, inner in example.items():
+        if is_tensor_collection(inner):
+            below = found.get(key)
+            below.batch_size = [capacity, *inner.batch_size]
+            _keep_batch_sizes(below, inner, capacity)
+
+
+def _check_tensors(example: Any, name: str) -> None:
+    """What `apply` doesn't tell of: names, and leaves that are no tensors."""
     for key, inner in example.items():
         below = f"{name}[{key!r}]"
         if is_non_tensor(inner):
             raise UnsupportedValueError(f"{below} is no tensor: rows are of tensors, and nothing else")
         if is_tensor_collection(inner):
-            _check_leaves(inner, below)
+            _check_tensors(inner, below)
         else:
-            _leaf(inner, 1, below)
+            check_dense(inner, below)
 
 
-def _of_dict(spec: Mapping[Any, Any], capacity: int, name: str) -> TensorDictBase:
+def _of_dict(spec: Mapping[Any, Any], capacity: int, path: Path) -> TensorDictBase:
     if not spec:
-        raise ValueError(f"{name} is empty: a row has at least one tensor")
+        raise ValueError(f"{_render(path)} is empty: a row has at least one tensor")
+    if len(path) >= MAX_DEPTH:
+        raise UnsupportedValueError(f"{_render(path[:3])}...: more than {MAX_DEPTH} levels of containers")
     entries: dict[str, Any] = {}
     for key, inner in spec.items():
         if not isinstance(key, str):
-            raise TypeError(f"{name} has the key {key!r}: keys are text")
-        below = f"{name}[{key!r}]"
+            raise TypeError(f"{_render(path)} has the key {key!r}: keys are text")
+        below = (*path, key)
         if isinstance(inner, Mapping) or is_tensor_collection(inner):
-            nested = cast("Mapping[Any, Any]", inner)
-            entries[key] = _of_dict(nested, capacity, below)
+            entries[key] = _of_dict(cast("Mapping[Any, Any]", inner), capacity, below)
         else:
             entries[key] = _leaf(inner, capacity, below)
     return TensorDict(entries, batch_size=[capacity])
 
 
-def _leaf(spec: Any, capacity: int, name: str) -> torch.Tensor:
+def _leaf(spec: Any, capacity: int, path: Path) -> torch.Tensor:
     if isinstance(spec, torch.Tensor):
+        check_dense(spec, _render(path))
         shape, dtype = tuple(spec.shape), spec.dtype
-        if spec.layout is not torch.strided or spec.is_nested:
-            raise UnsupportedValueError(f"{name} is a tensor of layout {spec.layout}: rows are dense")
     else:
-        shape, dtype = _shape_and_dtype(spec, name)
+        shape, dtype = _shape_and_dtype(spec, _render(path))
     if dtype not in DTYPE_NAMES or dtype in traits.QUANTIZED:
-        raise UnsupportedValueError(f"{name}: {dtype} can't be written in place")
+        raise UnsupportedValueError(f"{_render(path)}: {dtype} can't be written in place")
     return torch.empty((), dtype=dtype, device="cpu").expand(capacity, *shape)
+
+
+def _render(path: Path) -> str:
+    return "spec" + "".join(f"[{key!r}]" for key in path)
 
 
 def _shape_and_dtype(spec: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
 
 from memstore.rows.gather import Gather
@@ -44,7 +45,7 @@ def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path, plan: 
     names = source._td_dim_names
     return TensorDict._new_unsafe(
         entries,
-        batch_size=(len(rows), *source.batch_size[1:]),
+        batch_size=torch.Size((len(rows), *source.batch_size[1:])),
         device=gather.device or source.device,
         names=None if names is None else list(names),
         nested=False,

@@ -279,12 +279,18 @@ class Store(ByRanks, ByRows, AsMapping):
             tensor(8.)
         """
         root = self._opened()
-        try:
-            held = self._held(root, key)
-        except MutableEntryError:
-            held = self._hold_rows(root, key)
+        held = self._held_or_rows(root, key)
         self._gets += 1
         return view(root, key, held, self._pin_options(), device)
+
+    def _held_or_rows(self, root: Root, key: str) -> MappedEntry:
+        try:
+            return self._held(root, key)
+        except MutableEntryError:
+            try:
+                return self._hold_rows(root, key)
+            except MutableEntryError:  # a buffer; or a dataset that was sealed just now
+                return self._held(root, key)
 
     def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
         held = self._held(root, key)

@@ -20,7 +20,7 @@ The rooms, from the top floor down; a room imports only from those below it:
 from __future__ import annotations
 
 from memstore.structure.checks import MalformedError, require
-from memstore.structure.containers import is_wrapper
+from memstore.structure.containers import is_wrapper, tensor_of_array
 from memstore.structure.external import (
     ExternalValue,
     describe_external_tree,
@@ -191,6 +191,7 @@ __all__ = [
     "structure_text",
     "take_apart",
     "take_shards_apart",
+    "tensor_of_array",
     "to_flags",
     "traits",
     "tree_names",

@@ -14,7 +14,8 @@ from memstore.testing.fork_server import ForkServer
 @pytest.fixture(scope="session")
 def server() -> Iterator[ForkServer]:
     names = ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")
-    with ForkServer(preload=[f"tests.crash.{name}" for name in names]) as started:
+    preload = [*(f"tests.crash.{name}" for name in names), "memstore.datasets"]  # which takes two seconds
+    with ForkServer(preload=preload) as started:
         yield started
 
 

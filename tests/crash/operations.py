@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 
+import torch
+
 import memstore
 from memstore import contents
 from memstore.engine.protocols import put as engine_put
@@ -32,6 +34,7 @@ class Operation:
     prepare: Callable[[memstore.Store], object] = lambda store: None
     new: int = NEW  # the stamp that the values have afterwards
     spares: bool = False
+    may_be_done: bool = False  # also if it fails: it does something else after its commit
 
     @property
     def keys(self) -> list[str]:
@@ -59,6 +62,71 @@ class Operation:
         new = {key: self.new if key in self.after else None for key in self.keys}
         assert found in (old, new), f"neither {old} nor {new}, but {found}"
         return "new" if found == new else "old"
+
+
+@dataclass(frozen=True)
+class OnDataset(Operation):
+    """One on the dataset "data", with rows before and after it, or None. The key "a" is an ordinary one beside it.
+
+    With `seals`, it is an ordinary entry afterwards.
+    """
+
+    rows_before: list[int] | None = None
+    rows_after: list[int] | None = None
+    seals: bool = False
+
+    @property
+    def changes(self) -> bool:
+        return True
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        store.delete("data", missing_ok=True)
+        create_dataset(store, None).extend(rows_of(self.rows_before or []))  # the first one of a store takes more steps
+        if self.rows_before is None:
+            store.delete("data")
+        return super().reset(store)
+
+    def outcome(self, store: memstore.Store) -> str:
+        assert stamp_at(store, "a") == OLD
+        found = rows_at(store, "data")
+        old = None if self.rows_before is None else (self.rows_before, "dataset")
+        new = None if self.rows_after is None else (self.rows_after, "segment" if self.seals else "dataset")
+        assert found in (old, new), f"neither {old} nor {new}, but {found}"
+        return "new" if found == new else "old"
+
+
+_ROW = ((1024,), torch.int64)
+
+
+def rows_of(stamps: list[int]) -> torch.Tensor:
+    return torch.tensor(stamps, dtype=torch.int64)[:, None].expand(-1, 1024)
+
+
+def rows_at(store: memstore.Store, key: str) -> tuple[list[int], str] | None:
+    """The rows of a dataset, or of what was one, and what it is; None if there is no such key."""
+    if key not in store:
+        return None
+    kind = store.info(key).kind
+    if kind == "dataset":
+        data = store.open_dataset(key)
+        data.flush()  # its mutex is to be had
+        rows = data[:]
+    else:
+        rows = store.get(key)
+    assert torch.equal(rows, rows[:, :1].expand(-1, 1024)), "a torn row"
+    return [int(stamp) for stamp in rows[:, 0]], kind
+
+
+def create_dataset(store: memstore.Store, _: object) -> memstore.Dataset:
+    return store.create_dataset("data", _ROW, capacity=4)
+
+
+def extend_dataset(store: memstore.Store, _: object) -> None:
+    store.open_dataset("data").extend(rows_of([NEW, NEW]))
+
+
+def seal_dataset(store: memstore.Store, _: object) -> None:
+    store.open_dataset("data").seal()
 
 
 def _put(key: str, nbytes: int) -> Callable[[memstore.Store, object], object]:
@@ -128,10 +196,11 @@ def _fill_up(store: memstore.Store) -> None:
     store.delete("b")
 
 
+_A = {"a": SMALL}
 _MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
 _CROWD = {f"a{number}": SMALL for number in range(8)}
 
-OPERATIONS = {
+OPERATIONS: dict[str, Operation] = {
     "put-inline": Operation(_put("a", INLINE), {}, {"a": INLINE}),
     "put-small": Operation(_put("a", SMALL), {}, {"a": SMALL}),
     "put-large": Operation(_put("a", LARGE), {}, {"a": LARGE}),
@@ -164,6 +233,10 @@ OPERATIONS = {
         _pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD
     ),
     "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
+    "create-dataset": OnDataset(create_dataset, _A, _A, rows_after=[], may_be_done=True),
+    "extend-dataset": OnDataset(extend_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD, NEW, NEW]),
+    "seal-dataset": OnDataset(seal_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD], seals=True),
+    "delete-dataset": OnDataset(lambda store, _: store.delete("data"), _A, _A, rows_before=[OLD]),
 }
 
 # Those that differ from others only in what they meet: they are killed before each step in the full run only.
@@ -177,6 +250,9 @@ RARE = {
     "abandon-large",
     "delete-and-sweep",
     "put-at-capacity",
+    "create-dataset",
+    "seal-dataset",
+    "delete-dataset",
 }
 
 # Every kind of change to a file and to the catalog once, where each is synced. All the others in the full run.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import NonTensorData, TensorDict, tensorclass
 from torch._subclasses import FakeTensorMode
 
 import memstore
@@ -94,14 +94,22 @@ def test_rows_are_written_where_the_index_says(store: memstore.Store, index: Any
     assert data[:]["more", "z"][:, 0, 0].tolist() == expected.tolist()
 
 
-def test_iteration_and_batches_for_a_data_loader(store: memstore.Store) -> None:
+def test_iteration_gives_rows(store: memstore.Store) -> None:
     data = new(store)
     data.extend(batch(5))
     assert [int(row["y"]) for row in data] == list(range(5))
-    assert data.__getitems__([2, 0])["y"].tolist() == [2, 0]
-    rows_only: Any = data
-    loaded = torch.utils.data.DataLoader(rows_only, batch_size=2, collate_fn=lambda rows: rows)
-    assert [rows["y"].tolist() for rows in loaded] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    "index", [(0, 1), (slice(0, 1), 0), ..., None, True, np.True_, 1.0, "y", torch.tensor(True), [[0]], [0.5], [None]]
+)
+def test_what_is_no_index_of_rows(store: memstore.Store, index: Any) -> None:
+    data = new(store)
+    data.extend(batch(5))
+    for call in (lambda: data[index], lambda: data.__setitem__(index, batch(1))):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+    assert data[:]["y"].tolist() == list(range(5))
 
 
 @pytest.mark.parametrize(
@@ -213,15 +221,53 @@ def _row() -> dict[str, Any]:
         ("text", "is a str"),
         (None, "NoneType"),
         (FakeTensorMode().from_tensor(torch.zeros(2)), "bytes aren't there|no memory"),
-        (np.array(["a", "b"]), "can't convert"),
+        (np.array(["a", "b"]), "a numpy array of <U1"),
+        (np.zeros(2, ">f4"), "a numpy array of >f4"),
+        (NonTensorData("text", batch_size=[2]), "NonTensorData"),
+        (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested"),
     ],
-    ids=["meta", "sparse", "text", "none", "fake", "strings"],
+    ids=["meta", "sparse", "text", "none", "fake", "strings", "big-endian", "non-tensor", "nested"],
 )
 def test_what_has_no_bytes_is_refused(store: memstore.Store, value: Any, what: str) -> None:
     data = store.create_dataset("data", {"x": ((), torch.float32)}, capacity=4)
-    with pytest.raises(memstore.UnsupportedValueError, match=what):
+    with pytest.raises(memstore.UnsupportedValueError, match=what) as caught:
         data.extend({"x": value})
-    assert len(data) == 0
+    assert caught.value.key == "data" and len(data) == 0
+    with pytest.raises(memstore.UnsupportedValueError):
+        store.create_dataset_from("other", {"x": value})
+
+
+def _deep(levels: int, inner: Any) -> Any:
+    for _ in range(levels):
+        inner = {"x": inner}
+    return inner
+
+
+def test_what_nests_too_deeply_is_refused(store: memstore.Store) -> None:
+    endless: dict[str, Any] = {}
+    endless["x"] = endless
+    data = store.create_dataset("data", _deep(200, ((), torch.int8)), capacity=4)
+    data.extend(_deep(200, torch.ones(2, dtype=torch.int8)))
+    for value in (_deep(201, torch.ones(2)), _deep(5000, torch.ones(2)), endless):
+        for call in (
+            lambda value=value: data.extend(value),
+            lambda value=value: store.create_dataset("other", value, capacity=2),
+            lambda value=value: store.create_dataset_from("other", value),
+        ):
+            with pytest.raises(memstore.UnsupportedValueError, match="more than 200 levels"):
+                call()
+    assert len(data) == 2 and data.seal()
+
+
+@pytest.mark.filterwarnings("error")
+def test_numpy_arrays_of_any_strides(store: memstore.Store) -> None:
+    numbers = np.arange(12, dtype=np.int32).reshape(3, 4)
+    arrays = [numbers, numbers[::-1], numbers[:, ::-1], np.broadcast_to(numbers[0], (2, 4)), np.asfortranarray(numbers)]
+    arrays.append(np.frombuffer(numbers.tobytes(), np.int32).reshape(3, 4))  # read-only
+    data = store.create_dataset_from("data", arrays[1], capacity=30)
+    for array in arrays:
+        data.extend(array)
+    assert np.array_equal(data[3:].numpy(), np.concatenate(arrays))
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,7 @@ def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) ->
     It is a VersionConflictError, KeyNotFoundError or MutableEntryError.
     """
     for change, old in zip(changes, found, strict=True):
-        if change.content is not None and not change.content.is_mutable:
-            _check_mutable(change, old)
+        check_mutable(change, old)
         check_version(change.key, change.expect, old.version if old else 0)
         if change.content is None and old is None and not change.missing_ok:
             raise missing(change.key)
@@ -100,7 +99,10 @@ def check_version(key: bytes, expected: int | None, found: int) -> None:
         )
 
 
-def _check_mutable(change: Change, old: Record | None) -> None:
+def check_mutable(change: Change, old: Record | None) -> None:
+    """Raises MutableEntryError if the change would put over a mutable entry, or seal another than is there."""
+    if change.content is None or change.content.is_mutable:
+        return
     if change.seals and (old is None or old.put_id != change.seals):
         name = change.key.decode()
         raise MutableEntryError(f"{name!r} was deleted while it was sealed: nothing was put", key=name)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memstore.engine import syscalls
+from memstore.engine.failures import resource_errors
 from memstore.engine.files import Mapping, map_segment, segment_path
 from memstore.engine.format import MutableKind, Record, SegmentExtent
 from memstore.engine.protocols.change import missing, mutable_entry
@@ -67,8 +68,16 @@ class MutableEntry:
 
     def run(self, action: Callable[[], Result], deadline: float) -> Result:
         """Calls `action` under the entry's mutex. Raises StoreTimeoutError, which names who holds it."""
-        self.reopen(deadline)
-        return self.page.run(action, deadline)
+        with resource_errors(self.root.path, self.key, self.root):
+            self.reopen(deadline)
+            return self.page.run(action, deadline)
+
+    def check_held(self) -> None:
+        """In the middle of an action of `run`. Raises ContentionError in a child that was forked there."""
+        if not self.page.is_held:
+            raise ContentionError(
+                f"{self.key!r}: this process was forked in the middle of a change, which its parent does"
+            )
 
     def reopen(self, deadline: float) -> None:
         """In a forked child: opens the store there, before the first call that may need it."""
@@ -123,8 +132,12 @@ def _recover(root: Root, place: weakref.ref[ControlPage], key: str, put_id: int)
     """Under the mutex: if a sealer died or failed, the catalog says whether it had put the rows."""
     page = place()  # it refers to this function
     if page is not None and page.state == SEALING:
-        record = root.catalog.read(key.encode())
-        page.state = OPEN if record is not None and record.put_id == put_id else SEALED
+        page.state = OPEN if _is_live(root, key, put_id) else SEALED
+
+
+def _is_live(root: Root, key: str, put_id: int) -> bool:
+    record = root.catalog.read(key.encode())
+    return record is not None and record.put_id == put_id
 
 
 def _nothing() -> None:
@@ -233,20 +246,24 @@ def _entry(
     root: Root, key: str, record: Record, mapping: Mapping, capacity: int, deadline: float, *, writable: bool
 ) -> MutableEntry:
     path = segment_path(root.segments, record.segment)
-    status = os.stat(path.rpartition("/")[2], dir_fd=root.segments_fd, follow_symlinks=False)
+    try:
+        status = os.stat(path.rpartition("/")[2], dir_fd=root.segments_fd, follow_symlinks=False)
+    except FileNotFoundError:  # it is mapped, so nobody of memstore's has removed it
+        root.check_in_place()
+        raise _damaged(root, key, record) from None
     file = FileIdentity(status.st_dev, status.st_ino)
     page = ControlPage(mapping.address + record.start, capacity, file, mapping, name=f"{path} ({key!r})", path=path)
     entry = MutableEntry(root, key, record, mapping, page, writable=writable)
     if writable:
         if not page.is_ours:
-            root.mutex.run(functools.partial(_write_anew, root, page), deadline)
+            root.mutex.run(functools.partial(_write_anew, root, page, key, record.put_id), deadline)
         page.recover = functools.partial(_recover, root, weakref.ref(page), key, record.put_id)
     return entry
 
 
-def _write_anew(root: Root, page: ControlPage) -> None:
+def _write_anew(root: Root, page: ControlPage, key: str, put_id: int) -> None:
     if not page.is_ours:
-        page.write_anew(survived=not root.settings.durable)
+        page.write_anew(survived=not root.settings.durable, is_live=_is_live(root, key, put_id))
 
 
 def _damaged(root: Root, key: str, record: Record) -> CorruptionError:

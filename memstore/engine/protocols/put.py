@@ -29,7 +29,7 @@ from memstore.engine.failures import is_full, resource_errors
 from memstore.engine.files import SegmentWriter, WritableMemory
 from memstore.engine.format import Header
 from memstore.engine.protocols import ahead
-from memstore.engine.protocols.change import Change, Content
+from memstore.engine.protocols.change import Change, Content, check_mutable
 from memstore.engine.protocols.claim import abandon, claim, park
 from memstore.engine.protocols.commit import commit
 from memstore.engine.protocols.commit_inline import commit_inline
@@ -43,6 +43,7 @@ Result = TypeVar("Result")
 log = logging.getLogger("memstore")
 
 _OPEN_FILES = 16  # of a batch; the others are parked
+_LARGE = 16 << 20  # bytes: to copy them takes a thousand times the look whether the commit would refuse them
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -89,6 +90,10 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     writers: list[SegmentWriter] = []
+    for draft in drafts:
+        if draft.content.nbytes >= _LARGE:
+            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
+            check_mutable(change, root.catalog.read(draft.key))
     try:
         changes = [write(root, draft, writers, deadline) for draft in drafts]
         # 4. Commit, 5. After the mutex

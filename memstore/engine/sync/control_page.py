@@ -9,8 +9,9 @@ The first page of the segment's data. All numbers have 8 bytes; what different c
     192  length, flushed: in rows
     256  doorbell (4 bytes), 264 whether somebody sleeps on it
 
-From 320 on it belongs to replay buffers: see `ring_numbers.py`. The words of a page that isn't of this boot, or of
-another file, say nothing of the mutex: `ControlPage.write_anew`.
+From 320 on it belongs to replay buffers (see `ring_numbers.py`), and from `SPARE_AT` to `SPARE_END` to what is built on
+a dataset: zeros at first, written under the mutex. The words of a page that isn't of this boot, or of another file, say
+nothing of the mutex: `ControlPage.write_anew`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from memstore.late_imports import Hooks, around_forks
 
 OPEN, SEALING, SEALED = 0, 1, 2
 CONTROL_SIZE = syscalls.PAGE
+SPARE_AT, SPARE_END = 2048, 2176
 GONE_AT = 128
 _MAGIC = int.from_bytes(b"memrows1", "little")
 _MAGIC_WORD, _BOOT_WORD, _FILE_WORD, _END_OF_IDENTITY, _DIRTY_WORD = 8, 9, 11, 14, 14
@@ -96,14 +98,22 @@ class ControlPage(RobustMutex):
     def is_of_this_boot(self) -> bool:
         return tuple(self._words[_BOOT_WORD:_FILE_WORD]) == self._boot
 
-    def write_anew(self, *, survived: bool) -> None:
-        """While nobody else has it open to write. `survived`: what was stored before a crash of the host is there."""
+    def write_anew(self, *, survived: bool, is_live: bool) -> None:
+        """While nobody else has it open to write.
+
+        What the page says of its life may be older or newer than the catalog: a folder is copied file by file, and
+        after a crash of the host each file is as old as it is.
+
+        Args:
+            survived: what was stored before a crash of the host is there.
+            is_live: the key is still this entry's.
+        """
         words = self._words
         if not self.is_of_this_boot:
             words[_OTHER_BOOT] = 1
             if not survived:
                 words[_LENGTH] = words[_FLUSHED]
-        words[_GONE] = words[_SLEEPS] = 0
+        words[_GONE], words[_STATE], words[_SLEEPS] = not is_live, OPEN, 0
         self.create()
         words[_MAGIC_WORD:_END_OF_IDENTITY] = self._identity
 

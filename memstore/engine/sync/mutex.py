@@ -86,7 +86,7 @@ class RobustMutex:
                 syscalls.mutex_recovered(address)  # interrupted before `_lock` said so: unlocked as it is, it is lost
             raise
         finally:
-            del inside[me]
+            inside.pop(me, None)  # a child that was forked in the middle has forgotten it
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 syscalls.mutex_unlock(address)
 
@@ -109,6 +109,11 @@ class RobustMutex:
     def forget_threads(self) -> None:
         """In a forked child, whose thread ids are others."""
         self._inside.clear()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds it. In the middle of an action: False in a child that was forked there."""
+        return self.owner() == syscalls.thread_id()
 
     def owner(self) -> int:
         """The thread id that holds the mutex, 0 if none does."""

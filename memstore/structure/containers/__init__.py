@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from memstore.late_imports import between_forks
 from memstore.structure.containers import arrays, builtin, instances, sequences  # each registers its containers
+from memstore.structure.containers.arrays import tensor_of_array
 from memstore.structure.containers.wrappers import is_wrapper
 from memstore.structure.tree import loads_containers
 
@@ -27,4 +28,4 @@ def load_tensordicts() -> None:
         import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
-__all__ = ["arrays", "builtin", "instances", "is_wrapper", "load_tensordicts", "sequences"]
+__all__ = ["arrays", "builtin", "instances", "is_wrapper", "load_tensordicts", "sequences", "tensor_of_array"]

@@ -45,16 +45,24 @@ class _WritableView:
 
 @flattens(np.ndarray)
 def _flatten_array(value: np.ndarray[Any, Any], walk: Walk) -> Tree:
-    if value.dtype not in _ARRAY_DTYPES or not value.dtype.isnative:
+    tensor = tensor_of_array(value)
+    if tensor is None:
         return walk.object(value)
     if walk.in_place and not _is_writable(value):
         raise RefusedError("a numpy array that can't be written, or not through a tensor")
+    walk.tensors.append(tensor)
+    return ("ndarray", TENSOR)
+
+
+def tensor_of_array(value: np.ndarray[Any, Any]) -> torch.Tensor | None:
+    """The array's values, to be read: over its memory, where torch has such strides. None where it has no such dtype."""
+    if value.dtype not in _ARRAY_DTYPES or not value.dtype.isnative:
+        return None
     if any(step < 0 or step % value.itemsize for step in value.strides) or not value.size:
-        value = value.copy()  # torch has no such strides
+        value = value.copy()
     if not value.flags.writeable:
         value = np.asarray(_WritableView(value))
-    walk.tensors.append(torch.from_numpy(value))
-    return ("ndarray", TENSOR)
+    return torch.from_numpy(value)
 
 
 def _is_writable(value: np.ndarray[Any, Any]) -> bool:

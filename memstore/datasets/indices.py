@@ -1,0 +1,51 @@
+"""What the index of a dataset means: one row, or places of rows."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+
+from memstore.rows import Index
+
+_BOOLEAN = (torch.bool, np.dtype(np.bool_))
+
+
+def as_row(index: Any) -> int | None:
+    """The number of one row, if the index is one: a Python integer, numpy's, or a tensor without dimensions.
+
+    Raises TypeError for a tuple: `dataset[3, 0]` is the first element of a row elsewhere, and means nothing here.
+    """
+    if isinstance(index, tuple):
+        raise TypeError(
+            f"{index!r:.100} is a tuple, and a dataset is indexed by rows alone: take the rows first, as in "
+            "dataset[3][0], or give a list of rows"
+        )
+    if type(index) is bool or getattr(index, "dtype", None) in _BOOLEAN or getattr(index, "ndim", 0):
+        return None
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
+
+
+def in_range(row: int, length: int, key: str) -> int:
+    """From 0 on. Raises IndexError."""
+    if not -length <= row < length:
+        allowed = f"from {-length:,} to {length - 1:,}" if length else "none, for it is empty"
+        raise IndexError(f"row {row:,} of {key!r}, which has {length:,} by now: rows are {allowed}")
+    return row + length if row < 0 else row
+
+
+def places_of(index: Any, length: int, key: str) -> tuple[slice | np.ndarray[Any, Any], int]:
+    """The rows that are to be written, as numpy takes them, and how many they are.
+
+    Raises IndexError, TypeError, ValueError.
+    """
+    if not isinstance(index, slice):
+        rows = Index(index).rows(length, repr(key)).numpy()
+        return rows, len(rows)
+    start, stop, step = index.indices(length)
+    return slice(start, None if stop < 0 else stop, step), len(range(start, stop, step))

@@ -1,0 +1,353 @@
+"""MemstoreStorage: what TorchRL's replay buffers call a storage, with its rows in a store."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict, is_tensor_collection
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+
+from memstore.errors import (
+    AlreadyExistsError,
+    KeyNotFoundError,
+    ReadOnlyError,
+    StructureMismatchError,
+    UnsupportedValueError,
+)
+from memstore.integrations.torchrl.checkpoint import CopyCheckpointer
+from memstore.integrations.torchrl.coordinates import Cells, cells_of, row_numbers
+from memstore.integrations.torchrl.journal import Words
+from memstore.integrations.torchrl.rows import WholeRows, create_rows
+from memstore.store.store import Store
+from memstore.structure import modes
+
+_OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_rows")
+
+
+class MemstoreStorage(TensorStorage):
+    """A storage of a TorchRL replay buffer, with its rows in a store: who opens the store has the same rows.
+
+    It is made when the first batch comes, of that batch's structure; or taken up, if the key is there. The room of all
+    rows is reserved then. Rows are TensorDicts, tensorclasses or tensors; entries that the first batch didn't have are
+    left out of later ones.
+
+    What a sampler draws is copied, and each row is as one write has left it, with no lock of TorchRL's, and also if a
+    writer is killed. `storage[3]`, `storage[2:5]` and `storage[:]` are the shared memory itself, as with TorchRL's own
+    storages: there, what others write shows while they write it.
+
+    Where several processes write, or take up what others have written, use `MemstoreWriter`: TorchRL's own writers
+    begin at slot 0 in each process that didn't inherit them. To pickle a storage is to pass a reference.
+
+    Args:
+        max_size: the most rows; with `ndim` above 1 the most elements, as in TorchRL. For a key that is there: the same
+            as it has.
+        store: an open store. With mode "r" rows can be read.
+        key: the entry. It is a dataset of `{"rows": ..., "word": ...}`; write it by this class only.
+        ndim: how many dimensions count elements.
+
+    Raises:
+        MutableEntryError: the key is that of another kind of entry.
+        StructureMismatchError: it is a dataset of something else, or of another size.
+
+    Example:
+        ```
+        storage = MemstoreStorage(100_000, store=memstore.open("/dev/shm/replay"), key="buffer")
+        buffer = TensorDictReplayBuffer(storage=storage, writer=MemstoreWriter(), batch_size=256)
+        ```
+    """
+
+    _default_checkpointer = CopyCheckpointer
+
+    def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
+        Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
+        self.store, self.key, self.ndim = store, key, ndim
+        self.device = torch.device("cpu")
+        self._rows: WholeRows | None = None
+        self._attach()
+
+    # --- the entry ----------------------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the entry is there by now."""
+        return self._attach() is not None
+
+    @property
+    def rows(self) -> WholeRows:
+        """Raises RuntimeError as TorchRL's storages do, before the first batch."""
+        rows = self._attach()
+        if rows is None:
+            raise RuntimeError(f"Cannot get elements out of a non-initialized storage: {self.key!r} isn't there yet.")
+        return rows
+
+    def _attach(self) -> WholeRows | None:
+        if self._rows is None:
+            try:
+                self._take(WholeRows(self._open()))
+            except KeyNotFoundError:
+                return None
+        return self._rows
+
+    def _open(self) -> Any:
+        try:
+            return self.store.open_dataset(self.key)
+        except ReadOnlyError:
+            return self.store.open_dataset(self.key, "r")
+
+    def _take(self, rows: WholeRows) -> None:
+        shape = _shape(rows.value, self.ndim)
+        slots = self._slots_for(shape[1:])
+        if rows.journal.slots != slots:
+            raise StructureMismatchError(
+                f"{self.key!r} has {rows.journal.slots:,} slots, and max_size {self.max_size:,} makes {slots:,}: "
+                f"open it with max_size {shape.numel():,}, or take another key",
+                key=self.key,
+            )
+        self._rows, self._total_shape_value = rows, shape
+        self.max_size = shape.numel()
+
+    def _slots_for(self, inner: Sequence[int]) -> int:
+        return -(-self.max_size // torch.Size(inner).numel())
+
+    def _init(self, data: Any) -> None:
+        """Creates the entry. `data`: a row of it."""
+        slots = self._slots_for(data.shape[: self.ndim - 1])
+        try:
+            made = create_rows(self.store, self.key, data, slots)
+        except AlreadyExistsError:  # another process was first
+            made = self._open()
+        self._take(WholeRows(made))
+
+    @property
+    def _storage(self) -> Any:
+        """All slots, in the shared memory: what TorchRL's samplers and checkpointers look into."""
+        rows = self._attach()
+        return None if rows is None else rows.value
+
+    @property
+    def _total_shape(self) -> torch.Size | None:
+        return None if self._attach() is None else self._total_shape_value
+
+    # --- what all processes share -------------------------------------------------------------------------------------
+
+    @property
+    def _len(self) -> int:
+        rows = self._attach()
+        return 0 if rows is None else len(rows) * self._total_shape_value[1:].numel()
+
+    @_len.setter
+    def _len(self, value: int) -> None:
+        rows = self.rows
+        rows.hold(lambda: rows.journal.set_length(-(-value // self._total_shape_value[1:].numel())))
+
+    @property
+    def _mutation_revision(self) -> int:
+        rows = self._attach()
+        return 0 if rows is None else rows.journal.revision
+
+    def _bump_mutation_revision(self) -> None:
+        rows = self._attach()
+        if rows is not None:
+            rows.hold(rows.journal.bump)
+
+    @property
+    def _last_cursor_index(self) -> int | None:
+        rows = self._attach()
+        return None if rows is None else rows.journal.last
+
+    _last_cursor = _last_cursor_index
+
+    def _set_last_cursor(self, cursor: Any) -> None:
+        """A write notes the last slot by itself."""
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    @modes.unaffected
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Writes rows to slots, each batch as a whole. Errors as `Dataset.extend`; what TorchRL would cast is refused.
+
+        Args:
+            cursor: an int for one row; else slots, as an index of the first dimension.
+            data: as many rows; a list of rows is stacked.
+        """
+        if isinstance(data, list):
+            data = torch.stack(cast("list[torch.Tensor]", data))
+        self._check(data)
+        if isinstance(cursor, tuple) and len(cast("tuple[Any, ...]", cursor)) == 1:
+            (cursor,) = cast("tuple[Any]", cursor)
+        is_one = isinstance(cursor, int) or (isinstance(cursor, (torch.Tensor, np.generic)) and not cursor.ndim)
+        if not self.initialized:
+            self._init(data if is_one else data[0])
+        if isinstance(cursor, tuple):
+            self._set_cells(cells_of(cast("tuple[Any, ...]", cursor), len(self.rows)), data)
+        elif is_one:
+            self.rows.write(self.batch_of_one(data), self._slots([int(cursor)]))
+        else:
+            self.rows.write(data, self._slots(cursor))
+
+    @torch.compiler.disable
+    @modes.unaffected
+    def append(self, data: Any) -> torch.Tensor:
+        """Writes rows to the next slots, which are counted for all processes. Returns them. See MemstoreWriter."""
+        if isinstance(data, list):
+            data = torch.stack(cast("list[torch.Tensor]", data))
+        self._check(data)
+        if not len(data):
+            raise RuntimeError(f"Expected at least one element in extend. Got {data=}")  # as TorchRL's writers
+        if not self.initialized:
+            self._init(data[0])
+        return self.rows.append(data)
+
+    def batch_of_one(self, row: Any) -> Any:
+        self._check(row)
+        return row[None]
+
+    def _check(self, rows: Any) -> None:
+        if not is_tensor_collection(rows) and not isinstance(rows, torch.Tensor):
+            raise UnsupportedValueError(
+                f"{self.key!r}: rows are TensorDicts, tensorclasses or tensors, and not of type "
+                f"{type(rows).__qualname__}: make a TensorDict of it",
+                key=self.key,
+            )
+
+    def _slots(self, index: Any) -> Words:
+        return row_numbers(index, self.rows.journal.slots, self.key)
+
+    def _set_cells(self, cells: Cells, data: Any) -> None:
+        self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
+
+    @modes.unaffected
+    def _apply_conditional_patch(self, index: torch.Tensor, patch: Mapping[Any, torch.Tensor]) -> None:
+        coordinates = tuple(index.unbind(-1)) if index.ndim > 1 else (index,)
+        cells = cells_of(coordinates, len(self.rows))
+
+        def change(rows: Any) -> None:
+            for name, value in patch.items():
+                cells.put(rows.get(name), value)
+
+        self.rows.change(cells.rows, change)
+
+    def _empty(self) -> None:
+        if self.initialized:
+            self.rows.empty()
+
+    def flush(self) -> None:
+        """Brings the rows to the disk, as `Dataset.flush`: then they survive a crash of the host."""
+        self.rows.flush()
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    @modes.unaffected
+    def get(self, index: Any) -> Any:
+        """Rows. By ints and slices: the shared memory. Other indices: a copy of whole rows, see the class."""
+        rows = self.rows
+        if isinstance(index, tuple) and len(cast("tuple[Any, ...]", index)) == 1:
+            (index,) = cast("tuple[Any]", index)
+        live = rows.live()
+        if _is_basic(index):
+            return live[index]
+        if self.ndim > 1 or isinstance(index, tuple):
+            shape = live.shape[: max(self.ndim, 1)]
+            numbers = torch.arange(len(live)).view(-1, *[1] * (len(shape) - 1)).expand(shape)[index]
+            return rows.read_whole(np.unique(numbers.numpy()), lambda: _copied(live[index]))
+        flat, shape = _flat(index)
+        found = rows.read(flat)
+        return found if shape is None else _unflattened(found, shape)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the rows, and of what the processes share besides."""
+        rows = self._attach()
+        if rows is None:
+            return {"_storage": {}, "initialized": False, "_len": 0}
+
+        def copied() -> dict[str, Any]:
+            value = rows.value.clone()
+            journal = rows.journal
+            return {
+                "_storage": value.state_dict() if is_tensor_collection(value) else value,
+                "initialized": True,
+                "_len": self._len,
+                "_cursor": journal.cursor,
+                "_written": journal.written,
+                "_last": journal.last,
+            }
+
+        return rows.hold(copied)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes one of this class, or of TorchRL's own storages of tensors. Creates the entry if it isn't there."""
+        if not state_dict["initialized"]:
+            self._empty()
+            return
+        value = state_dict["_storage"]
+        if not isinstance(value, torch.Tensor):
+            value = TensorDict().load_state_dict(value, strict=False)
+        length = state_dict["_len"]
+        self.load_rows(value, length)
+        if "_cursor" in state_dict:
+            self.load_counts(state_dict["_cursor"], state_dict["_written"], state_dict["_last"])
+
+    def load_rows(self, value: Any, length: int) -> None:
+        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
+        if not self.initialized:
+            self._init(value[0])
+        rows = self.rows
+        rows.empty()
+        count = -(-length // self._total_shape_value[1:].numel())
+        if count:
+            rows.write(value[:count], self._slots(range(count)))
+        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
+
+    def load_counts(self, cursor: int, written: int, last: int | None) -> None:
+        journal = self.rows.journal
+
+        def act() -> None:
+            journal.set_counts(cursor, written)
+            journal.set_last(last)
+
+        self.rows.hold(act)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+        data = None if self._rows is None else self._rows.data
+        return {**state, "_rng": None, "data__reference": data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        data = state.pop("data__reference")
+        Storage.__setstate__(self, state)
+        self._rows = None if data is None else WholeRows(data)
+
+
+def _shape(value: Any, ndim: int) -> torch.Size:
+    return torch.Size(value.shape[:ndim])
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether a tensor gives a part of itself for it, and no copy."""
+    parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+
+
+def _flat(index: Any) -> tuple[Any, torch.Size | None]:
+    """An index of one dimension, and the shape that it had, if that was another."""
+    if isinstance(index, torch.Tensor) and index.ndim != 1 and index.dtype != torch.bool:
+        return index.flatten(), index.shape
+    return index, None
+
+
+def _unflattened(found: Any, shape: torch.Size) -> Any:
+    return found.reshape(*shape, *found.shape[1:])
+
+
+def _copied(value: Any) -> Any:
+    """What an index of tensors gives is a copy by itself; one of slices is not."""
+    return value.clone()

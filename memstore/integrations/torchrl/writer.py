@@ -1,0 +1,112 @@
+"""MemstoreWriter: a TorchRL writer whose cursor, count and generations all processes share."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import RoundRobinWriter
+
+from memstore.integrations.torchrl.storage import MemstoreStorage
+
+
+class MemstoreWriter(RoundRobinWriter):
+    """Writes to the slots of a MemstoreStorage in turn, among as many processes as there are, and after a restart.
+
+    To choose the slots and to write them is one change under the entry's own mutex: two writers never get one slot, and
+    none shows rows that weren't written yet. It has no state of its own: cursor and count are in the store.
+
+    Args:
+        track_generations: as in TorchRL: samples get `index_generation`, which says how often a slot was written again.
+            Here it counts the writes of all processes.
+    """
+
+    _storage: MemstoreStorage
+
+    def __init__(self, *, track_generations: bool = False) -> None:
+        self._storage = None  # type: ignore[assignment]  # until a buffer registers one
+        self._compilable = False
+        self._track_generations = track_generations
+
+    def register_storage(self, storage: Storage) -> None:
+        """Raises TypeError unless it is a MemstoreStorage."""
+        if not isinstance(storage, MemstoreStorage):
+            raise TypeError(f"MemstoreWriter writes to a MemstoreStorage, and not to a {type(storage).__qualname__}")
+        self._storage = storage
+
+    def add(self, data: Any) -> int | torch.Tensor:
+        return self._written(int(self._storage.append(self._storage.batch_of_one(data))))
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Raises RuntimeError for no rows, as TorchRL's."""
+        return self._written(self._storage.append(data))
+
+    def write_at(self, index: int | torch.Tensor, data: Any) -> int | torch.Tensor:
+        """Writes given slots; the cursor stays."""
+        self._storage.set(index, data, set_cursor=False)
+        return self._written(index)
+
+    def _written(self, index: Any) -> Any:
+        index = self._replicate_index(index)
+        self._mark_update_entities(index)
+        return index
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """As in TorchRL: int64, of the shape of `index`; -1 where nothing was written."""
+        if isinstance(index, tuple):
+            index = index[0]
+        index = torch.as_tensor(index, dtype=torch.long)
+        if self._storage.ndim > 1 and index.ndim >= 2 and index.shape[-1] == self._storage.ndim:
+            index = index[..., 0]
+        if not self._track_generations or not self._storage.initialized:
+            return torch.full_like(index, -1)
+        return self._storage.rows.generations(index)
+
+    # --- what the storage has -----------------------------------------------------------------------------------------
+
+    @property
+    def _cursor(self) -> int:
+        storage = self._storage
+        return storage.rows.journal.cursor if storage is not None and storage.initialized else 0
+
+    @_cursor.setter
+    def _cursor(self, value: int) -> None:
+        journal = self._storage.rows.journal
+        self._storage.rows.hold(lambda: journal.set_counts(int(value), journal.written))
+
+    @property
+    def _write_count(self) -> int:
+        storage = self._storage
+        return storage.rows.journal.written if storage is not None and storage.initialized else 0
+
+    @_write_count.setter
+    def _write_count(self, value: int) -> None:
+        journal = self._storage.rows.journal
+        self._storage.rows.hold(lambda: journal.set_counts(journal.cursor, int(value)))
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        if self._storage.initialized:
+            journal = self._storage.rows.journal
+            self._storage.rows.hold(lambda: journal.set_counts(0, 0 if empty_write_count else journal.written))
+
+    def dumps(self, path: Any) -> None:
+        """Nothing: what it has is saved with the rows."""
+
+    def loads(self, path: Any) -> None:
+        """Nothing: see `dumps`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: see `dumps`."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing: see `dumps`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rng": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
