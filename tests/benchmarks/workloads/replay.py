@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.benchmarks.measure import spread
-from tests.benchmarks.peers.replay import CpprbBuffer, ReplayPeer, StoreBuffer, TorchrlBuffer, TorchrlWithoutLock
+from tests.benchmarks.peers.replay import (
+    CpprbBuffer,
+    ReplayPeer,
+    StoreBuffer,
+    TorchrlBuffer,
+    TorchrlOverStore,
+    TorchrlWithoutLock,
+)
 from tests.benchmarks.report import Absent, Beside, Figure, Goal, Series, Workload, exactly
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.by_writers import Home, Lap, Plan, Work, homes, take_laps
@@ -17,7 +24,7 @@ WRITERS, USUAL_WRITERS = (1, 2, 4), 2
 USUAL_SIZE = 28 * KIB  # a frame stack of 84x84x4
 MOST_ROWS, BUFFER_BYTES, BATCH_BYTES = 65_536, 256 * MIB, 2 * MIB
 WRITTEN, SAMPLED = 64, 256  # rows, where that many are no more than BATCH_BYTES, and eight times as much
-KINDS: tuple[type[ReplayPeer], ...] = (StoreBuffer, TorchrlBuffer, TorchrlWithoutLock, CpprbBuffer)
+KINDS: tuple[type[ReplayPeer], ...] = (StoreBuffer, TorchrlOverStore, TorchrlBuffer, TorchrlWithoutLock, CpprbBuffer)
 FASTER = 3.0  # than TorchRL's: the goal
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.benchmarks.measure import Entrant, Samples, as_series, spread
-from tests.benchmarks.peers.replay import CpprbBuffer, PlainCopy, ReplayPeer, StoreBuffer, TorchrlBuffer
+from tests.benchmarks.peers.replay import (
+    CpprbBuffer,
+    PlainCopy,
+    ReplayPeer,
+    StoreBuffer,
+    TorchrlBuffer,
+    TorchrlOverStore,
+)
 from tests.benchmarks.report import Absent, Beside, Figure, Goal, Series, Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.by_writers import Lap, Plan, Work, homes, take_laps
@@ -14,7 +21,7 @@ from tests.benchmarks.workloads.put_get import at_most
 KIB, MIB = 1 << 10, 1 << 20
 ROWS, ROW_BYTES, BUFFER_BYTES = 256, 28 * KIB, 112 * MIB
 SMALL_BYTES, SMALL_CAPACITY, WRITERS = 64, 65_536, 2
-KINDS: tuple[type[ReplayPeer], ...] = (StoreBuffer, TorchrlBuffer, CpprbBuffer)
+KINDS: tuple[type[ReplayPeer], ...] = (StoreBuffer, TorchrlOverStore, TorchrlBuffer, CpprbBuffer)
 COPIES, FASTER = 1.3, 20.0  # the goals: of a memcpy; than TorchRL's
 
 
