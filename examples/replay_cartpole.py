@@ -149,9 +149,7 @@ def errors(batch: Any, online: nn.Module, target: nn.Module) -> Tensor:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python examples/replay_cartpole.py")
-    parser.add_argument(
-        "--until", type=float, default=450.0, metavar="MEAN", help=f"return of the last {LAST} episodes"
-    )
+    parser.add_argument("--until", type=float, default=450.0, metavar="MEAN", help="the return that is good enough")
     parser.add_argument("--kill-after", type=int, default=5_000, metavar="ROWS", help="when an actor is killed")
     parser.add_argument("--plot", metavar="FILE", help="draw the returns: .svg or .png (needs matplotlib)")
     options = parser.parse_args()
@@ -167,9 +165,7 @@ def main() -> int:
 
 def run(store: memstore.Store, options: argparse.Namespace) -> int:
     limiter = memstore.RateLimiter(SAMPLES_PER_INSERT, MIN_ROWS, TOLERANCE)
-    buffer = memstore.ReplayBuffer(
-        store, "replay", ROW, capacity=50_000, sampler="prioritized", rate_limiter=limiter, mode="x"
-    )
+    buffer = memstore.ReplayBuffer(store, "replay", ROW, capacity=50_000, sampler="prioritized", rate_limiter=limiter)
     episodes = store.create_dataset("episodes", EPISODE, capacity=100_000)
     store.save_model("policy", network())
     processes: dict[str, Any] = {}
@@ -177,12 +173,12 @@ def run(store: memstore.Store, options: argparse.Namespace) -> int:
         for number in (1, 2, 3):
             processes[f"actor {number}"] = start(act, store.root, number)
         processes["learner"] = start(learn, store.root)
-        killed = watch(store.root, buffer, episodes, processes, options)
+        killed = watch(store.root, buffer, episodes, processes, options.until, options.kill_after)
     finally:
         for process in processes.values():
             process.kill()  # they wait for one another, or play on: nobody has to say goodbye
             process.join()
-    if options.plot:
+    if options.plot and len(episodes) >= LAST:
         draw(episodes[:], killed, options.plot)
     return verdict(store, buffer, episodes[:], options.until)
 
@@ -196,16 +192,16 @@ def start(target: Any, *arguments: Any) -> Any:
     return process
 
 
-def watch(root: str, buffer: Any, episodes: Any, processes: dict[str, Any], options: argparse.Namespace) -> int:
+def watch(root: str, buffer: Any, episodes: Any, processes: dict[str, Any], until: float, kill_after: int) -> int:
     """Until they are good enough, or somebody has ended. Returns how many rows there were when an actor was killed."""
     began = said = time.monotonic()
     killed = 0
     while all(process.is_alive() for process in processes.values()):
         time.sleep(0.1)
         mean = mean_return(episodes[-LAST:])
-        if killed and mean >= options.until:
+        if killed and mean >= until:
             break
-        if not killed and buffer.cursor >= options.kill_after:
+        if not killed and buffer.cursor >= kill_after:
             victim = processes.pop("actor 2")
             victim.kill()
             victim.join()
@@ -214,14 +210,13 @@ def watch(root: str, buffer: Any, episodes: Any, processes: dict[str, Any], opti
             processes["actor 4"] = start(act, root, 4)
         if time.monotonic() >= said + 5:
             said = time.monotonic()
-            progress = (
-                f"{buffer.cursor:8,} rows {len(episodes):6,} episodes, mean return of the last {LAST}: {mean:3.0f}"
-            )
+            progress = f"{buffer.cursor:8,} rows {len(episodes):6,} episodes, return of the last {LAST}: {mean:3.0f}"
             print(f"{said - began:5.0f} s {progress}", flush=True)
     return killed
 
 
 def mean_return(episodes: Any) -> float:
+    """Of the last ones, if there are so many."""
     return episodes["return"].mean().item() if len(episodes) == LAST else 0.0
 
 

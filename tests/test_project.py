@@ -251,7 +251,7 @@ def test_example_goes_on_in_the_middle_of_an_epoch() -> None:
 def test_example_plays_while_an_actor_is_killed() -> None:
     pytest.importorskip("gymnasium")
     output = run_example("replay_cartpole.py", "--until", "12", "--kill-after", "300")
-    assert "got SIGKILL; actor 4 takes its place" in output and "actor 3" in output, output
+    assert "got SIGKILL; actor 4 takes its place" in output, output
 
 
 @pytest.mark.full

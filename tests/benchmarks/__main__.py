@@ -25,7 +25,7 @@ MINUTES, LEAST_MINUTES = 10.0, 0.1
 def main() -> None:
     options = parsed()
     if options.list:
-        print("\n".join(f"{id:12} {title}" for id, title in (WORKLOADS | LONG).items()))
+        print("\n".join(f"{id:18} {title}" for id, title in (WORKLOADS | LONG).items()))
         return
     logging.basicConfig(level=logging.ERROR)
     report = read(options.report) if options.report else _measure(options)

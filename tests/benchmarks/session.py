@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from tests.benchmarks.peers import Peer
 from tests.benchmarks.report import Absent
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Peer)
 logger = logging.getLogger(__name__)
 
 NEEDED_BYTES = 8 << 30  # the largest workload: files of the store and its peers side by side
@@ -48,10 +49,10 @@ class Session:
 
     @contextmanager
     def started(
-        self, kinds: Iterable[type[Peer]], *, where: Path | None = None
-    ) -> Iterator[tuple[list[Peer], list[Absent]]]:
+        self, kinds: Iterable[type[P]], *, where: Path | None = None
+    ) -> Generator[tuple[list[P], list[Absent]]]:
         """Starts the peers that are here, says why the others are not, and closes all at the end."""
-        running: list[Peer] = []
+        running: list[P] = []
         absent: list[Absent] = []
         with ExitStack() as stack:
             for kind in kinds:

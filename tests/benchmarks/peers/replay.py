@@ -6,6 +6,7 @@ be opened by name from anywhere, and is opened so in the forks too.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -130,7 +131,9 @@ class TorchrlBuffer(ReplayPeer):
     @classmethod
     def missing(cls) -> str | None:
         absent = needs("torchrl")
-        return None if absent is None or TORCHRL_PYTHON.exists() else f"{absent}, nor is there {TORCHRL_PYTHON}"
+        return (
+            None if absent is None or TORCHRL_PYTHON.exists() else f"{absent}, nor {TORCHRL_PYTHON}: make test-torchrl"
+        )
 
     @classmethod
     def python(cls) -> str | None:
@@ -139,8 +142,9 @@ class TorchrlBuffer(ReplayPeer):
     def make(self, capacity: int, width: int) -> None:
         from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
+        logging.getLogger("torchrl").setLevel(logging.WARNING)
         storage = LazyMemmapStorage(capacity, scratch_dir=str(self.root / "storage"))
-        self.buffer = TensorDictReplayBuffer(storage=storage, shared=True, batch_size=1)
+        self.buffer = TensorDictReplayBuffer(storage=storage, shared=True)
 
     def ready(self, value: Any) -> Any:
         from tensordict import TensorDict
@@ -171,6 +175,33 @@ class TorchrlWithoutLock(TorchrlBuffer):
 
     def join(self) -> None:
         self.buffer.share(False)
+
+
+class TorchrlOverStore(TorchrlBuffer):
+    """TorchRL's buffer and sampler, over rows in a store: each process makes its own, by path and key."""
+
+    id: ClassVar[str] = "torchrl-memstore"
+    name: ClassVar[str] = "memstore, under TorchRL's buffer"
+    settings: ClassVar[str] = "TensorDictReplayBuffer over a MemstoreStorage, with MemstoreWriter"
+    role: ClassVar[Role] = "memstore"
+
+    def make(self, capacity: int, width: int) -> None:
+        self.capacity = capacity
+        self.join()
+
+    def join(self) -> None:
+        from torchrl.data import TensorDictReplayBuffer
+
+        import memstore
+        from memstore.integrations.torchrl import MemstoreStorage, MemstoreWriter
+
+        self.store = memstore.open(self.root / "store")
+        storage = MemstoreStorage(self.capacity, store=self.store, key="replay")
+        self.buffer = TensorDictReplayBuffer(storage=storage, writer=MemstoreWriter())
+
+    def close(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
 
 
 class PlainCopy(ReplayPeer):

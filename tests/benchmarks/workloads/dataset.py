@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle
 
 import torch
@@ -13,13 +14,14 @@ from tests.benchmarks.session import Session
 
 FRAME, WRITTEN, ROWS, FEW_ROWS = (84, 84, 4), 256, 8_192, 1_024
 KIB = 28
+KINDS: tuple[type[WritingPeer], ...] = (StoreWrites, MemmapWrites, PlainMapping)
 
 
 def measure(session: Session) -> Workload:
     rows = FEW_ROWS if session.quick else ROWS
     batch = torch.empty(WRITTEN, *FRAME, dtype=torch.uint8)
     batch.flatten().view(torch.int64).random_()
-    with session.started((StoreWrites, MemmapWrites, PlainMapping)) as (peers, absent):
+    with session.started(KINDS) as (peers, absent):
         for peer in peers:
             peer.make(rows, FRAME)
             check(peer, batch, rows)
@@ -44,7 +46,7 @@ def check(peer: WritingPeer, batch: torch.Tensor, rows: int) -> None:
             raise SystemExit(f"{peer.name}: rows from {start} on differ from what was written")
 
 
-def _in_place(session: Session, peers: list[WritingPeer], batch: torch.Tensor, rows: int) -> Series:
+def _in_place(session: Session, peers: Sequence[WritingPeer], batch: torch.Tensor, rows: int) -> Series:
     def contestant(peer: WritingPeer) -> Contestant:
         starts = cycle(range(0, rows, WRITTEN))
         return Contestant(peer.name, peer.role, lambda: peer.write(next(starts), batch), note=peer.settings)
@@ -53,7 +55,7 @@ def _in_place(session: Session, peers: list[WritingPeer], batch: torch.Tensor, r
     return compare("in-place", title, list(map(contestant, peers)), rounds=session.rounds, reference="memstore")
 
 
-def _behind(session: Session, peers: list[WritingPeer], batch: torch.Tensor, rows: int) -> Series:
+def _behind(session: Session, peers: Sequence[WritingPeer], batch: torch.Tensor, rows: int) -> Series:
     def contestant(peer: WritingPeer) -> Contestant:
         room = [0]
 

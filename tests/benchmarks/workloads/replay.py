@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.benchmarks.measure import spread
-from tests.benchmarks.peers.replay import CpprbBuffer, ReplayPeer, StoreBuffer, TorchrlBuffer, TorchrlWithoutLock
-from tests.benchmarks.report import Beside, Figure, Goal, Series, Workload, exactly
+from tests.benchmarks.peers.replay import (
+    CpprbBuffer,
+    ReplayPeer,
+    StoreBuffer,
+    TorchrlBuffer,
+    TorchrlOverStore,
+    TorchrlWithoutLock,
+)
+from tests.benchmarks.report import Absent, Beside, Figure, Goal, Series, Workload, exactly
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.by_writers import Home, Lap, Plan, Work, homes, take_laps
 
@@ -16,6 +24,7 @@ WRITERS, USUAL_WRITERS = (1, 2, 4), 2
 USUAL_SIZE = 28 * KIB  # a frame stack of 84x84x4
 MOST_ROWS, BUFFER_BYTES, BATCH_BYTES = 65_536, 256 * MIB, 2 * MIB
 WRITTEN, SAMPLED = 64, 256  # rows, where that many are no more than BATCH_BYTES, and eight times as much
+KINDS: tuple[type[ReplayPeer], ...] = (StoreBuffer, TorchrlOverStore, TorchrlBuffer, TorchrlWithoutLock, CpprbBuffer)
 FASTER = 3.0  # than TorchRL's: the goal
 
 
@@ -37,14 +46,17 @@ def measure(session: Session) -> Workload:
     cases = [Case(size, USUAL_WRITERS) for size in SIZES]
     cases += [Case(USUAL_SIZE, writers) for writers in WRITERS if writers != USUAL_WRITERS]
     found: Measured = {}
+    peers: Sequence[ReplayPeer] = ()
+    absent: Sequence[Absent] = ()
     for size in SIZES:
         with (
-            session.started((StoreBuffer, TorchrlBuffer, TorchrlWithoutLock, CpprbBuffer)) as (peers, absent),
-            homes(peers, plan_of(size, quick=session.quick), writers=max(WRITERS)) as here,
+            session.started(KINDS) as (here, missing),
+            homes(here, plan_of(size, quick=session.quick), writers=max(WRITERS)) as running,
         ):
+            peers, absent = here, missing
             for case in cases:
                 if case.size == size:
-                    found[case] = _laps(here, Work(case.writers, seconds, samples=True), rounds)
+                    found[case] = _laps(running, Work(case.writers, seconds, samples=True), rounds)
     by_size = [case for case in found if case.writers == USUAL_WRITERS]
     by_writers = [case for case in found if case.size == USUAL_SIZE]
     return Workload(
@@ -61,7 +73,7 @@ def measure(session: Session) -> Workload:
             _torn(found, by_size, peers),
         ],
         goals=[*(goal for case in by_size for goal in _goals(case, found[case])), _none_torn(found)],
-        absent=absent,
+        absent=list(absent),
     )
 
 
@@ -80,7 +92,7 @@ def _ratios(laps: list[Lap], ours: list[Lap]) -> list[float]:
     return [own / its for own, its in zip(_sampled(ours), _sampled(laps), strict=True)]
 
 
-def _rates(by: str, found: Measured, cases: list[Case], peers: list[ReplayPeer]) -> Series:
+def _rates(by: str, found: Measured, cases: list[Case], peers: Sequence[ReplayPeer]) -> Series:
     figures = [
         Figure(
             peer.name,
@@ -107,7 +119,7 @@ def _note(peer: ReplayPeer, cases: list[Case], found: Measured) -> str:
     return f"{peer.settings}{f'; {torn:,} of these rows were torn' if torn else ''}"
 
 
-def _written(found: Measured, cases: list[Case], peers: list[ReplayPeer]) -> Series:
+def _written(found: Measured, cases: list[Case], peers: Sequence[ReplayPeer]) -> Series:
     """What the writers got done meanwhile: a sampler is fast also if it keeps them away."""
     figures = [
         Figure(peer.name, peer.role, spread([lap.rows_written for lap in laps]), len(laps), x=float(case.size))
@@ -119,7 +131,7 @@ def _written(found: Measured, cases: list[Case], peers: list[ReplayPeer]) -> Ser
     return Series("written-by-size", title, "n/s", figures, "", "bytes of a row", "B")
 
 
-def _torn(found: Measured, cases: list[Case], peers: list[ReplayPeer]) -> Series:
+def _torn(found: Measured, cases: list[Case], peers: Sequence[ReplayPeer]) -> Series:
     figures = [
         Figure(peer.name, peer.role, exactly(_torn_of(laps)), _rows_of(laps), x=float(case.size))
         for case in cases

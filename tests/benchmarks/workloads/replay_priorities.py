@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import at_most
 
 ROWS, FEW_ROWS, SAMPLED = 1_000_000, 20_000, 256
+KINDS: tuple[type[PriorityPeer], ...] = (StorePriorities, CpprbPriorities, CpprbAlone)
 TIMES = 1.5  # of cpprb's time: the goal
 
 
@@ -28,7 +30,7 @@ def measure(session: Session) -> Workload:
     generator = np.random.default_rng(0)
     rows = {name: generator.random((count, width), np.float32) for name, width in SHAPES.items()}
     priorities = generator.random(count) + 0.01
-    with session.started((StorePriorities, CpprbPriorities, CpprbAlone)) as (peers, absent):
+    with session.started(KINDS) as (peers, absent):
         for peer in peers:
             peer.fill(rows, priorities)
             check(peer, rows)
@@ -47,7 +49,7 @@ def measure(session: Session) -> Workload:
     )
 
 
-def _samples(session: Session, peers: list[PriorityPeer], count: int) -> Series:
+def _samples(session: Session, peers: Sequence[PriorityPeer], count: int) -> Series:
     contestants = [
         Contestant(peer.name, peer.role, lambda peer=peer: peer.sample(SAMPLED), note=peer.settings) for peer in peers
     ]
@@ -55,7 +57,7 @@ def _samples(session: Session, peers: list[PriorityPeer], count: int) -> Series:
     return compare("sample", title, contestants, rounds=session.rounds, reference="memstore")
 
 
-def _changes(session: Session, peers: list[PriorityPeer], count: int) -> Series:
+def _changes(session: Session, peers: Sequence[PriorityPeer], count: int) -> Series:
     contestants = [_changer(peer) for peer in peers]
     title = f"new priorities for {SAMPLED} of {count:,} rows"
     return compare("update", title, contestants, rounds=session.rounds, reference="memstore")

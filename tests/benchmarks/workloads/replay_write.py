@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.benchmarks.measure import Entrant, Samples, as_series, spread
-from tests.benchmarks.peers.replay import CpprbBuffer, PlainCopy, ReplayPeer, StoreBuffer, TorchrlBuffer
+from tests.benchmarks.peers.replay import (
+    CpprbBuffer,
+    PlainCopy,
+    ReplayPeer,
+    StoreBuffer,
+    TorchrlBuffer,
+    TorchrlOverStore,
+)
 from tests.benchmarks.report import Absent, Beside, Figure, Goal, Series, Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.by_writers import Lap, Plan, Work, homes, take_laps
@@ -12,6 +21,7 @@ from tests.benchmarks.workloads.put_get import at_most
 KIB, MIB = 1 << 10, 1 << 20
 ROWS, ROW_BYTES, BUFFER_BYTES = 256, 28 * KIB, 112 * MIB
 SMALL_BYTES, SMALL_CAPACITY, WRITERS = 64, 65_536, 2
+KINDS: tuple[type[ReplayPeer], ...] = (StoreBuffer, TorchrlOverStore, TorchrlBuffer, CpprbBuffer)
 COPIES, FASTER = 1.3, 20.0  # the goals: of a memcpy; than TorchRL's
 
 
@@ -34,7 +44,7 @@ def measure(session: Session) -> Workload:
 def _extend(session: Session, rounds: int, seconds: float) -> tuple[Series, list[Absent]]:
     capacity = ROWS * 2 if session.quick else BUFFER_BYTES // ROW_BYTES
     plan = Plan(ROW_BYTES // 8, capacity, ROWS, ROWS)
-    with session.started((StoreBuffer, TorchrlBuffer, CpprbBuffer, PlainCopy)) as (peers, absent):
+    with session.started((*KINDS, PlainCopy)) as (peers, absent):
         with homes(peers, plan, writers=1) as found:
             taken = take_laps(found, Work(1, seconds), rounds=rounds)
         samples = [Samples([[_ns_a_call(lap)] for lap in laps]) for laps in taken]
@@ -50,7 +60,7 @@ def _ns_a_call(lap: Lap) -> int:
 
 def _add(session: Session, rounds: int, seconds: float) -> tuple[Series, list[Goal]]:
     plan = Plan(SMALL_BYTES // 8, SMALL_CAPACITY, ROWS, ROWS)
-    with session.started((StoreBuffer, TorchrlBuffer, CpprbBuffer)) as (peers, _):
+    with session.started(KINDS) as (peers, _):
         with homes(peers, plan, writers=WRITERS) as found:
             taken = take_laps(found, Work(WRITERS, seconds, single=True), rounds=rounds)
         rates = {peer.name: [lap.rows_written for lap in laps] for peer, laps in zip(peers, taken, strict=True)}
@@ -58,7 +68,7 @@ def _add(session: Session, rounds: int, seconds: float) -> tuple[Series, list[Go
         return Series("add", title, "n/s", _figures(peers, rates), "memstore"), _goals(rates)
 
 
-def _figures(peers: list[ReplayPeer], rates: dict[str, list[float]]) -> list[Figure]:
+def _figures(peers: Sequence[ReplayPeer], rates: dict[str, list[float]]) -> list[Figure]:
     ours = rates[StoreBuffer.name]
     return [
         Figure(
