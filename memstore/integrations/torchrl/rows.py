@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from memstore.datasets import Batch, Dataset, rows_of_spec, shared_rows, take_batch
 from memstore.engine import deadline_after
 from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchError
-from memstore.integrations.torchrl.journal import READS_ARE_ORDERED, WORD, Journal, Words, staging_rows
+from memstore.integrations.torchrl.journal import READS_ARE_ORDERED, WORD, Journal, Moves, Words, staging_rows
 from memstore.rows import Index, read_rows
 from memstore.store.store import Store
 
@@ -91,12 +91,16 @@ class WholeRows:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    def write(self, rows: Any, slots: Words) -> None:
-        """Writes a batch to slots. Errors as `Dataset.extend`; ValueError for another number of rows."""
+    def write(self, rows: Any, slots: Words, *, corrects: bool = False) -> None:
+        """Writes a batch to slots. Errors as `Dataset.extend`; ValueError for another number of rows.
+
+        Args:
+            corrects: the last of them is not where the newest rows end.
+        """
         batch = self._batch(rows)
         if batch.count != len(slots):
             raise ValueError(f"{self.data.key!r}: {batch.count:,} rows for {len(slots):,} slots")
-        self._in_parts(batch, lambda start, stop: (slots[start:stop], False))
+        self._in_parts(batch, lambda start, stop: slots[start:stop], Moves.NOTHING if corrects else Moves.LAST)
 
     def append(self, rows: Any) -> torch.Tensor:
         """Writes a batch to the next slots, where no other process writes. Returns them.
@@ -108,20 +112,20 @@ class WholeRows:
             index = torch.empty((len(rows), *self.value["index"].shape[1:]), dtype=torch.int64)
             rows = rows.copy().set("index", index)
 
-        def choose(start: int, stop: int) -> tuple[Words, bool]:
+        def choose(start: int, stop: int) -> Words:
             slots = self.journal.next_slots(stop - start)
             if index is not None:
                 index[start:stop] = torch.from_numpy(slots).view(-1, *[1] * (index.ndim - 1))
-            return slots, True
+            return slots
 
-        return self._in_parts(self._batch(rows), choose)
+        return self._in_parts(self._batch(rows), choose, Moves.CURSOR)
 
-    def _in_parts(self, batch: Batch, choose: Callable[[int, int], tuple[Words, bool]]) -> torch.Tensor:
+    def _in_parts(self, batch: Batch, choose: Callable[[int, int], Words], moves: Moves) -> torch.Tensor:
         """One hold for as many rows as can be staged."""
 
         def write(start: int, stop: int) -> Words:
-            slots, is_next = choose(start, stop)
-            self.journal.stage(batch, start, stop, slots, is_next=is_next)
+            slots = choose(start, stop)
+            self.journal.stage(batch, start, stop, slots, moves)
             return slots
 
         room = self.journal.room
@@ -138,7 +142,7 @@ class WholeRows:
             batch, room = self._batch(rows), self.journal.room
             for start in range(0, batch.count, room):
                 stop = min(start + room, batch.count)
-                self.journal.stage(batch, start, stop, slots[start:stop], is_next=False)
+                self.journal.stage(batch, start, stop, slots[start:stop], Moves.NOTHING)
 
         self.hold(write)
 

@@ -163,7 +163,7 @@ class MemstoreStorage(TensorStorage):
     _last_cursor = _last_cursor_index
 
     def _set_last_cursor(self, cursor: Any) -> None:
-        """A write notes the last slot by itself."""
+        """Nothing: a write notes the last slot by itself."""
 
     # --- write --------------------------------------------------------------------------------------------------------
 
@@ -175,6 +175,7 @@ class MemstoreStorage(TensorStorage):
         Args:
             cursor: an int for one row; else slots, as an index of the first dimension.
             data: as many rows; a list of rows is stacked.
+            set_cursor: whether the newest rows end there, so that no trajectory goes on behind.
         """
         if isinstance(data, list):
             data = torch.stack(cast("list[torch.Tensor]", data))
@@ -187,9 +188,9 @@ class MemstoreStorage(TensorStorage):
         if isinstance(cursor, tuple):
             self._set_cells(cells_of(cast("tuple[Any, ...]", cursor), len(self.rows)), data)
         elif is_one:
-            self.rows.write(self.batch_of_one(data), self._slots([int(cursor)]))
+            self.rows.write(self.batch_of_one(data), self._slots([int(cursor)]), corrects=not set_cursor)
         else:
-            self.rows.write(data, self._slots(cursor))
+            self.rows.write(data, self._slots(cursor), corrects=not set_cursor)
 
     @torch.compiler.disable
     @modes.without_modes
