@@ -40,6 +40,7 @@ class WholeRows:
         data: the dataset that holds them.
         journal: its slots and state.
         value: the slots in the shared memory: a TensorDict, a tensorclass or a tensor.
+        names: its entries, if it isn't a tensor.
     """
 
     def __init__(self, data: Dataset) -> None:
@@ -56,9 +57,9 @@ class WholeRows:
         self._entry = shared.entry
         self.journal = Journal(shared)
         self.value: Any = shared.rows.value["rows"][: self.journal.slots]
-        self._names: list[Any] = []
+        self.names: list[Any] = []
         if is_tensor_collection(self.value):
-            self._names = list(self.value.keys(include_nested=True, leaves_only=True))
+            self.names = list(self.value.keys(include_nested=True, leaves_only=True))
 
     def __len__(self) -> int:
         return self.journal.length
@@ -89,6 +90,12 @@ class WholeRows:
         if not self._entry.writable:
             raise ReadOnlyError(f"the store of {self.data.key!r} was opened with mode 'r'", key=self.data.key)
 
+    def lacks_entries(self, rows: Any) -> bool:
+        """Whether it is a TensorDict that has not all entries of a row."""
+        if not isinstance(rows, TensorDictBase):
+            return False
+        return not set(self.names) <= set(rows.keys(include_nested=True, leaves_only=True))
+
     # --- write --------------------------------------------------------------------------------------------------------
 
     def write(self, rows: Any, slots: Words, *, corrects: bool = False) -> None:
@@ -108,7 +115,7 @@ class WholeRows:
         Rows with an entry "index" get their slots there, as from TorchRL's TensorDictRoundRobinWriter.
         """
         index: torch.Tensor | None = None
-        if "index" in self._names and isinstance(rows, TensorDictBase):
+        if "index" in self.names and isinstance(rows, TensorDictBase):
             index = torch.empty((len(rows), *self.value["index"].shape[1:]), dtype=torch.int64)
             rows = rows.copy().set("index", index)
 
@@ -150,7 +157,7 @@ class WholeRows:
         """What the entry doesn't have is left out, as TorchRL does it for shared storages."""
         self._check_writable()
         if isinstance(rows, TensorDictBase) and is_tensor_collection(self.value):
-            rows = rows.select(*self._names, strict=False)
+            rows = rows.select(*self.names, strict=False)
         leaves = rows.values(include_nested=True, leaves_only=True) if is_tensor_collection(rows) else [rows]
         count = next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0)
         words = torch.zeros(count, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """TorchRL's samplers over a MemstoreStorage."""
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
