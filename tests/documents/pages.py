@@ -76,6 +76,12 @@ def modules_of(requirements: list[str]) -> set[str]:
     return found
 
 
+def is_missing(requirement: str) -> bool:
+    """Whether what a `pip install` line names, a distribution of its own, isn't here."""
+    name = Requirement(requirement).name
+    return canonicalize_name(name) != "memstore" and not installed(name)[0]
+
+
 @cache
 def installed(name: str) -> tuple[set[str], list[Requirement]]:
     """The top-level modules of a distribution, and what it requires. None is here: who imports it will be told."""

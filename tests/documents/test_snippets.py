@@ -17,7 +17,7 @@ import pytest
 
 from memstore.testing.fork_server import ForkServer
 from tests.documents import reader
-from tests.documents.pages import KINDS, PAGES, ROOT, SHM, installed_by, modules_of, relative, snippets
+from tests.documents.pages import KINDS, PAGES, ROOT, SHM, installed_by, is_missing, modules_of, relative, snippets
 
 HERE = Path(__file__).parent
 RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in snippets(page))]
@@ -70,7 +70,15 @@ class Reading:
             ).returncode
 
 
+def skip_unless_installed(page: Path) -> None:
+    """Pages on other libraries run in environments of their own (`make test-torchrl`)."""
+    for name in (name for snippet in snippets(page) for name in installed_by(snippet)):
+        if is_missing(name):
+            pytest.skip(f"{relative(page)} needs {name}, which isn't installed")
+
+
 def reading(page: Path, scratch: str) -> Reading:
+    skip_unless_installed(page)
     os.makedirs(f"{scratch}/here")
     os.makedirs(f"{scratch}/shm")
     named = [name for snippet in snippets(page) for name in installed_by(snippet)]

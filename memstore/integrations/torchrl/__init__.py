@@ -2,7 +2,8 @@
 
 journal       rows that are written over: a batch is whole or absent, whoever dies
 rows          the rows of a storage, as processes read and write them. No torchrl up to here
-storage       MemstoreStorage, what TorchRL calls a storage
+entry         the entry of a storage, found or made, and what its processes share
+storage       MemstoreStorage, what TorchRL calls a storage: reads and writes of rows
 writer        MemstoreWriter, whose cursor all processes share
 checkpoint    what `dumps` and `loads` of a buffer do with the rows
 """

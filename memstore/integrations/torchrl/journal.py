@@ -24,6 +24,7 @@ A batch of more rows than can be staged is several, one after the other.
 from __future__ import annotations
 
 import platform
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,14 @@ _STAGED_BYTES, _STAGED_ROWS = 8 << 20, 4096
 _PENDING, _CURSOR, _WRITTEN, _LAST, _REVISION = range(5)  # of the state
 _NEXT = slice(5, 8)  # cursor, written and last, once the staged rows are stored
 _WINDOW = 4096
+
+
+class Moves(Enum):
+    """What a write moves besides: nothing, the last slot, or the cursor with it."""
+
+    NOTHING = 0
+    LAST = 1
+    CURSOR = 2
 
 
 def staging_rows(slots: int, row_bytes: int) -> int:
@@ -93,7 +102,7 @@ class Journal:
 
     @property
     def last(self) -> int | None:
-        """The slot that was written last."""
+        """The slot that was written last, by a write that isn't a correction."""
         return int(self._state[_LAST]) - 1 if self._state[_LAST] else None
 
     @property
@@ -108,16 +117,16 @@ class Journal:
         if self._state[_PENDING]:
             self._store()
 
-    def stage(self, batch: Batch, start: int, stop: int, slots: Words, *, is_next: bool) -> None:
-        """Writes rows `start` to `stop` of a batch to slots; `is_next`: these are the slots at the cursor."""
+    def stage(self, batch: Batch, start: int, stop: int, slots: Words, moves: Moves) -> None:
+        """Writes rows `start` to `stop` of a batch to slots."""
         count, state = stop - start, self._state
         sources = [array for number, array in enumerate(batch.arrays) if number != self._word]
         for (_, staged), source in zip(self._rows, sources, strict=True):
             staged[:count] = source[start:stop]
         self._staged_slots[:count] = slots
         last = int(slots[-1]) + 1
-        cursor = last % self.slots if is_next else self.cursor
-        state[_NEXT] = (cursor, self.written + count, last)
+        cursor = last % self.slots if moves is Moves.CURSOR else self.cursor
+        state[_NEXT] = (cursor, self.written + count, state[_LAST] if moves is Moves.NOTHING else last)
         state[_PENDING] = count  # the moment of publication
         self._store()
 

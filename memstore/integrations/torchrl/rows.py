@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from memstore.datasets import Batch, Dataset, rows_of_spec, shared_rows, take_batch
 from memstore.engine import deadline_after
 from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchError
-from memstore.integrations.torchrl.journal import READS_ARE_ORDERED, WORD, Journal, Words, staging_rows
+from memstore.integrations.torchrl.journal import READS_ARE_ORDERED, WORD, Journal, Moves, Words, staging_rows
 from memstore.rows import Index, read_rows
 from memstore.store.store import Store
 
@@ -40,6 +40,7 @@ class WholeRows:
         data: the dataset that holds them.
         journal: its slots and state.
         value: the slots in the shared memory: a TensorDict, a tensorclass or a tensor.
+        names: its entries, if it isn't a tensor.
     """
 
     def __init__(self, data: Dataset) -> None:
@@ -56,9 +57,9 @@ class WholeRows:
         self._entry = shared.entry
         self.journal = Journal(shared)
         self.value: Any = shared.rows.value["rows"][: self.journal.slots]
-        self._names: list[Any] = []
+        self.names: list[Any] = []
         if is_tensor_collection(self.value):
-            self._names = list(self.value.keys(include_nested=True, leaves_only=True))
+            self.names = list(self.value.keys(include_nested=True, leaves_only=True))
 
     def __len__(self) -> int:
         return self.journal.length
@@ -89,14 +90,24 @@ class WholeRows:
         if not self._entry.writable:
             raise ReadOnlyError(f"the store of {self.data.key!r} was opened with mode 'r'", key=self.data.key)
 
+    def lacks_entries(self, rows: Any) -> bool:
+        """Whether it is a TensorDict that has not all entries of a row."""
+        if not isinstance(rows, TensorDictBase):
+            return False
+        return not set(self.names) <= set(rows.keys(include_nested=True, leaves_only=True))
+
     # --- write --------------------------------------------------------------------------------------------------------
 
-    def write(self, rows: Any, slots: Words) -> None:
-        """Writes a batch to slots. Errors as `Dataset.extend`; ValueError for another number of rows."""
+    def write(self, rows: Any, slots: Words, *, corrects: bool = False) -> None:
+        """Writes a batch to slots. Errors as `Dataset.extend`; ValueError for another number of rows.
+
+        Args:
+            corrects: the last of them is not where the newest rows end.
+        """
         batch = self._batch(rows)
         if batch.count != len(slots):
             raise ValueError(f"{self.data.key!r}: {batch.count:,} rows for {len(slots):,} slots")
-        self._in_parts(batch, lambda start, stop: (slots[start:stop], False))
+        self._in_parts(batch, lambda start, stop: slots[start:stop], Moves.NOTHING if corrects else Moves.LAST)
 
     def append(self, rows: Any) -> torch.Tensor:
         """Writes a batch to the next slots, where no other process writes. Returns them.
@@ -104,24 +115,24 @@ class WholeRows:
         Rows with an entry "index" get their slots there, as from TorchRL's TensorDictRoundRobinWriter.
         """
         index: torch.Tensor | None = None
-        if "index" in self._names and isinstance(rows, TensorDictBase):
+        if "index" in self.names and isinstance(rows, TensorDictBase):
             index = torch.empty((len(rows), *self.value["index"].shape[1:]), dtype=torch.int64)
             rows = rows.copy().set("index", index)
 
-        def choose(start: int, stop: int) -> tuple[Words, bool]:
+        def choose(start: int, stop: int) -> Words:
             slots = self.journal.next_slots(stop - start)
             if index is not None:
                 index[start:stop] = torch.from_numpy(slots).view(-1, *[1] * (index.ndim - 1))
-            return slots, True
+            return slots
 
-        return self._in_parts(self._batch(rows), choose)
+        return self._in_parts(self._batch(rows), choose, Moves.CURSOR)
 
-    def _in_parts(self, batch: Batch, choose: Callable[[int, int], tuple[Words, bool]]) -> torch.Tensor:
+    def _in_parts(self, batch: Batch, choose: Callable[[int, int], Words], moves: Moves) -> torch.Tensor:
         """One hold for as many rows as can be staged."""
 
         def write(start: int, stop: int) -> Words:
-            slots, is_next = choose(start, stop)
-            self.journal.stage(batch, start, stop, slots, is_next=is_next)
+            slots = choose(start, stop)
+            self.journal.stage(batch, start, stop, slots, moves)
             return slots
 
         room = self.journal.room
@@ -138,7 +149,7 @@ class WholeRows:
             batch, room = self._batch(rows), self.journal.room
             for start in range(0, batch.count, room):
                 stop = min(start + room, batch.count)
-                self.journal.stage(batch, start, stop, slots[start:stop], is_next=False)
+                self.journal.stage(batch, start, stop, slots[start:stop], Moves.NOTHING)
 
         self.hold(write)
 
@@ -146,7 +157,7 @@ class WholeRows:
         """What the entry doesn't have is left out, as TorchRL does it for shared storages."""
         self._check_writable()
         if isinstance(rows, TensorDictBase) and is_tensor_collection(self.value):
-            rows = rows.select(*self._names, strict=False)
+            rows = rows.select(*self.names, strict=False)
         leaves = rows.values(include_nested=True, leaves_only=True) if is_tensor_collection(rows) else [rows]
         count = next((len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim), 0)
         words = torch.zeros(count, dtype=torch.int64)

@@ -4,32 +4,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
-from memstore.errors import (
-    AlreadyExistsError,
-    KeyNotFoundError,
-    ReadOnlyError,
-    StructureMismatchError,
-    UnsupportedValueError,
-)
+from memstore.errors import UnsupportedValueError
 from memstore.integrations.torchrl.checkpoint import CopyCheckpointer
 from memstore.integrations.torchrl.coordinates import Cells, cells_of, row_numbers
+from memstore.integrations.torchrl.entry import StorageOfEntry
 from memstore.integrations.torchrl.journal import Words
-from memstore.integrations.torchrl.rows import WholeRows, create_rows
-from memstore.store.store import Store
 from memstore.structure import modes
 
-_OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_rows")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class MemstoreStorage(TensorStorage):
+def _eager(method: Callable[P, R]) -> Callable[P, R]:
+    """The method, which is neither compiled nor reached by modes of torch: rows are real memory."""
+    return cast("Callable[P, R]", torch.compiler.disable(modes.unaffected(method)))
+
+
+class MemstoreStorage(StorageOfEntry):
     """A storage of a TorchRL replay buffer, with its rows in a store: who opens the store has the same rows.
 
     It is made when the first batch comes, of that batch's structure; or taken up, if the key is there. The room of all
@@ -63,118 +61,16 @@ class MemstoreStorage(TensorStorage):
 
     _default_checkpointer = CopyCheckpointer
 
-    def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
-        Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
-        self.store, self.key, self.ndim = store, key, ndim
-        self.device = torch.device("cpu")
-        self._rows: WholeRows | None = None
-        self._attach()
-
-    # --- the entry ----------------------------------------------------------------------------------------------------
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the entry is there by now."""
-        return self._attach() is not None
-
-    @property
-    def rows(self) -> WholeRows:
-        """Raises RuntimeError as TorchRL's storages do, before the first batch."""
-        rows = self._attach()
-        if rows is None:
-            raise RuntimeError(f"Cannot get elements out of a non-initialized storage: {self.key!r} isn't there yet.")
-        return rows
-
-    def _attach(self) -> WholeRows | None:
-        if self._rows is None:
-            try:
-                self._take(WholeRows(self._open()))
-            except KeyNotFoundError:
-                return None
-        return self._rows
-
-    def _open(self) -> Any:
-        try:
-            return self.store.open_dataset(self.key)
-        except ReadOnlyError:
-            return self.store.open_dataset(self.key, "r")
-
-    def _take(self, rows: WholeRows) -> None:
-        shape = _shape(rows.value, self.ndim)
-        slots = self._slots_for(shape[1:])
-        if rows.journal.slots != slots:
-            raise StructureMismatchError(
-                f"{self.key!r} has {rows.journal.slots:,} slots, and max_size {self.max_size:,} makes {slots:,}: "
-                f"open it with max_size {shape.numel():,}, or take another key",
-                key=self.key,
-            )
-        self._rows, self._total_shape_value = rows, shape
-        self.max_size = shape.numel()
-
-    def _slots_for(self, inner: Sequence[int]) -> int:
-        return -(-self.max_size // torch.Size(inner).numel())
-
-    def _init(self, data: Any) -> None:
-        """Creates the entry. `data`: a row of it."""
-        slots = self._slots_for(data.shape[: self.ndim - 1])
-        try:
-            made = create_rows(self.store, self.key, data, slots)
-        except AlreadyExistsError:  # another process was first
-            made = self._open()
-        self._take(WholeRows(made))
-
-    @property
-    def _storage(self) -> Any:
-        """All slots, in the shared memory: what TorchRL's samplers and checkpointers look into."""
-        rows = self._attach()
-        return None if rows is None else rows.value
-
-    @property
-    def _total_shape(self) -> torch.Size | None:
-        return None if self._attach() is None else self._total_shape_value
-
-    # --- what all processes share -------------------------------------------------------------------------------------
-
-    @property
-    def _len(self) -> int:
-        rows = self._attach()
-        return 0 if rows is None else len(rows) * self._total_shape_value[1:].numel()
-
-    @_len.setter
-    def _len(self, value: int) -> None:
-        rows = self.rows
-        rows.hold(lambda: rows.journal.set_length(-(-value // self._total_shape_value[1:].numel())))
-
-    @property
-    def _mutation_revision(self) -> int:
-        rows = self._attach()
-        return 0 if rows is None else rows.journal.revision
-
-    def _bump_mutation_revision(self) -> None:
-        rows = self._attach()
-        if rows is not None:
-            rows.hold(rows.journal.bump)
-
-    @property
-    def _last_cursor_index(self) -> int | None:
-        rows = self._attach()
-        return None if rows is None else rows.journal.last
-
-    _last_cursor = _last_cursor_index
-
-    def _set_last_cursor(self, cursor: Any) -> None:
-        """A write notes the last slot by itself."""
-
     # --- write --------------------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
-    @modes.unaffected
+    @_eager
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes rows to slots, each batch as a whole. Errors as `Dataset.extend`; what TorchRL would cast is refused.
 
         Args:
             cursor: an int for one row; else slots, as an index of the first dimension.
             data: as many rows; a list of rows is stacked.
+            set_cursor: whether the newest rows end there, so that no trajectory goes on behind.
         """
         if isinstance(data, list):
             data = torch.stack(cast("list[torch.Tensor]", data))
@@ -186,13 +82,11 @@ class MemstoreStorage(TensorStorage):
             self._init(data if is_one else data[0])
         if isinstance(cursor, tuple):
             self._set_cells(cells_of(cast("tuple[Any, ...]", cursor), len(self.rows)), data)
-        elif is_one:
-            self.rows.write(self.batch_of_one(data), self._slots([int(cursor)]))
         else:
-            self.rows.write(data, self._slots(cursor))
+            slots = self._slots([int(cursor)] if is_one else cursor)
+            self._set_rows(slots, self.batch_of_one(data) if is_one else data, corrects=not set_cursor)
 
-    @torch.compiler.disable
-    @modes.unaffected
+    @_eager
     def append(self, data: Any) -> torch.Tensor:
         """Writes rows to the next slots, which are counted for all processes. Returns them. See MemstoreWriter."""
         if isinstance(data, list):
@@ -219,10 +113,19 @@ class MemstoreStorage(TensorStorage):
     def _slots(self, index: Any) -> Words:
         return row_numbers(index, self.rows.journal.slots, self.key)
 
+    def _set_rows(self, slots: Words, data: Any, *, corrects: bool) -> None:
+        """Rows that are there may be corrected by some of their entries."""
+        rows = self.rows
+        are_there = len(set(slots.tolist())) == len(slots) and bool((slots < len(rows)).all())
+        if corrects and are_there and rows.lacks_entries(data):
+            rows.change(slots, lambda found: found.update_(data.select(*rows.names, strict=False)))
+        else:
+            rows.write(data, slots, corrects=corrects)
+
     def _set_cells(self, cells: Cells, data: Any) -> None:
         self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
 
-    @modes.unaffected
+    @_eager
     def _apply_conditional_patch(self, index: torch.Tensor, patch: Mapping[Any, torch.Tensor]) -> None:
         coordinates = tuple(index.unbind(-1)) if index.ndim > 1 else (index,)
         cells = cells_of(coordinates, len(self.rows))
@@ -243,10 +146,9 @@ class MemstoreStorage(TensorStorage):
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
-    @modes.unaffected
+    @_eager
     def get(self, index: Any) -> Any:
-        """Rows. By ints and slices: the shared memory. Other indices: a copy of whole rows, see the class."""
+        """Rows. By ints and slices, or an entry by its name: the shared memory. Else a copy of whole rows."""
         rows = self.rows
         if isinstance(index, tuple) and len(cast("tuple[Any, ...]", index)) == 1:
             (index,) = cast("tuple[Any]", index)
@@ -316,25 +218,11 @@ class MemstoreStorage(TensorStorage):
 
         self.rows.hold(act)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
-        data = None if self._rows is None else self._rows.data
-        return {**state, "_rng": None, "data__reference": data}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        data = state.pop("data__reference")
-        Storage.__setstate__(self, state)
-        self._rows = None if data is None else WholeRows(data)
-
-
-def _shape(value: Any, ndim: int) -> torch.Size:
-    return torch.Size(value.shape[:ndim])
-
 
 def _is_basic(index: Any) -> bool:
-    """Whether a tensor gives a part of itself for it, and no copy."""
+    """Whether tensors give a part of themselves for it, and no copy."""
     parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
-    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice, str)) for part in parts)
 
 
 def _flat(index: Any) -> tuple[Any, torch.Size | None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from memstore.integrations.torchrl.storage import MemstoreStorage
@@ -31,7 +30,7 @@ class MemstoreWriter(RoundRobinWriter):
         self._compilable = False
         self._track_generations = track_generations
 
-    def register_storage(self, storage: Storage) -> None:
+    def register_storage(self, storage: Any) -> None:
         """Raises TypeError unless it is a MemstoreStorage."""
         if not isinstance(storage, MemstoreStorage):
             raise TypeError(f"MemstoreWriter writes to a MemstoreStorage, and not to a {type(storage).__qualname__}")

@@ -1,7 +1,7 @@
 """What `dumps`, `loads` and `state_dict` of a replay buffer do with the rows of a MemstoreStorage."""
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 

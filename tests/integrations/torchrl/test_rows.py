@@ -53,7 +53,7 @@ WRITES = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(writes=WRITES, staged=st.integers(1, 6))
 def test_all_orders_of_writes_leave_what_a_list_would(writes: list[Any], staged: int) -> None:
     """Six slots; batches of more than `staged` rows are several, and those of more than six go round."""

@@ -1,7 +1,7 @@
 """TorchRL's samplers over a MemstoreStorage."""
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -77,6 +77,16 @@ def test_slices_do_not_cross_the_place_that_is_written_next(store: memstore.Stor
     assert len(rb) == 20
     _, steps = slices_of(rb.sample(), 2)
     assert (steps[:, 1] == steps[:, 0] + 1).all()
+
+
+def test_a_row_that_is_corrected_ends_no_episode(store: memstore.Store) -> None:
+    rb = buffer(store, data.SliceSampler(slice_len=5, traj_key="episode", strict_length=True), 200, slots=16)
+    rb.extend(episodes())
+    assert rb.storage._is_full
+    rb.storage[4] = rb.storage[4].clone()
+    assert rb.storage._last_cursor_index == 15
+    numbers, _ = slices_of(rb.sample(), 5)
+    assert set(numbers.flatten().tolist()) == {1, 3}, "the episodes of five steps and more"
 
 
 def test_slices_without_replacement_are_steps_of_one_episode(store: memstore.Store) -> None:

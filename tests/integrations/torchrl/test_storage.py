@@ -1,7 +1,7 @@
 """MemstoreStorage as TorchRL's replay buffers use it, beside a storage of TorchRL's own."""
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportCallIssue=false, reportPrivateUsage=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
@@ -199,6 +199,24 @@ def test_a_patch_of_some_entries_leaves_the_others(store: memstore.Store) -> Non
     patch = storage._validate_conditional_patch(index[1:3], {("n", "y"): torch.tensor([70, 80])})
     storage._apply_conditional_patch(index[1:3], patch)
     assert rb[:]["n", "y"].tolist() == [0, 70, 80, 3, 4] and rb[:]["x"][:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_are_there_are_corrected_by_some_entries(store: memstore.Store) -> None:
+    rb = buffer(MemstoreStorage(10, store=store, key="rows"))
+    rb.extend(batch(5))
+    rb[1] = batch(1, 70)[0]  # without the entry "index", which the writer added
+    rb[[3, 2]] = TensorDict({"n": {"y": torch.tensor([93, 92])}}, [2])
+    assert rb[:]["n", "y"].tolist() == [0, 70, 92, 93, 4] and rb[:]["x"][:, 0].tolist() == [0, 70, 2, 3, 4]
+    assert rb[:]["index"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(memstore.StructureMismatchError, match="missing"):
+        rb.storage[7] = TensorDict({"x": torch.zeros(3)}, [])
+
+
+def test_an_entry_is_got_by_its_name(store: memstore.Store) -> None:
+    storage = MemstoreStorage(10, store=store, key="rows")
+    storage.set(range(5), batch(5))
+    assert storage.get(("n", "y")).tolist() == [0, 1, 2, 3, 4] == storage[:]["n", "y"].tolist()
+    assert storage.get("x").shape == (5, 3)
 
 
 def test_entries_of_all_rows_are_set_in_place(store: memstore.Store) -> None:
