@@ -16,8 +16,8 @@ class Key(NamedTuple):
     """As a store has it."""
 
     value: int | str | None = None
-    version: float = 0
-    last: float = 0  # the highest version given
+    version: int = 0
+    last: int = 0  # the highest version given
 
 
 @st.composite
@@ -40,10 +40,10 @@ def good_histories(draw: st.DrawFn, most: int = 8) -> list[Operation]:
 def _operations(draw: st.DrawFn, key: Key, number: int) -> tuple[Operation, Key]:
     kind = draw(st.sampled_from(["put", "get", "delete", "wait", "get", "put"]))
     known = UNKNOWN if kind in ("put", "delete") and draw(st.integers(0, 3)) == 0 else number
-    found = int(key.version)
+    found = key.version
     expected = draw(st.sampled_from([None, None, found]))
     if kind == "put":
-        version = int(key.last) + draw(st.integers(1, 2))
+        version = key.last + draw(st.integers(1, 2))
         told = draw(st.sampled_from([version, version, None])) if known != UNKNOWN else None
         after = Key(number, version, version)
         return Operation("put", "key", number, known, value=number, version=told, expect_version=expected), after
@@ -109,7 +109,7 @@ def _happening(one: Operation, key: Key, named: Sequence[int]) -> Iterator[Key]:
     if one.expect_version is not None and one.changes and one.expect_version != key.version:
         return
     if one.kind == "put":
-        given = [one.version] if one.version is not None else [key.last + 0.001, *named]
+        given = [one.version] if one.version is not None else [key.last + 1, *named]
         yield from (Key(one.value, version, version) for version in given if version > key.last)
     elif one.kind == "delete":
         if (one.version == 0) == (key.version == 0):
