@@ -23,8 +23,8 @@ _MOST_STATES = 2_000_000
 class _State(NamedTuple):
     done: int  # a bit for each operation
     present: int  # the put whose value the key has, or _ABSENT
-    version: int  # of the key, or one that it has passed
-    is_exact: bool  # it is the version of what is present
+    least: int  # the version of the key is this one or a later one; where it is absent: the last that it had
+    most: float  # and not a later one than this
     ordered: int  # how many of the puts with known versions are done
 
 
@@ -47,7 +47,7 @@ class Search:
         by_version = {version: number for number, version in self._versions.items()}
         self._shows = [self._shown_by(one, puts, by_version) for one in self._operations]
         self._observed = set(self._shows)
-        self._furthest = _State(0, _ABSENT, 0, False, 0)
+        self._furthest = _State(0, _ABSENT, 0, 0, 0)
 
     def succeeds(self) -> bool:
         waiting = [self._furthest]
@@ -114,9 +114,9 @@ class Search:
         if one.changes:
             return False
         if shown == _OLD:
-            return state.present == _ABSENT or state.version + (not state.is_exact) <= one.newer_than
+            return state.present == _ABSENT or state.most <= one.newer_than
         if shown == _UNTOLD:
-            return one.version is None or (state.is_exact and state.version == one.version)
+            return one.version is None or (state.present != _ABSENT and state.least == state.most == one.version)
         return shown == state.present
 
     # --- Changes ------------------------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ class Search:
                 if one.kind == "put":
                     yield from self._put(number, bound._replace(done=done))
                 elif one.kind == "delete" and one.changes:
-                    yield number, bound._replace(done=done, present=_ABSENT, is_exact=False)
-                else:  # a read of a version that no put is known to have
+                    yield number, bound._replace(done=done, present=_ABSENT, most=bound.least)
+                else:  # a read that tells of the version of a put that did not
                     yield number, bound._replace(done=done)
 
     def _worth_trying(self, candidates: Sequence[int], state: _State) -> list[int]:
@@ -146,7 +146,7 @@ class Search:
         for number, one in zip(candidates, every, strict=True):
             is_known = number < self._known
             if not one.changes:
-                if self._shows[number] == _UNTOLD:
+                if self._shows[number] in (_UNTOLD, _OLD):
                     found.append(number)
             elif one.kind == "delete":
                 if is_known or wants_absence:
@@ -159,21 +159,24 @@ class Search:
         return [*found, *alike.values()]
 
     def _as_expected(self, one: Operation, state: _State) -> Iterator[_State]:
-        """The state, if the key is as `one` needs it; with its version, if only `one` tells it."""
+        """The state, if the key is as `one` needs it; with what `one` tells of its version."""
         expected = one.expect_version if one.changes else one.version
         is_present = state.present != _ABSENT
-        if expected is None:
+        if expected is None and not one.changes:
+            if state.least <= one.newer_than:
+                yield state._replace(most=min(state.most, one.newer_than))
+        elif expected is None:
             if one.kind == "put" or is_present:
                 yield state
         elif expected == 0:
             if not is_present:
                 yield state
-        elif is_present and (state.version == expected if state.is_exact else state.version < expected):
-            yield state._replace(version=expected, is_exact=True)
+        elif is_present and state.least <= expected <= state.most:
+            yield state._replace(least=expected, most=expected)
 
     def _put(self, number: int, state: _State) -> Iterator[tuple[int, _State]]:
         version = self._versions.get(number)
         if version is None:
-            yield number, state._replace(present=number, is_exact=False)
-        elif number == self._in_order[state.ordered] and version > state.version:
-            yield number, _State(state.done, number, version, True, state.ordered + 1)
+            yield number, state._replace(present=number, least=state.least + 1, most=float("inf"))
+        elif number == self._in_order[state.ordered] and version > state.least:
+            yield number, _State(state.done, number, version, version, state.ordered + 1)
