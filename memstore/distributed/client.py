@@ -112,15 +112,19 @@ class Client:
         Args:
             fetch: None as its result: those bytes are there no more, the version was replaced.
         """
-        for tries in itertools.count():
-            (entry,) = yield from self.look_up([key], pin=tries >= _TRIES_WITHOUT_PIN)
-            if entry is None:
-                return None
-            value = yield from fetch(entry)
-            if value is not None:
-                return entry.version, value
-            yield from pause(AGAIN)
-        raise AssertionError("unreachable")
+        tries = 0
+        try:
+            while True:
+                (entry,) = yield from self.look_up([key], pin=tries >= _TRIES_WITHOUT_PIN)
+                if entry is None:
+                    return None
+                value = yield from fetch(entry)
+                if value is not None:
+                    return entry.version, value
+                tries += 1
+                yield from pause(AGAIN)
+        except DeadlinePassed:
+            raise _unavailable(key) from None
 
     def wait(self, key: bytes, newer_than: int) -> Steps[int]:
         """Raises StoreTimeoutError, and what `look_up` raises."""

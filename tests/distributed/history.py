@@ -47,13 +47,17 @@ def check_history(operations: Sequence[Operation]) -> str | None:
             continue
         if operation.value not in put:
             return f"{operation}: this value was never put"
-        if operation.version is not None and versions.setdefault(operation.value, operation.version) != operation.version:
+        if (
+            operation.version is not None
+            and versions.setdefault(operation.value, operation.version) != operation.version
+        ):
             return f"{operation}: this value had version {versions[operation.value]} before"
-    seen = {operation.value for operation in operations if operation.kind == GET} | set(versions)
-    # What nobody ever saw, and nobody was told of, explains nothing.
-    left = [one for one in operations if not (one.kind == PUT and one.may_not_happen and one.value not in seen)]
-    deepest = _search(left, versions)
-    return None if deepest is None else f"nothing explains {deepest} among {len(left)} operations"
+    told = {version for one in operations for version in (one.version, one.old) if version}
+    if told <= set(versions.values()):  # what nobody ever saw, and nobody was told of, explains nothing
+        seen = {operation.value for operation in operations if operation.kind == GET} | set(versions)
+        operations = [one for one in operations if one.kind != PUT or not one.may_not_happen or one.value in seen]
+    deepest = _search(operations, versions)
+    return None if deepest is None else f"nothing explains {deepest} among {len(operations)} operations"
 
 
 def _search(operations: Sequence[Operation], versions: dict[int, int]) -> Operation | None:
@@ -103,6 +107,8 @@ def _apply(
         assert operation.value is not None
         version = versions.get(operation.value, largest)
         return (operation.value, version) if version > largest or operation.value not in versions else None
+    if operation.version == 0 and value is not None:
+        return None
     if operation.value is not None and operation.value != value:
         return None
     if operation.version is not None and at is not None and operation.version != at:
