@@ -84,8 +84,8 @@ class Audit:
             return
         home = standing.view.home_of(lent.key)
         place = Place(standing.member, put_id)
-        if home == standing.member:  # it came home without its record
-            yield from transact(lambda tables: self._retire(tables, put_id, lent))
+        if home == standing.member:  # it is home, and no record came that names it
+            yield from transact(lambda tables: tables.standing() == standing and self._retire(tables, put_id, lent))
             return
         member = standing.view.member(home)
         assert member is not None, "a home is a member"

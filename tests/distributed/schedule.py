@@ -11,15 +11,15 @@ from memstore.distributed import Change, Entry, Place, Send, Steps
 from memstore.errors import (
     HomeUnavailableError,
     KeyNotFoundError,
-    StaleMembershipError,
     StoreTimeoutError,
     UnknownOutcomeError,
     VersionConflictError,
 )
 from memstore.testing.explore import Fault
 from tests.distributed.history import DELETE, GET, LOSS, PUT, Operation, check_history
-from tests.distributed.world import SECOND, Fetch, Host, Process, Weather, World
+from tests.distributed.world import SECOND, AnySteps, Fetch, Host, Process, Weather, World
 
+LATEST = 25  # seconds
 STABLE = [f"stable{number}/x".encode() for number in range(6)]
 
 
@@ -36,13 +36,14 @@ class Scene:
     first: int = 3
     keys: int = 3
     processes: int = 4
-    calls: int = 8  # of each process
-    seconds: float = 30
+    calls: int = 12  # of each process
+    seconds: float = 15
     kills: int = 0
     losses: int = 0
     cuts: int = 0
     visitors: int = 0  # of the hosts: members that are no homes
     changing_homes: int = 0  # how often one begins or ends to be a home
+    expiries: int = 0  # how often a home forgets a session
     weather: Weather = field(default_factory=Weather)
 
 
@@ -55,7 +56,8 @@ class Schedule:
         self.values = iter(range(1, 1 << 30))
         self.origin: dict[int, bytes] = {}  # of each value: the root that has its bytes
         self.no_homes: set[str] = set()
-        self.seed_address = "h0"
+        self.under_way: list[Process] = []  # one for each call
+        self.is_over = False
 
     # --- the whole of it ----------------------------------------------------------------------------------------------
 
@@ -66,8 +68,7 @@ class Schedule:
         for host in hosts[: scene.first]:
             self.serve(host)
         weather, world.weather = world.weather, Weather(0, 0, 0, 0)
-        world.run(20)
-        self.check_settled(hosts[: scene.first])
+        self.run_until_settled(hosts[: scene.first])
         self.put_stable(hosts[0])
         world.run(1)
         world.weather = weather
@@ -78,26 +79,26 @@ class Schedule:
         self.draw_bad_luck(hosts)
         world.run(scene.seconds)
 
+        self.is_over = True
         world.heal()
         world.weather = Weather(0, 0, 0, 0)
         for host in hosts:
             self.serve(host)
-        world.run(120)
-        self.check_settled(hosts)
+        world.run(LATEST)  # what was sent before is here by now, and who was stopped goes on
+        self.run_until_settled(hosts)
         for host in hosts:
             process = world.start_process(host)
             for key in self.keys:
-                self.get(process, key, lambda: None)
+                self.get(process, key, lambda: None, must=True)
             self.list_stable(process)
-        world.run(30)
-        self.check_bytes(hosts)
+        self.run_until_settled(hosts)
         for key, history in self.histories.items():
             wrong = check_history(history)
             if wrong:
                 raise Fault(f"{key!r}: {wrong}", tuple(world.trace))
 
     def serve(self, host: Host) -> None:
-        self.world.serve(host, self.seed_address, is_home=host.address not in self.no_homes)
+        self.world.serve(host, "h0", is_home=host.address not in self.no_homes)
 
     # --- bad luck -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +116,8 @@ class Schedule:
             soon(lambda: self.cut(hosts))
         for _ in range(scene.changing_homes):
             soon(lambda: self.change_home(chance.choice(hosts[1:])))
+        for _ in range(scene.expiries):
+            soon(lambda: self.forget_session(chance.choice(hosts)))
 
     def kill(self, host: Host) -> None:
         if host.clients and self.chance.random() < 0.3:
@@ -160,6 +163,11 @@ class Schedule:
         self.world.kill_index(host)
         self.serve(host)
 
+    def forget_session(self, host: Host) -> None:
+        """As after an hour without a connection of it."""
+        if host.tables.sessions:
+            host.tables.end_session(self.chance.choice(sorted(host.tables.sessions)))
+
     # --- what processes do --------------------------------------------------------------------------------------------
 
     def start_process(self, host: Host) -> None:
@@ -167,7 +175,7 @@ class Schedule:
         self.world.at(self.chance.uniform(0, 2), lambda: self.do_calls(process, self.scene.calls))
 
     def do_calls(self, process: Process, left: int) -> None:
-        if not left or not process.is_alive:
+        if not left or not process.is_alive or self.is_over:
             return
 
         def go_on() -> None:
@@ -194,6 +202,16 @@ class Schedule:
     @property
     def time(self) -> float:
         return self.world.now / SECOND
+
+    def call(
+        self, process: Process, steps: AnySteps, seconds: float, ended: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        def end(result: Any, error: BaseException | None) -> None:
+            self.under_way.remove(process)
+            ended(result, error)
+
+        self.under_way.append(process)
+        self.world.call(process, steps, seconds, end)
 
     def put(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
         host, start, value = process.host, self.time, next(self.values)
@@ -246,15 +264,15 @@ class Schedule:
                 history.append(Operation(GET, start, self.time, version=error.found))
             elif isinstance(error, KeyNotFoundError):
                 history.append(Operation(GET, start, self.time, version=0))
-            elif not isinstance(error, HomeUnavailableError | StoreTimeoutError | StaleMembershipError):
+            elif not isinstance(error, HomeUnavailableError | StoreTimeoutError):
                 raise error
             ended()
 
         seconds = self.chance.choice([1, 5, 20])
         until = self.world.now + process.host.clock_offset + int(seconds * SECOND)
-        self.world.call(process, process.client.commit([change], until), seconds, end)
+        self.call(process, process.client.commit([change], until), seconds, end)
 
-    def get(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
+    def get(self, process: Process, key: bytes, ended: Callable[[], None], *, must: bool = False) -> None:
         start = self.time
 
         def end(result: tuple[int, int] | None, error: BaseException | None) -> None:
@@ -262,11 +280,11 @@ class Schedule:
             if error is None:
                 version, value = result or (0, None)
                 self.histories[key].append(Operation(GET, start, self.time, value, version))
-            elif not isinstance(error, HomeUnavailableError | StaleMembershipError):
-                raise error
+            elif must or not isinstance(error, HomeUnavailableError):
+                raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.world.call(process, process.client.read(key, lambda entry: self.fetch(process, entry)), 20, end)
+        self.call(process, process.client.read(key, lambda entry: self.fetch(process, entry)), 20, end)
 
     def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
         if not entry.places:
@@ -295,13 +313,13 @@ class Schedule:
                 if version <= newer_than:
                     raise Fault(f"a wait for {key!r} newer than {newer_than} ended with {version}")
                 self.histories[key].append(Operation(GET, start, self.time, version=version))
-            elif not isinstance(error, StoreTimeoutError | StaleMembershipError):
+            elif not isinstance(error, StoreTimeoutError):
                 raise error
             ended()
 
-        self.world.call(process, process.client.wait(key, newer_than), 15, end)
+        self.call(process, process.client.wait(key, newer_than), 15, end)
 
-    # --- keys that nobody changes ---------------------------------------------------------------------------------------
+    # --- keys that nobody changes -------------------------------------------------------------------------------------
 
     stable: set[bytes]
 
@@ -315,7 +333,7 @@ class Schedule:
                     raise error
                 self.stable.add(key)
 
-            self.world.call(process, process.client.commit([Change(key, b"x")], 1 << 62), 10, end)
+            self.call(process, process.client.commit([Change(key, b"x")], 1 << 62), 10, end)
 
     def list_stable(self, process: Process) -> None:
         def listing() -> Steps[list[bytes]]:
@@ -326,7 +344,7 @@ class Schedule:
             return found
 
         def end(found: list[bytes] | None, error: BaseException | None) -> None:
-            if isinstance(error, HomeUnavailableError | StaleMembershipError):
+            if isinstance(error, HomeUnavailableError):
                 return
             if error is not None:
                 raise error
@@ -334,9 +352,22 @@ class Schedule:
             if found != sorted(set(found)) or not self.stable <= set(found):
                 raise Fault(f"{sorted(self.stable)} are listed as {found}", tuple(self.world.trace))
 
-        self.world.call(process, listing(), 20, end)
+        self.call(process, listing(), 20, end)
 
-    # --- in the end -----------------------------------------------------------------------------------------------------
+    # --- in the end ---------------------------------------------------------------------------------------------------
+
+    def run_until_settled(self, hosts: list[Host]) -> None:
+        for _ in range(100):
+            self.world.run(1)
+            try:
+                self.check_settled(hosts)
+                self.check_bytes(hosts)
+                if not any(process.is_alive for process in self.under_way):
+                    return
+                last = Fault("some calls don't end", tuple(self.world.trace))
+            except Fault as fault:
+                last = fault
+        raise last
 
     def check_settled(self, hosts: list[Host]) -> None:
         standings = [host.tables.standing() for host in hosts]

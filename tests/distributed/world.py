@@ -1,8 +1,8 @@
 """Hosts, processes and a network under one scheduler: what happens next is drawn from a seed, and time is a number.
 
-Messages take their time, are lost, come twice, or overtake each other; links are cut, both ways or one. An index process
-that is killed comes back with nothing in memory. A host that is lost comes back with an empty root. Clocks of hosts
-differ by years.
+Messages take their time, are lost, come twice, or overtake each other; links are cut, both ways or one. An index
+process that is killed comes back with nothing in memory. A host that is lost comes back with an empty root. Clocks of
+hosts differ by years.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.distributed.tables import SimTables
 
 SECOND = 1_000_000_000
 CLUSTER = b"C" * 16
-PERIODS = {"ask_the_seed": 0.25, "settle": 0.1, "pay": 0.2, "audit": 2.0}  # seconds
+PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "audit": 2.0}  # seconds
 
 AnySteps = Generator[Any, Any, Any]
 
@@ -51,7 +51,7 @@ class Weather:
     loss: float = 0.02
     twice: float = 0.02
     late: float = 0.05  # of messages that take seconds
-    stalls: float = 0.005  # of steps before which a process is stopped for up to a minute
+    stalls: float = 0.005  # of steps before which a process is stopped for up to 20 s
     delay: float = 0.002
 
 
@@ -303,7 +303,7 @@ class Task:
             world.send(self._host, action, lambda answer: self._resume(turn, answer))
         else:
             stall = world.random.random() < world.weather.stalls
-            delay = world.random.uniform(0, 60) if stall else world.random.uniform(0, 0.001)
+            delay = world.random.uniform(0, 20) if stall else world.random.uniform(0, 0.001)
             world.at(delay, lambda: self._transact(action, turn))
 
     def _transact(self, action: Transact, turn: int) -> None:
