@@ -1,0 +1,22 @@
+"""What schedules are drawn from."""
+
+from __future__ import annotations
+
+from tests.distributed.schedule import Scene
+from tests.distributed.world import Weather
+
+STORM = Weather(loss=0.1, twice=0.2, late=0.2, delay=0.02)
+STALLS = Weather(stalls=0.05)
+
+SCENES = {
+    "quiet": Scene(weather=Weather(0, 0, 0, 0)),
+    "joins": Scene(hosts=4, first=1),
+    "kills": Scene(kills=8),
+    "cuts": Scene(cuts=6, kills=2),
+    "stalls": Scene(kills=2, weather=STALLS),
+    "storm": Scene(kills=6, cuts=3, expiries=2, weather=STORM),
+    "homes": Scene(hosts=4, visitors=1, changing_homes=6, kills=3),
+    "losses": Scene(losses=3, kills=2),
+    "lost while homes move": Scene(hosts=5, first=2, losses=5, kills=2, cuts=2),
+    "all": Scene(hosts=4, first=2, keys=4, processes=6, losses=1, kills=6, cuts=3, changing_homes=2, expiries=3),
+}
