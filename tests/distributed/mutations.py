@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed import calls, client, index, lending, moving, partition, seed
+from memstore.distributed import calls, client, lending, moving, partition, seed
 from memstore.distributed.index import Index
-from memstore.distributed.members import Standing, givers_to
-from memstore.distributed.messages import Committed, Done, Failed, Given, Listed, NoSession, Stale
+from memstore.distributed.members import Standing
+from memstore.distributed.messages import Done, Failed, Given, Listed, NoSession, Stale
 from memstore.distributed.seed import Seed
 from tests.distributed.tables import SimTables
 from tests.distributed.world import World
@@ -195,22 +195,6 @@ def _(patch: Patch) -> None:
     patch.setattr(Seed, "remove", settled)
 
 
-@mutation("what was given before a removal still counts", "lost while homes move")
-def _(patch: Patch) -> None:
-    adopt = moving.adopt
-
-    def carry_over(tables: Any, member: bytes, view: Any) -> bool:
-        before = tables.standing()
-        is_newer = adopt(tables, member, view)
-        if is_newer and before is not None and before.view.before == view.before:
-            missing = tuple(one for one in givers_to(view, member) if one in before.missing)
-            tables.put_standing(msgspec.structs.replace(tables.standing(), missing=missing))
-        return is_newer
-
-    for module in (moving, seed):
-        patch.setattr(module, "adopt", carry_over)
-
-
 @mutation("a stranger is heard whatever epoch it names", "losses")
 def _(patch: Patch) -> None:
     answer = Seed.answer
@@ -250,25 +234,27 @@ def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_resolved", resolved)
 
 
-@mutation("an audit gives back what was lent anew", "homes")
+@mutation("an audit gives back what was lent anew", "stalled moves")
 def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_retire", lambda audit, tables, put_id, lent: tables.retire(put_id))  # pyright: ignore
 
 
-@mutation("an audit goes by what was at home here before", "homes")
+@mutation("an audit goes by what was at home here before", "stalled moves")
 def _(patch: Patch) -> None:
     patch.setattr(Standing, "__eq__", lambda one, other: True)  # pyright: ignore
 
 
-@mutation("an audit doesn't wait until a call's time is over", "storm")
+@mutation("an audit doesn't wait until a call's time is over", "slow")
 def _(patch: Patch) -> None:
     lend = SimTables.lend
     patch.setattr(
-        SimTables, "lend", lambda tables, put_id, lent: lend(tables, put_id, msgspec.structs.replace(lent, until=0))  # pyright: ignore
+        SimTables,
+        "lend",
+        lambda tables, put_id, lent: lend(tables, put_id, msgspec.structs.replace(lent, until=0)),  # pyright: ignore
     )
 
 
-@mutation("lent bytes are not looked for before they are used", "stalls")
+@mutation("lent bytes are not looked for before they are used", "stalled moves")
 def _(patch: Patch) -> None:
     for module in (partition, client.partition):
         patch.setattr(module, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
@@ -279,7 +265,7 @@ def _(patch: Patch) -> None:
     patch.setattr(SimTables, "owe", lambda tables, place: None)  # pyright: ignore
 
 
-@mutation("a host is told once", "cuts")
+@mutation("a host is told once", "long")
 def _(patch: Patch) -> None:
     send = lending.send
 
@@ -293,7 +279,9 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     lend = SimTables.lend
     patch.setattr(
-        SimTables, "lend", lambda tables, put_id, lent: lend(tables, put_id, lent) if lent.session else None  # pyright: ignore
+        SimTables,
+        "lend",
+        lambda tables, put_id, lent: lend(tables, put_id, lent) if lent.session else None,  # pyright: ignore
     )
 
 
@@ -307,6 +295,3 @@ def _(patch: Patch) -> None:
         return (yield from run(audit))
 
     patch.setattr(lending.Audit, "run", of_one_epoch)
-
-
-__all__ = ["MUTATIONS", "Committed", "index"]

@@ -20,7 +20,7 @@ from tests.distributed.history import DELETE, GET, LOSS, PUT, Operation, check_h
 from tests.distributed.world import SECOND, AnySteps, Fetch, Host, Process, Weather, World
 
 LATEST = 25  # seconds
-STABLE = [f"stable{number}/x".encode() for number in range(6)]
+STABLE = [f"stable{number}/x".encode() for number in range(12)]
 
 
 @dataclass
@@ -44,6 +44,9 @@ class Scene:
     visitors: int = 0  # of the hosts: members that are no homes
     changing_homes: int = 0  # how often one begins or ends to be a home
     expiries: int = 0  # how often a home forgets a session
+    ambushes: int = 0  # how often one of several new homes is lost while the others get their share
+    patience: float = 3  # seconds that an audit leaves a call alone, at most
+    all_must_work: bool = False  # nothing is so bad that a call may fail for it
     weather: Weather = field(default_factory=Weather)
 
 
@@ -118,6 +121,8 @@ class Schedule:
             soon(lambda: self.change_home(chance.choice(hosts[1:])))
         for _ in range(scene.expiries):
             soon(lambda: self.forget_session(chance.choice(hosts)))
+        self.ambushes = scene.ambushes
+        self.lie_in_wait()
 
     def kill(self, host: Host) -> None:
         if host.clients and self.chance.random() < 0.3:
@@ -147,6 +152,19 @@ class Schedule:
     def views(self) -> list[Any]:
         standings = [host.tables.standing() for host in self.world.hosts.values()]
         return [standing.view for standing in standings if standing is not None]
+
+    def lie_in_wait(self) -> None:
+        if not self.ambushes:
+            return
+        standing = self.world.hosts["h0"].tables.standing()
+        assert standing is not None
+        new = [one for one in standing.view.members if one.is_home and one.id not in standing.view.before]
+        if len(new) > 1 and self.chance.random() < 0.5:
+            host = self.world.hosts[self.chance.choice(new).address]
+            if host.id in standing.view.homes:
+                self.ambushes -= 1
+                self.lose(host)
+        self.world.at(0.1, self.lie_in_wait)
 
     def was_home(self, member: bytes, key: bytes) -> bool:
         """Or has its records still, on their way to the new home."""
@@ -227,6 +245,10 @@ class Schedule:
         change = Change(key, body, places, expect)
         self.commit(process, key, change, value, start, expect, ended)
 
+    def may_fail(self, error: BaseException) -> None:
+        if self.scene.all_must_work:
+            raise Fault(f"nothing is wrong, and a call fails: {error!r}", tuple(self.world.trace))
+
     def delete(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
         self.commit(process, key, Change(key, None), None, self.time, None, ended)
 
@@ -249,6 +271,8 @@ class Schedule:
 
         def end(result: tuple[int, ...] | None, error: BaseException | None) -> None:
             self.world.note(f"{what} -> {result or repr(error)}")
+            if isinstance(error, HomeUnavailableError | StoreTimeoutError | UnknownOutcomeError):
+                self.may_fail(error)
             if isinstance(error, UnknownOutcomeError):
                 ended()
                 return
@@ -268,8 +292,8 @@ class Schedule:
                 raise error
             ended()
 
-        seconds = self.chance.choice([1, 5, 20])
-        until = self.world.now + process.host.clock_offset + int(seconds * SECOND)
+        seconds = 20 if self.scene.all_must_work else self.chance.choice([1, 5, 20])
+        until = self.world.now + process.host.clock_offset + int(min(seconds, self.scene.patience) * SECOND)
         self.call(process, process.client.commit([change], until), seconds, end)
 
     def get(self, process: Process, key: bytes, ended: Callable[[], None], *, must: bool = False) -> None:
