@@ -234,7 +234,7 @@ def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_resolved", resolved)
 
 
-@mutation("an audit gives back what was lent anew", "stalled moves")
+@mutation("an audit gives back what was lent anew", "moves under audits")
 def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_retire", lambda audit, tables, put_id, lent: tables.retire(put_id))  # pyright: ignore
 

@@ -20,6 +20,9 @@ SCENES = {
     "lost while homes move": Scene(hosts=5, first=2, losses=5, kills=2, cuts=2),
     "ambushes": Scene(hosts=6, first=2, seconds=4, ambushes=2, cuts=2),
     "stalled moves": Scene(hosts=4, first=2, keys=6, changing_homes=6, weather=Weather(stalls=0.2)),
+    "moves under audits": Scene(
+        hosts=4, keys=8, processes=8, calls=40, changing_homes=10, patience=0, weather=Weather(0, 0, 0, 0, delay=0.2)
+    ),
     "long": Scene(seconds=60, calls=40, weather=STORM),
     "slow": Scene(patience=600, all_must_work=True, weather=Weather(0, 0, 0, 0, delay=0.3)),
     "all": Scene(hosts=4, first=2, keys=4, processes=6, losses=1, kills=6, cuts=3, changing_homes=2, expiries=3),
