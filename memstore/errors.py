@@ -29,8 +29,11 @@
     │   └── ContentionError
     ├── the bytes (restore, repair)
     │   └── CorruptionError
-    └── the network (repeat: it is safe)
-        └── UnknownOutcomeError
+    └── the hosts (repeat: it is safe)
+        ├── HomeUnavailableError (TimeoutError)     the host that has the key doesn't answer
+        ├── UnknownOutcomeError                     nor says whether it made a change
+        ├── CrossHostError                          a call for one host, and the keys or the entry are elsewhere
+        └── StaleMembershipError                    this host was removed from the cluster
 
 Each says what was found, what was expected and what to do, and has `.key` where there is one.
 """
@@ -208,3 +211,15 @@ class CorruptionError(MemstoreError):
 
 class UnknownOutcomeError(MemstoreError):
     """A remote call may or may not have happened; repeating it is safe."""
+
+
+class HomeUnavailableError(MemstoreError, TimeoutError):
+    """The host where a key has its home, or where its bytes lie, did not answer in time. Nothing was changed."""
+
+
+class CrossHostError(MemstoreError):
+    """A call that one host must be able to answer, and its keys have several homes, or the entry is on another host."""
+
+
+class StaleMembershipError(MemstoreError):
+    """This host was removed from the cluster: what it holds is no part of the store any more."""

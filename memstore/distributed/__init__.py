@@ -1,0 +1,47 @@
+"""One store across hosts: the rules of decision 016, without I/O, threads or clocks. No torch, no monarch.
+
+members    who is a member, and which member is the home of a key
+messages   what hosts say to each other
+tables     what the rules ask of a host's catalog
+steps      how rules of several steps are written, so that anything can drive them
+calls      a call is made once, or never
+partition  what a home answers for its keys
+moving     how homes move: adopt, give, take
+seed       who becomes a member
+lending    how segments are let go that records of other homes name
+index      the index process: all of these
+client     what a process does to read and change keys, wherever their homes are
+"""
+
+from __future__ import annotations
+
+from memstore.distributed.client import Client, DeadlinePassed
+from memstore.distributed.index import Index
+from memstore.distributed.members import Member, Standing, View, group_of
+from memstore.distributed.messages import Answer, Change, Entry, Place, Request
+from memstore.distributed.seed import found
+from memstore.distributed.steps import Pause, Send, Steps, Transact
+from memstore.distributed.tables import LastCall, Lent, Tables
+
+__all__ = [
+    "Answer",
+    "Change",
+    "Client",
+    "DeadlinePassed",
+    "Entry",
+    "Index",
+    "LastCall",
+    "Lent",
+    "Member",
+    "Pause",
+    "Place",
+    "Request",
+    "Send",
+    "Standing",
+    "Steps",
+    "Tables",
+    "Transact",
+    "View",
+    "found",
+    "group_of",
+]

@@ -1,0 +1,75 @@
+"""What the rules ask of a host's catalog. The engine's catalog and the simulated one both have it.
+
+Whatever is done in one call of a `Change` is one transaction under the store's mutex: it is there wholly or not at
+all, also after a kill.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from memstore.distributed.members import Standing
+from memstore.distributed.messages import Answer, Entry, Place
+
+
+class Lent(msgspec.Struct, frozen=True, array_like=True):
+    """A segment of this host that the record of another home names, or may name soon.
+
+    Attributes:
+        home: the member that was asked to name it.
+        session, lane, number: of the call that asks for it; session 0: there is none, it was named when the home moved.
+        until: on this host's clock since boot; nobody asks after it before.
+    """
+
+    key: bytes
+    home: bytes
+    session: int = 0
+    lane: int = 0
+    number: int = 0
+    until: int = 0
+
+
+class LastCall(msgspec.Struct, frozen=True, array_like=True):
+    """The last call of a lane, with what it was answered."""
+
+    number: int
+    answer: Answer
+
+
+class Tables(Protocol):
+    """One transaction."""
+
+    version: int  # the last one that was assigned here
+
+    # the records of the keys that are at home here, sorted
+    def record(self, key: bytes) -> Entry | None: ...
+    def put_record(self, key: bytes, entry: Entry) -> None: ...
+    def delete_record(self, key: bytes) -> None: ...
+    def page(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry]]: ...
+
+    # the cluster
+    def standing(self) -> Standing | None: ...
+    def put_standing(self, standing: Standing) -> None: ...
+    def membership(self) -> int: ...  # a number that each `put_standing` changes
+
+    # sessions, and the last call of each of their lanes
+    def new_session(self) -> int: ...
+    def has_session(self, session: int) -> bool: ...
+    def end_session(self, session: int) -> None: ...
+    def last_call(self, session: int, lane: int) -> LastCall | None: ...
+    def put_last_call(self, session: int, lane: int, call: LastCall) -> None: ...
+
+    # segments of this host, by put id
+    def own(self, put_id: int, key: bytes) -> None: ...  # a record here names it: it is live, and lent no more
+    def lend(self, put_id: int, lent: Lent) -> None: ...  # a record elsewhere names it: it is live
+    def is_there(self, put_id: int) -> bool: ...  # filled, and not retired
+    def retire(self, put_id: int) -> None: ...  # nothing names it; nothing happens if it is gone
+    def lent(self, put_id: int) -> Lent | None: ...
+    def all_lent(self, after: int, limit: int) -> list[tuple[int, Lent]]: ...
+
+    # segments of other hosts that are to be told that nothing names them
+    def owe(self, place: Place) -> None: ...
+    def settle(self, place: Place) -> None: ...
+    def owed(self, limit: int) -> list[Place]: ...

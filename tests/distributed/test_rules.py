@@ -1,0 +1,66 @@
+"""The rules of decision 016 under a scheduler: what must hold holds in all schedules, and broken rules are found."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from memstore.testing.explore import Fault
+from tests.distributed.mutations import MUTATIONS
+from tests.distributed.scenes import SCENES
+from tests.distributed.schedule import Schedule
+
+FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
+QUICK, MANY = 3, 300  # schedules of each scene
+TRIES = 300  # schedules in which a broken rule has to be found
+SOON = 10  # the same in the fast run, where those are tried that are found soon
+FOUND_SOON = {
+    "a repeated call is made again",
+    "a call that wasn't answered is made anew",
+    "requests of any epoch are answered",
+    "a new home begins at once",
+    "records are written whenever they come",
+    "'given' is said before the records are deleted",
+    "the view changes before all have settled",
+    "a removal counts as settled",
+    "a stranger is heard whatever epoch it names",
+    "a host isn't told what nothing names any more",
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_histories_are_linearizable_and_no_byte_is_lost_or_left(scene: str) -> None:
+    for seed in range(QUICK):
+        print(f"scene {scene!r}, seed {seed}")
+        Schedule(SCENES[scene], seed).run()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scene", SCENES)
+def test_many_schedules(scene: str) -> None:
+    first = random.SystemRandom().randrange(1 << 30)
+    for seed in range(first, first + MANY):
+        print(f"scene {scene!r}, seed {seed}")
+        Schedule(SCENES[scene], seed).run()
+
+
+@pytest.mark.parametrize(
+    "mutation", [pytest.param(name, marks=() if name in FOUND_SOON else FULL) for name in MUTATIONS]
+)
+def test_a_rule_that_is_left_out_would_be_found(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, leave_out = MUTATIONS[mutation]
+    leave_out(monkeypatch)
+    with pytest.raises(Fault) as found:
+        for seed in range(SOON if mutation in FOUND_SOON else TRIES):
+            Schedule(SCENES[scene], seed).run()
+    print(found.value)
+
+
+def test_a_schedule_is_replayed_by_its_seed() -> None:
+    one, other = Schedule(SCENES["all"], 7), Schedule(SCENES["all"], 7)
+    one.run()
+    other.run()
+    assert one.world.trace == other.world.trace
+    assert len(one.world.trace) > 50
