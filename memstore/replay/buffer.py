@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from memstore.datasets import Spec, spec_of, take_batch
+from memstore.datasets import Spec, spec_of
 from memstore.engine import Creation, MutableEntry, close_root, deadline_after, open_mutable, open_root, resource_errors
 from memstore.errors import ReadOnlyError, StructureMismatchError, VersionGoneError
 from memstore.replay.flushing import flush
+from memstore.replay.intake import Intake
 from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
 from memstore.replay.opening import open_or_create, options_for
@@ -107,7 +108,7 @@ class ReplayBuffer:
         self._own, self._timeout = own, timeout
         self._dice = Dice(seed)
         self._picker: Picker = picker_for(ring, own, self._dice)
-        self._writer = Writer(ring)
+        self._intake, self._writer = Intake(ring), Writer(ring)
         self._samples = Samples(ring)
         self.key, self.capacity = entry.key, ring.capacity
         self.spec: Any = spec_of(ring.plan)
@@ -173,14 +174,14 @@ class ReplayBuffer:
         positions = self._write(batch, priority, timeout, single=False)
         if isinstance(positions, range):
             positions = np.arange(positions.start, positions.stop)
-        with modes.put_aside():
-            return torch.as_tensor(positions)
+        if modes.are_active():
+            with modes.put_aside():
+                return torch.as_tensor(positions)
+        return torch.as_tensor(positions)
 
     def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> Positions:
-        ring = self._ring
         self._check_writable()
-        with modes.put_aside():
-            batch = take_batch(self.key, ring.plan, value, single=single)
+        batch = self._intake.take(value, single=single)
         given = None if priority is None else self._given(priority, batch.count)
         if not batch.count:
             return range(0)

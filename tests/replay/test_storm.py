@@ -69,15 +69,17 @@ def test_kills_and_stops_at_random(server: ForkServer, root: str, seconds: float
     with memstore.open(root, timeout=60.0) as store:
         buffer = memstore.ReplayBuffer(store, "replay", SPEC, capacity=CAPACITY, sampler="prioritized")
         buffer.extend(rows(0, CAPACITY))
+        sampler = memstore.ReplayBuffer(store, "replay")
         workers = [_start(server, root, role, chance) for role in ROLES]
         over, kills = time.monotonic() + seconds, 0
         while time.monotonic() < over:
             which = chance.randrange(len(workers))
             worker = workers[which]
-            _drain(worker)
+            for each in workers:
+                _drain(each)
             if chance.random() < 0.5:
                 worker.kill(signal.SIGSTOP)
-                numbers_of(buffer.sample(8, timeout=60.0))
+                numbers_of(sampler.sample(8))  # takes no mutex, which the stopped one may hold
                 worker.kill(signal.SIGCONT)
             else:
                 worker.kill()
@@ -86,7 +88,7 @@ def test_kills_and_stops_at_random(server: ForkServer, root: str, seconds: float
                 workers[which] = _start(server, root, ROLES[which], chance)
         _check_end(store, buffer, workers)
         print(f"{kills} kills, {buffer.cursor:,} rows")
-        assert kills > 2 * seconds
+        assert kills and buffer.cursor > 10 * CAPACITY, "this tests nothing"
 
 
 def _start(server: ForkServer, root: str, role: tuple[str, Any], chance: random.Random) -> Worker:
