@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -252,8 +253,7 @@ class ReplayBuffer:
         rows = _count(batch_size, "batch_size")
         if out is not None and device is not None:
             raise TypeError("out= has a device of its own: leave device= out")
-        with modes.put_aside():
-            return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
 
     def sample_slices(
         self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
@@ -291,13 +291,15 @@ class ReplayBuffer:
         """
         count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
         end = None if end_key is None else self._samples.number_of_end(end_key)
-        with modes.put_aside():
-            slices = Slices(self._ring, self._dice, length, end)
-            return self._sample(slices, (count, length), None, None, self._deadline(timeout))
+        slices = Slices(self._ring, self._dice, length, end)
+        return self._sample(slices, (count, length), None, None, self._deadline(timeout))
 
     def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Any:
+        if modes.are_active():
+            with modes.put_aside():
+                return self._sample(picker, shape, out, device, deadline)
         ring, samples = self._ring, self._samples
-        rows = int(np.prod(shape))
+        rows = math.prod(shape)
         is_weighted = picker is self._picker and self._own.sampler == "prioritized"
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
         targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)

@@ -55,7 +55,7 @@ class Intake:
         """Fills `arrays`, and returns how many rows there are; -1: something is not plain."""
         if type(level) is int:
             return self._leaf(level, value, arrays, count, single)
-        entries = value._tensordict if type(value) is TensorDict else value
+        entries: Any = value._tensordict if type(value) is TensorDict else value
         if type(entries) is not dict or len(entries) != len(level):
             return -1
         for name, inner in level.items():
@@ -83,7 +83,7 @@ class Intake:
         ):
             return -1
         plain = tensor.detach() if tensor.requires_grad else tensor
-        array = plain.numpy() if self._has_numpy[number] else plain.view(self._ring.tensors[number].dtype).numpy()
+        array: Any = plain.numpy() if self._has_numpy[number] else plain.view(self._ring.tensors[number].dtype).numpy()
         array = array.view(self._bits[number])
         arrays[number] = array[None] if single else array
         return rows
