@@ -37,7 +37,7 @@ class Hosts:
         self._shm_bytes = shm_bytes
         self._hosts: list[Host] = []
         self._cables: dict[tuple[int, int], Cable] = {}
-        self._exit = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
 
     def cut(self, first: int, second: int, *, one_way: bool = False) -> None:
         """What these two hosts send each other vanishes from now on.
@@ -79,11 +79,11 @@ class Hosts:
                 self._make(stack)
             except (HostGoneError, OSError) as error:
                 raise HostsUnavailableError(f"hosts can't be made here: {error}") from error
-            self._exit = stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._exit.close()
+        self._stack.close()
 
     def _make(self, stack: contextlib.ExitStack) -> None:
         for command in ("ip", "mount"):
