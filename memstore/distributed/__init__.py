@@ -8,6 +8,7 @@ calls      a call is made once, or never
 partition  what a home answers for its keys
 moving     how homes move: adopt, give, take
 seed       who becomes a member
+joining    the keys that a root had before it was served
 lending    how segments are let go that records of other homes name
 index      the index process: all of these
 client     what a process does to read and change keys, wherever their homes are
@@ -21,7 +22,7 @@ from memstore.distributed.members import Member, Standing, View, group_of
 from memstore.distributed.messages import Answer, Change, Entry, Place, Request
 from memstore.distributed.seed import found
 from memstore.distributed.steps import Pause, Send, Steps, Transact
-from memstore.distributed.tables import LastCall, Lent, Tables
+from memstore.distributed.tables import Joining, LastCall, Lent, Tables
 
 __all__ = [
     "Answer",
@@ -30,6 +31,7 @@ __all__ = [
     "DeadlinePassed",
     "Entry",
     "Index",
+    "Joining",
     "LastCall",
     "Lent",
     "Member",

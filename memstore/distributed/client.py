@@ -93,6 +93,9 @@ class Client:
                 standing = look.standing
                 if standing is None or len(keys) == 1 and look.entries[0] is not None:
                     return look.entries
+                if standing.is_joining:
+                    yield from pause(AGAIN)
+                    continue
                 home = _one_home(standing, keys)
                 if home.id == standing.member:
                     if all(map(standing.is_ready_for, keys)):
@@ -183,6 +186,9 @@ class Client:
             while True:
                 look = yield from transact(lambda tables: _look(tables, []))
                 standing = look.standing
+                if standing is not None and standing.is_joining:
+                    yield from pause(AGAIN)
+                    continue
                 home = None if standing is None else _one_home(standing, [change.key for change in changes])
                 if standing is None or home is None or home.id == standing.member:
                     answer = yield from self._commit_here(look, attempt)

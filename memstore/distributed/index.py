@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from memstore.distributed import calls, lending, moving, partition
+from memstore.distributed.joining import Registrar
 from memstore.distributed.members import Member
 from memstore.distributed.messages import (
     Answer,
@@ -39,6 +42,7 @@ from memstore.distributed.steps import Steps, send, transact
 from memstore.distributed.tables import Tables
 
 PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a get that was unlucky
+_NOT_THE_SEED = Refused("this is not the seed")
 
 
 class Index:
@@ -55,6 +59,7 @@ class Index:
         self._seed_address = seed
         self._seed = Seed() if seed == member.address else None
         self._audit = lending.Audit(clock)
+        self._registrar = Registrar()
         self._heard = 0  # the last epoch that the seed has told
         self._settled = 0  # the epoch in which this member has given all
         self._pins: dict[Place, int] = {}
@@ -94,9 +99,9 @@ class Index:
             case Given():
                 return moving.has_given(tables, standing, request)
             case Ask():
-                return self._seed.answer(tables, standing, request) if self._seed else Refused("this is not the seed")
+                return self._seed.answer(tables, standing, request) if self._seed else _NOT_THE_SEED
             case Remove():
-                return self._seed.remove(tables, standing, request) if self._seed else Refused("this is not the seed")
+                return self._seed.remove(tables, standing, request) if self._seed else _NOT_THE_SEED
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         until = self._clock() + PIN
@@ -147,12 +152,14 @@ class Index:
             yield from transact(moving.leave)
 
     def _ask(self, tables: Tables) -> Ask:
-        standing = tables.standing()
+        standing, member = tables.standing(), self.member
+        if moving.has_keys_of_its_own(tables):
+            member = msgspec.structs.replace(member, is_home=False)
         if standing is None:
-            return Ask(self.member, None, self._heard, False, tables.version)
+            return Ask(member, None, self._heard, False, tables.version)
         view = standing.view
         is_settled = self._settled == view.epoch and not standing.missing
-        return Ask(self.member, view.cluster, view.epoch, is_settled, tables.version)
+        return Ask(member, view.cluster, view.epoch, is_settled, tables.version)
 
     def settle(self) -> Steps[None]:
         standing = yield from transact(lambda tables: tables.standing())
@@ -160,6 +167,9 @@ class Index:
             return
         if (yield from moving.settle(standing)):
             self._settled = standing.view.epoch
+
+    def register(self) -> Steps[None]:
+        return (yield from self._registrar.run())
 
     def pay(self) -> Steps[None]:
         return (yield from lending.pay(self.is_pinned))

@@ -69,12 +69,14 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         missing: ids of members that have not yet given all that has its home here now.
+        is_joining: the root had keys when it was first served, and some aren't at their homes yet.
         is_removed: the seed has said that this root is no member any more.
     """
 
     member: bytes
     view: View
     missing: tuple[bytes, ...] = ()
+    is_joining: bool = False
     is_removed: bool = False
 
     def is_home_of(self, key: bytes) -> bool:

@@ -34,8 +34,15 @@ def adopt(tables: Tables, member: bytes, view: View) -> bool:
         return False
     # Versions go on above those of any home before, also of one that could not be asked.
     tables.version = max(tables.version, view.version_floor)
-    tables.put_standing(Standing(member, view, givers_to(view, member)))
+    is_joining = has_keys_of_its_own(tables) if member not in view.before else False
+    tables.put_standing(Standing(member, view, givers_to(view, member), is_joining))
     return True
+
+
+def has_keys_of_its_own(tables: Tables) -> bool:
+    """Whether this root had keys when it was first served, and they aren't all at their homes yet."""
+    standing = tables.standing()
+    return bool(tables.page(b"", 1)) if standing is None else standing.is_joining
 
 
 def leave(tables: Tables) -> None:
@@ -80,6 +87,8 @@ def _other_epoch(standing: Standing, epoch: int) -> Answer | None:
 
 def settle(standing: Standing) -> Steps[bool]:
     """Gives all that is at home elsewhere in this epoch. False: there is another epoch by now."""
+    if standing.is_joining:  # what is here is not of the cluster yet
+        return True
     view = standing.view
     after: bytes | None = b""
     while after is not None:

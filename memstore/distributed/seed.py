@@ -36,6 +36,8 @@ class Seed:
             return Refused("the root was removed from this cluster: serve an empty one", is_removed=True)
         if known is not None and known.address != asker.address:
             return Refused(f"a host at {known.address} has this root: serve it there, or remove that host")
+        if asker.id == standing.member and not asker.is_home:
+            return Refused("the seed is a home: there must be one")
         if ask.epoch != view.epoch:  # it says what once was, or the asker hasn't heard of this epoch: it asks again
             return IsView(view)
         lost = next((one for one in view.members if one.address == asker.address and one.id != asker.id), None)

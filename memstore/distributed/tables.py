@@ -31,6 +31,24 @@ class Lent(msgspec.Struct, frozen=True, array_like=True):
     until: int = 0
 
 
+class Joining(msgspec.Struct, frozen=True, array_like=True):
+    """A record of a root that had keys when it was first served, on its way to its home.
+
+    Attributes:
+        home: that was asked to take it, by the call of this session, lane and number; session 0: none was asked yet.
+    """
+
+    entry: Entry
+    home: bytes = b""
+    session: int = 0
+    lane: int = 0
+    number: int = 0
+
+    @property
+    def call(self) -> tuple[bytes, int, int, int]:
+        return self.home, self.session, self.lane, self.number
+
+
 class LastCall(msgspec.Struct, frozen=True, array_like=True):
     """The last call of a lane, with what it was answered."""
 
@@ -73,3 +91,8 @@ class Tables(Protocol):
     def owe(self, place: Place) -> None: ...
     def settle(self, place: Place) -> None: ...
     def owed(self, limit: int) -> list[Place]: ...
+
+    # records of a root that had keys when it was first served
+    def put_joining(self, key: bytes, row: Joining) -> None: ...
+    def delete_joining(self, key: bytes) -> None: ...
+    def joining(self, limit: int) -> list[tuple[bytes, Joining]]: ...

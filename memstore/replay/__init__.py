@@ -8,6 +8,7 @@ layout      where the parts of a buffer lie
 ring        an open buffer: what the processes share
 flushing    what survives a crash of the host
 recovery    what the next owner of the mutex completes
+intake      rows as a caller gives them
 waiting     until something changes
 writing     claim slots, copy, publish
 picking     which slots a sample gets; taking: each once; slices: trajectories; samplers: which of these

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from memstore.datasets import Spec, spec_of, take_batch
+from memstore.datasets import Spec, spec_of
 from memstore.engine import Creation, MutableEntry, close_root, deadline_after, open_mutable, open_root, resource_errors
 from memstore.errors import ReadOnlyError, StructureMismatchError, VersionGoneError
 from memstore.replay.flushing import flush
+from memstore.replay.intake import Intake
 from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
 from memstore.replay.opening import open_or_create, options_for
@@ -107,7 +109,7 @@ class ReplayBuffer:
         self._own, self._timeout = own, timeout
         self._dice = Dice(seed)
         self._picker: Picker = picker_for(ring, own, self._dice)
-        self._writer = Writer(ring)
+        self._intake, self._writer = Intake(ring), Writer(ring)
         self._samples = Samples(ring)
         self.key, self.capacity = entry.key, ring.capacity
         self.spec: Any = spec_of(ring.plan)
@@ -173,14 +175,14 @@ class ReplayBuffer:
         positions = self._write(batch, priority, timeout, single=False)
         if isinstance(positions, range):
             positions = np.arange(positions.start, positions.stop)
-        with modes.put_aside():
-            return torch.as_tensor(positions)
+        if modes.are_active():
+            with modes.put_aside():
+                return torch.as_tensor(positions)
+        return torch.as_tensor(positions)
 
     def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> Positions:
-        ring = self._ring
         self._check_writable()
-        with modes.put_aside():
-            batch = take_batch(self.key, ring.plan, value, single=single)
+        batch = self._intake.take(value, single=single)
         given = None if priority is None else self._given(priority, batch.count)
         if not batch.count:
             return range(0)
@@ -251,8 +253,7 @@ class ReplayBuffer:
         rows = _count(batch_size, "batch_size")
         if out is not None and device is not None:
             raise TypeError("out= has a device of its own: leave device= out")
-        with modes.put_aside():
-            return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
 
     def sample_slices(
         self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
@@ -290,13 +291,15 @@ class ReplayBuffer:
         """
         count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
         end = None if end_key is None else self._samples.number_of_end(end_key)
-        with modes.put_aside():
-            slices = Slices(self._ring, self._dice, length, end)
-            return self._sample(slices, (count, length), None, None, self._deadline(timeout))
+        slices = Slices(self._ring, self._dice, length, end)
+        return self._sample(slices, (count, length), None, None, self._deadline(timeout))
 
     def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Any:
+        if modes.are_active():
+            with modes.put_aside():
+                return self._sample(picker, shape, out, device, deadline)
         ring, samples = self._ring, self._samples
-        rows = int(np.prod(shape))
+        rows = math.prod(shape)
         is_weighted = picker is self._picker and self._own.sampler == "prioritized"
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
         targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)

@@ -98,7 +98,8 @@ class Uniform:
             return None
         slots: Slots = generator.integers(0, there, rows)
         words: Any = ring.words.take(slots)
-        while len(wrong := np.flatnonzero(words & READABLE == 0)):
+        while not (words & READABLE).all():
+            wrong = np.flatnonzero(words & READABLE == 0)
             readable = np.flatnonzero(ring.words[:there] & READABLE)
             if not len(readable):
                 return None

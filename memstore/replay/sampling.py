@@ -25,6 +25,7 @@ Numbers = NDArray[np.int64]
 Targets = list[torch.Tensor]
 
 _ROUNDS = 16  # before the rest is copied under the mutex
+_NONE = np.empty(0, np.int64)
 LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere all is copied under the mutex
 
 
@@ -62,7 +63,8 @@ def copy_picked(ring: Ring, picked: Picked, targets: Targets) -> Numbers:
     rows = torch.as_tensor(picked.slots)
     for tensor, target in zip(ring.tensors, targets, strict=True):
         copy_rows(tensor, rows, target, is_mapped=True)
-    return np.flatnonzero(~are_same(picked.words, ring.words.take(picked.slots)))
+    same = are_same(picked.words, ring.words.take(picked.slots))
+    return _NONE if same.all() else np.flatnonzero(~same)
 
 
 def _whole_units(wrong: Numbers, together: int) -> Numbers:

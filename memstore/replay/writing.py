@@ -97,31 +97,34 @@ class Writer:
         ring = self._ring
         if ring.limiter is None:
             return True
-        under_way = sum(checked_claim(ring, number).rows for number in ring.claims.in_use())
-        return ring.limiter.may_insert(ring.numbers.added + under_way, ring.numbers.sampled, rows)
+        return ring.limiter.may_insert(ring.numbers.added + self._under_way(), ring.numbers.sampled, rows)
 
     def _plan(self, rows: int) -> tuple[Positions, int]:
-        """The next slots in the ring's order, and where they end."""
+        """The next slots in the ring's order, and where they end. None: there are not so many."""
         ring, head = self._ring, self._ring.numbers.head
-        start = head % ring.capacity
-        ahead = ring.words[start : start + rows]
-        if len(ahead) == rows and not (ahead & STATE == WRITING).any():
-            return range(head, head + rows), head + rows
-        while True:
-            positions = np.arange(head, head + ring.capacity)
-            words = ring.words[positions % ring.capacity]
+        if rows == 1 and int(ring.words[head % ring.capacity]) & STATE != WRITING:
+            return range(head, head + 1), head + 1
+        widths = [ring.capacity, min(rows + self._under_way(), ring.capacity), rows]
+        while widths:
+            width = widths.pop()
+            positions = np.arange(head, head + width)
+            words: Any = ring.words.take(positions % ring.capacity)
             written = words & STATE == WRITING
             found = positions[~written][:rows]
-            end = int(found[-1]) + 1 if len(found) == rows else head + ring.capacity
-            in_the_way = set(claims_of(words[: end - head][written[: end - head]]).tolist())
-            dead = [claim for claim in ring.claims.of_the_dead() if claim in in_the_way]
-            if not dead:
-                break
-            for claim in dead:
+            if len(found) == rows:
+                end = int(found[-1]) + 1
+                return range(head, end) if end - head == rows else found, end
+            in_the_way = set(claims_of(words[written]).tolist()).intersection(ring.claims.of_the_dead())
+            for claim in in_the_way:
                 give_back(ring, claim)
-        if len(found) < rows:
-            return None, 0
-        return range(head, end) if end - head == rows else found, end
+            if in_the_way:
+                widths.append(width)
+        return None, 0
+
+    def _under_way(self) -> int:
+        """The rows of all claims."""
+        ring = self._ring
+        return sum(checked_claim(ring, number).rows for number in ring.claims.in_use())
 
     def _mark(self, claimed: Claimed) -> Claimed:
         ring, (number, end, positions) = self._ring, claimed
@@ -170,7 +173,8 @@ class Writer:
         ring, (number, _, positions) = self._ring, claimed
         ring.entry.check_open()
         self._check_mine(number)
-        ring.claims.note_publication(number, ring.numbers.added)
+        before = ring.numbers.added
+        ring.claims.note_publication(number, before)
         slots, places = places_of(positions, ring.capacity)
         if ring.priorities is not None:
             if given is not None:

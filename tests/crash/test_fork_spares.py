@@ -39,7 +39,7 @@ def _fork(_: object, path: str, ended: str) -> None:
     def child() -> None:
         address, size = spares[0]
         place = [syscalls.NOT_MAPPED]
-        flags = mappings._MAP_ANONYMOUS | mappings._MAP_FIXED_NOREPLACE
+        flags = mappings._MAP_PRIVATE | mappings._MAP_ANONYMOUS | mappings._MAP_FIXED_NOREPLACE
         mappings._map_into(place, address, -1, size, flags)
         assert place == [address]
         for store in stores:

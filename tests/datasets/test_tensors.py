@@ -103,7 +103,9 @@ def _read_and_write(data: memstore.Dataset, batch: dict[str, torch.Tensor]) -> t
 
 
 @pytest.mark.parametrize(
-    "mode", [torch.inference_mode, torch.no_grad, FakeTensorMode, lambda: torch.device("meta")], ids=str
+    "mode",
+    [torch.inference_mode, torch.no_grad, FakeTensorMode, lambda: torch.device("meta")],
+    ids=["inference", "no_grad", "fake", "meta"],
 )
 def test_modes_change_neither_reads_nor_writes(store: memstore.Store, mode: Any) -> None:
     data, batch = new(store), rows(9)

@@ -11,6 +11,7 @@ STALLS = Weather(stalls=0.05)
 SCENES = {
     "quiet": Scene(all_must_work=True, weather=Weather(0, 0, 0, 0)),
     "joins": Scene(hosts=4, first=1),
+    "roots with keys": Scene(hosts=4, first=2, owned=3, kills=4),
     "kills": Scene(kills=8),
     "cuts": Scene(cuts=6, kills=2),
     "stalls": Scene(kills=2, weather=STALLS),

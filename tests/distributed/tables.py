@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-from memstore.distributed import Entry, LastCall, Lent, Place, Standing
+from memstore.distributed import Entry, Joining, LastCall, Lent, Place, Standing
 from memstore.testing.explore import Fault
 
 
@@ -29,6 +29,7 @@ class SimTables:
     calls: dict[tuple[int, int], LastCall] = field(default_factory=dict[tuple[int, int], LastCall])
     segments: dict[int, Segment] = field(default_factory=dict[int, Segment])
     lendings: dict[int, Lent] = field(default_factory=dict[int, Lent])
+    from_before: dict[bytes, Joining] = field(default_factory=dict[bytes, Joining])
     debts: dict[Place, None] = field(default_factory=dict[Place, None])
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -125,3 +126,14 @@ class SimTables:
 
     def owed(self, limit: int) -> list[Place]:
         return list(self.debts)[:limit]
+
+    # --- keys from before ---------------------------------------------------------------------------------------------
+
+    def put_joining(self, key: bytes, row: Joining) -> None:
+        self.from_before[key] = row
+
+    def delete_joining(self, key: bytes) -> None:
+        del self.from_before[key]
+
+    def joining(self, limit: int) -> list[tuple[bytes, Joining]]:
+        return sorted(self.from_before.items(), key=lambda row: row[0])[:limit]

@@ -32,7 +32,7 @@ from tests.distributed.tables import SimTables
 
 SECOND = 1_000_000_000
 CLUSTER = b"C" * 16
-PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "audit": 2.0}  # seconds
+PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "register": 0.1, "audit": 2.0}  # seconds
 
 AnySteps = Generator[Any, Any, Any]
 

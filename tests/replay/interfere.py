@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import memstore
 class _Leaf:
     """Stands before the rows of a leaf, and calls something when they are written."""
 
-    def __init__(self, array: Any, action: Callable[[], None]) -> None:
+    def __init__(self, array: Any, action: Callable[[], object]) -> None:
         self._array, self._action = array, action
 
     def __setitem__(self, index: Any, rows: Any) -> None:
@@ -25,9 +25,9 @@ class _Leaf:
 
 
 @contextmanager
-def in_the_copy(buffer: memstore.ReplayBuffer, action: Callable[[], None]) -> Iterator[None]:
+def in_the_copy(buffer: memstore.ReplayBuffer, action: Callable[[], object]) -> Generator[None]:
     """In the middle of the rows of the last leaf that a write stores, inside this `with`."""
-    ring = buffer._ring
+    ring: Any = buffer._ring
     arrays = ring.arrays
     ring.arrays = (*arrays[:-1], _Leaf(arrays[-1], action))
     try:

@@ -57,7 +57,7 @@ def work(channel: Connection, root: str, role: str, sampler: Any, seed: int) -> 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer() as started:
+    with ForkServer(preload=["tensordict", "memstore.replay", __name__]) as started:
         yield started
 
 
@@ -69,15 +69,17 @@ def test_kills_and_stops_at_random(server: ForkServer, root: str, seconds: float
     with memstore.open(root, timeout=60.0) as store:
         buffer = memstore.ReplayBuffer(store, "replay", SPEC, capacity=CAPACITY, sampler="prioritized")
         buffer.extend(rows(0, CAPACITY))
+        sampler = memstore.ReplayBuffer(store, "replay")
         workers = [_start(server, root, role, chance) for role in ROLES]
         over, kills = time.monotonic() + seconds, 0
         while time.monotonic() < over:
             which = chance.randrange(len(workers))
             worker = workers[which]
-            _drain(worker)
+            for each in workers:
+                _drain(each)
             if chance.random() < 0.5:
                 worker.kill(signal.SIGSTOP)
-                numbers_of(buffer.sample(8, timeout=60.0))
+                numbers_of(sampler.sample(8))  # takes no mutex, which the stopped one may hold
                 worker.kill(signal.SIGCONT)
             else:
                 worker.kill()
@@ -86,7 +88,7 @@ def test_kills_and_stops_at_random(server: ForkServer, root: str, seconds: float
                 workers[which] = _start(server, root, ROLES[which], chance)
         _check_end(store, buffer, workers)
         print(f"{kills} kills, {buffer.cursor:,} rows")
-        assert kills > 2 * seconds
+        assert kills and buffer.cursor > 10 * CAPACITY, "this tests nothing"
 
 
 def _start(server: ForkServer, root: str, role: tuple[str, Any], chance: random.Random) -> Worker:
@@ -115,8 +117,8 @@ def _check_end(store: memstore.Store, buffer: memstore.ReplayBuffer, workers: li
     for worker in workers:
         worker.kill()
         worker.wait()
+    found = there(store, "replay")  # completes the claims that were being made, and so moves the head
     head = buffer.cursor
-    found = there(store, "replay")
     for position, number in acknowledged.items():
         assert position < head - CAPACITY or found[position] == number, "an acknowledged row is lost"
     check_whole(store, buffer)

@@ -202,11 +202,11 @@ def delay(hosts: Hosts, first: int, second: int, seconds: float, *, one_way: boo
 def test_a_delay_is_what_it_says_each_way(hosts: Hosts) -> None:
     address = hosts[1].address
     with running(hosts[1], "serve", address), delay(hosts, 0, 1, 0.06, one_way=True):
-        assert 0.06 <= round_trip(hosts[0], address, times=5) < 0.09
+        assert 0.06 <= round_trip(hosts[0], address, times=10) < 0.12  # both ways it would be
         with delay(hosts, 1, 0, 0.03, one_way=True):
             assert round_trip(hosts[0], address) >= 0.09
     with running(hosts[1], "serve", address):
-        assert round_trip(hosts[0], address, times=20) < 0.03
+        assert round_trip(hosts[0], address, times=100) < 0.06
 
 
 def test_bytes_arrive_whole_and_late(hosts: Hosts) -> None:

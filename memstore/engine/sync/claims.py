@@ -77,7 +77,8 @@ class ClaimTable:
         return next((number for number in range(CLAIMS) if self._take(number, me)), None)
 
     def _take(self, number: int, me: int) -> bool:
-        if self.stage(number) != FREE or self.owner(number):
+        at = number * _WORDS
+        if self._words[at + _STAGE] != FREE or self._words[at] & syscalls.MUTEX_OWNER:
             return False
         address = self._address + number * CLAIM_SIZE
         self._mine[me] = number  # before the mutex is: what an interrupt leaves is found by `left_over`
@@ -99,7 +100,7 @@ class ClaimTable:
         self.release(number)
 
     def is_mine(self, number: int) -> bool:
-        return self.owner(number) == syscalls.thread_id()
+        return self._words[number * _WORDS] & syscalls.MUTEX_OWNER == syscalls.thread_id()
 
     # --- what claims say ----------------------------------------------------------------------------------------------
 

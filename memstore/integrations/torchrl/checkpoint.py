@@ -1,11 +1,9 @@
 """What `dumps` and `loads` of a replay buffer do with the rows of a MemstoreStorage."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import torch
@@ -14,9 +12,7 @@ from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase, T
 from torchrl.data.replay_buffers.storages import LazyTensorStorage, TensorStorage
 
 from memstore.errors import CorruptionError, StructureMismatchError
-
-if TYPE_CHECKING:
-    from memstore.integrations.torchrl.storage import MemstoreStorage
+from memstore.integrations.torchrl.entry import StorageOfEntry
 
 Found = TypeVar("Found")
 
@@ -29,7 +25,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
     Writers wait while rows are copied, so that no row is torn.
     """
 
-    def dumps(self, storage: MemstoreStorage, path: Any) -> None:
+    def dumps(self, storage: StorageOfEntry, path: Any) -> None:
         """Writes all slots. Raises RuntimeError for a storage without rows, as TorchRL does."""
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
@@ -42,7 +38,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
 
         storage.rows.hold(copy)
 
-    def loads(self, storage: MemstoreStorage, path: Any) -> None:
+    def loads(self, storage: StorageOfEntry, path: Any) -> None:
         """Replaces all rows by those that were saved; creates the entry if it isn't there."""
         saved = _read(Path(path) / "storage_metadata.json", _Saved)
         in_memory = saved.is_pytree or self._load_hooks
@@ -52,14 +48,14 @@ class CopyCheckpointer(TensorStorageCheckpointer):
             counts = _read(Path(path) / _COUNTS, _Counts)
             storage.load_counts(counts.cursor, counts.written, counts.last)
 
-    def _loaded(self, storage: MemstoreStorage, path: Any) -> Any:
+    def _loaded(self, storage: StorageOfEntry, path: Any) -> Any:
         """What hooks make of the files, or a single tensor: loaded by TorchRL into the memory of this process."""
-        if storage.initialized and not is_tensor_collection(storage._storage):
-            into = TensorStorage(torch.empty_like(storage._storage))
+        if storage.initialized and not is_tensor_collection(storage.rows.value):
+            into = TensorStorage(torch.empty_like(storage.rows.value))
         else:
             into = LazyTensorStorage(storage.max_size, ndim=storage.ndim)
         TensorStorageCheckpointer.loads(self, into, path)
-        return into._storage
+        return into.get(slice(None))
 
 
 class InPlaceCheckpointer(StorageCheckpointerBase):
@@ -68,14 +64,14 @@ class InPlaceCheckpointer(StorageCheckpointerBase):
     Rows, length and cursor are as they stand when `loads` is called, and not as they were.
     """
 
-    def dumps(self, storage: MemstoreStorage, path: Any) -> None:
+    def dumps(self, storage: StorageOfEntry, path: Any) -> None:
         """Raises RuntimeError for a storage without rows."""
         Path(path).mkdir(exist_ok=True)
         storage.flush()
         note = _Reference(storage.store.root, storage.key, storage.rows.put_id)
         (Path(path) / _REFERENCE).write_bytes(msgspec.json.encode(note))
 
-    def loads(self, storage: MemstoreStorage, path: Any) -> None:
+    def loads(self, storage: StorageOfEntry, path: Any) -> None:
         """Looks whether the storage has the rows that were meant.
 
         Raises:

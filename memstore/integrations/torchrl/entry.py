@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
@@ -122,6 +123,32 @@ class StorageOfEntry(TensorStorage):
 
     def _set_last_cursor(self, cursor: Any) -> None:
         """Nothing: a write notes the last slot by itself."""
+
+    # --- as a whole ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Brings the rows to the disk, as `Dataset.flush`: then they survive a crash of the host."""
+        self.rows.flush()
+
+    def load_rows(self, value: Any, length: int) -> None:
+        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
+        if not self.initialized:
+            self._init(value[0])
+        rows = self.rows
+        rows.empty()
+        count = -(-length // self._total_shape_value[1:].numel())
+        if count:
+            rows.write(value[:count], np.arange(count))
+        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
+
+    def load_counts(self, cursor: int, written: int, last: int | None) -> None:
+        journal = self.rows.journal
+
+        def act() -> None:
+            journal.set_counts(cursor, written)
+            journal.set_last(last)
+
+        self.rows.hold(act)
 
     # --- as a reference -----------------------------------------------------------------------------------------------
 

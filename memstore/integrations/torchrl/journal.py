@@ -113,9 +113,15 @@ class Journal:
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """First in every hold: completes what the last owner had published. Raises CorruptionError."""
+        """First in every hold: completes what the last owner had published. Raises CorruptionError.
+
+        The slot behind the length was never written, unless the host crashed: then the length is as it was flushed, and
+        what is behind it isn't known to be whole.
+        """
         if self._state[_PENDING]:
             self._store()
+        elif self.length < self.slots and self.words[self.length] > 0:
+            self._forget_from(self.length)
 
     def stage(self, batch: Batch, start: int, stop: int, slots: Words, moves: Moves) -> None:
         """Writes rows `start` to `stop` of a batch to slots."""
@@ -169,10 +175,14 @@ class Journal:
         if not 0 <= length <= self.slots:
             raise ValueError(f"{self._key!r}: a length is from 0 to {self.slots:,}, and not {length:,}")
         self._page.length = min(length, self.length)
-        behind = self.words[length:]
-        behind[:] = -np.abs(behind)
+        self._forget_from(length)
         self._page.length = length
         self.bump()
+
+    def _forget_from(self, slot: int) -> None:
+        """These count as not written, until they are."""
+        behind = self.words[slot:]
+        behind[:] = -np.abs(behind)
 
     def set_counts(self, cursor: int, written: int) -> None:
         if not (0 <= cursor < self.slots and written >= 0):

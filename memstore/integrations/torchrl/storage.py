@@ -140,10 +140,6 @@ class MemstoreStorage(StorageOfEntry):
         if self.initialized:
             self.rows.empty()
 
-    def flush(self) -> None:
-        """Brings the rows to the disk, as `Dataset.flush`: then they survive a crash of the host."""
-        self.rows.flush()
-
     # --- read ---------------------------------------------------------------------------------------------------------
 
     @_eager
@@ -197,26 +193,6 @@ class MemstoreStorage(StorageOfEntry):
         self.load_rows(value, length)
         if "_cursor" in state_dict:
             self.load_counts(state_dict["_cursor"], state_dict["_written"], state_dict["_last"])
-
-    def load_rows(self, value: Any, length: int) -> None:
-        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
-        if not self.initialized:
-            self._init(value[0])
-        rows = self.rows
-        rows.empty()
-        count = -(-length // self._total_shape_value[1:].numel())
-        if count:
-            rows.write(value[:count], self._slots(range(count)))
-        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
-
-    def load_counts(self, cursor: int, written: int, last: int | None) -> None:
-        journal = self.rows.journal
-
-        def act() -> None:
-            journal.set_counts(cursor, written)
-            journal.set_last(last)
-
-        self.rows.hold(act)
 
 
 def _is_basic(index: Any) -> bool:

@@ -7,13 +7,13 @@ When its standard input ends, or the process that started it, it kills them too,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
 import socket
 import sys
-import time
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -65,15 +65,23 @@ def kill_all() -> None:
     """Until none is left: what is killed may have started others meanwhile."""
     while found := pids_of(os.getpid()):
         for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.001)  # they take a moment to end
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                kill(os.pidfd_open(pid))
+
+
+def kill(process: int) -> None:
+    """Returns when it has ended, whether or not its parent has looked."""
+    try:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.poll()
+    finally:
+        os.close(process)
 
 
 def pids_of(holder: int) -> list[int]:
-    """The processes of the host that `holder` holds, but for itself; among them those that are about to enter it."""
+    """The processes of the host that `holder` holds, but for itself; also those that enter it, once they have begun."""
     network = os.readlink(f"/proc/{holder}/ns/net")
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if pid != holder and is_on(pid, network, holder)]

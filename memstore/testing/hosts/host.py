@@ -65,12 +65,13 @@ class Host:
         Their connections are closed by the kernel, as when processes die. For the loss of a whole host, cut it off
         from the others first. `/dev/shm` keeps its files.
         """
+        self.kill_started()
         self.holder.ask("kill")
-        self.reap()
 
-    def reap(self) -> None:
-        """Waits for the end of what `popen` started."""
+    def kill_started(self) -> None:
+        """Kills what `popen` started, also what has not entered the host yet, where its holder would not find it."""
         for process in self._started:
+            process.kill()
             process.wait()
         self._started.clear()
 

@@ -37,7 +37,7 @@ class Hosts:
         self._shm_bytes = shm_bytes
         self._hosts: list[Host] = []
         self._cables: dict[tuple[int, int], Cable] = {}
-        self._exit = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
 
     def cut(self, first: int, second: int, *, one_way: bool = False) -> None:
         """What these two hosts send each other vanishes from now on.
@@ -79,11 +79,11 @@ class Hosts:
                 self._make(stack)
             except (HostGoneError, OSError) as error:
                 raise HostsUnavailableError(f"hosts can't be made here: {error}") from error
-            self._exit = stack.pop_all()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._exit.close()
+        self._stack.close()
 
     def _make(self, stack: contextlib.ExitStack) -> None:
         for command in ("ip", "mount"):
@@ -91,13 +91,15 @@ class Hosts:
         self._switch = Holder(Path(switching.__file__), ["--net"])
         stack.callback(self._switch.close)
         self._switch.ask("", expected="ready")
-        stack.callback(self._reap)
+        stack.callback(self._forget)
         for number in range(self._count):
             holder = Holder(Path(holding.__file__), KINDS, inside=self._switch)
             self._hosts.append(Host(number, holder))
             stack.callback(holder.close)
         for host in self._hosts:
-            stack.callback(host.holder.end)  # the first to be called: they all end at once
+            stack.callback(host.holder.end)  # called before the first `close`: they all end at once
+        for host in self._hosts:
+            stack.callback(host.kill_started)
         self._furnish()
 
     def _furnish(self) -> None:
@@ -110,9 +112,7 @@ class Hosts:
         for host in self._hosts:
             host.holder.set_links(cables.furnish(host.number, self._count))
 
-    def _reap(self) -> None:
-        for host in self._hosts:
-            host.reap()
+    def _forget(self) -> None:
         self._hosts.clear()
         self._cables.clear()
 

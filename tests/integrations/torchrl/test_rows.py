@@ -275,6 +275,24 @@ def test_no_row_is_torn_while_writers_are_killed(root: str) -> None:
             assert len(rows) == 60
 
 
+def test_after_a_crash_of_the_host_rows_behind_the_flushed_ones_are_not_there(disk_root: str) -> None:
+    with memstore.open(disk_root, durability="disk") as store:
+        rows = new(store, 6)
+        rows.append(batch([0, 1, 2]))
+        rows.flush()
+        rows.append(batch([3, 4]))
+        (path,) = store.info("rows").files
+        del rows
+        with open(path, "r+b") as file:
+            start = 8 + int.from_bytes(file.read(8), "little")
+            file.seek(start + 72)
+            file.write(b"another boot!!!!")
+        rows = opened(store)
+        assert numbers_of(rows.live()) == [0, 1, 2]
+        rows.write(batch([9]), np.array([3]))
+        assert numbers_of(rows.live()) == [0, 1, 2, 9], "the row behind it may be torn"
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,358 @@
+"""Rows of every kind, out=, torch's modes; and what is told of arguments that are none."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+from torch._subclasses import FakeTensorMode
+
+import memstore
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.uint16,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+@tensorclass
+class Transition:
+    state: torch.Tensor
+    done: torch.Tensor
+
+
+def make(store: memstore.Store, spec: Any, **options: Any) -> memstore.ReplayBuffer:
+    return memstore.ReplayBuffer(store, "replay", spec, capacity=10, **options)
+
+
+def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Different ones, as far as the dtype has them."""
+    size = int(np.prod(shape))
+    return (torch.arange(size) % 8).reshape(shape).to(torch.float32).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 2)], ids=str)
+def test_rows_of_any_dtype_and_shape(store: memstore.Store, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    buffer = make(store, {"x": (shape, dtype), "n": {"y": ((), torch.int64)}})
+    x = values(dtype, 5, *shape)
+    buffer.extend({"x": x, "n": {"y": torch.arange(5)}})
+    assert buffer.add({"x": x[2], "n": {"y": torch.tensor(2)}}) == 5
+    sample = buffer.sample(40)
+    assert sample["x"].dtype is dtype
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[dtype.itemsize]
+    assert torch.equal(sample["x"].view(bits) if shape else sample["x"].view(bits), x[sample["n", "y"]].view(bits))
+
+
+def rows(count: int = 4) -> torch.Tensor:
+    return torch.arange(count * 6.0).reshape(count, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        rows(),
+        rows().transpose(1, 2).contiguous().transpose(1, 2),
+        rows().flip(0).flip(0),
+        torch.nn.Parameter(rows()),
+        rows().clone().requires_grad_() * 1,
+        rows().numpy(),
+        rows()[::1].expand(4, 2, 3),
+        torch.cat([rows(), rows()])[:4],
+    ],
+    ids=["plain", "strided", "flipped", "parameter", "with a graph", "numpy", "expanded", "a part"],
+)
+@pytest.mark.parametrize("container", [dict, TensorDict], ids=["dict", "tensordict"])
+def test_rows_of_any_memory(store: memstore.Store, given: Any, container: Any) -> None:
+    buffer = make(store, {"x": ((2, 3), torch.float32)})
+    buffer.extend({"x": given} if container is dict else TensorDict({"x": given}, [4]))
+    buffer.add({"x": given[1]})
+    sample = buffer.sample(50)
+    assert torch.equal(sample["x"], torch.cat([rows(), rows()[1:2]])[sample["index"]])
+    assert not sample["x"].requires_grad
+
+
+def test_a_tensor_in_two_leaves_and_conjugated_ones(store: memstore.Store) -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    buffer = make(store, {"a": ((), torch.complex64), "b": ((), torch.complex64)})
+    buffer.extend({"a": x, "b": x})
+    buffer.extend({"a": x.conj(), "b": x})
+    sample = buffer.sample(40)
+    assert torch.equal(sample["a"], torch.cat([x, x.conj()])[sample["index"]])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Transition(state=torch.zeros(3), done=torch.zeros((), dtype=torch.bool), batch_size=[]),
+        TensorDict({"state": torch.zeros(3), "done": torch.tensor(False)}, []),
+        {"state": ((3,), torch.float32), "done": ((), torch.bool)},
+    ],
+    ids=["tensorclass", "tensordict", "dict"],
+)
+def test_a_spec_of_any_form_gives_tensordicts(store: memstore.Store, spec: Any) -> None:
+    buffer = make(store, spec)
+    assert buffer.spec == {"state": ((3,), torch.float32), "done": ((), torch.bool)}
+    batch = Transition(state=torch.ones(4, 3), done=torch.ones(4, dtype=torch.bool), batch_size=[4])
+    buffer.extend(batch)
+    buffer.extend(batch.to_tensordict())
+    assert len(memstore.ReplayBuffer(store, "replay", spec)) == 8
+    sample = buffer.sample(2)
+    assert type(sample) is TensorDict and set(sample.keys()) == {"state", "done", "index"}
+
+
+def test_names_of_any_kind(store: memstore.Store) -> None:
+    name = "ä" * 100 + " / . ö"
+    buffer = make(store, {name: {name: ((), torch.int64), "index": ((), torch.int64)}})
+    buffer.extend({name: {name: torch.arange(3), "index": torch.arange(3)}})
+    sample = buffer.sample(9)
+    assert torch.equal(sample[name, name], sample["index"])
+
+
+@pytest.mark.parametrize("name", ["index", "weight"])
+def test_names_that_samples_have_are_refused(store: memstore.Store, name: str) -> None:
+    with pytest.raises(ValueError, match=f"spec has the key '{name}', which samples have of their own"):
+        make(store, {name: ((), torch.int64)})
+    assert "replay" not in store
+
+
+# --- out= -------------------------------------------------------------------------------------------------------------
+
+
+def test_out_is_filled_in_place(store: memstore.Store) -> None:
+    buffer = make(store, {"x": ((2,), torch.float32), "n": {"y": ((), torch.int64)}}, sampler="prioritized")
+    y = torch.arange(5)
+    buffer.extend({"x": y[:, None].float().expand(5, 2), "n": {"y": y}})
+    out = buffer.sample(6)
+    before = out["x"].data_ptr(), out["index"].data_ptr()
+    out.zero_()
+    assert buffer.sample(6, out=out) is out
+    assert before == (out["x"].data_ptr(), out["index"].data_ptr())
+    assert torch.equal(out["n", "y"], out["index"]) and torch.equal(out["x"][:, 0], out["index"].float())
+    assert (out["weight"] == 1).all()
+    strided = TensorDict({**out, "x": torch.zeros(2, 6).t()}, [6])
+    buffer.sample(6, out=strided)
+    assert torch.equal(strided["x"][:, 1], strided["index"].float())
+    assert buffer.sample(0)["x"].shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"x": torch.zeros(3, 3)},
+            r"'x' is torch.float32 of shape \[3, 3\], and takes torch.float32 of shape \[3, 2\]",
+        ),
+        ({"x": torch.zeros(3, 2).double()}, "'x' is torch.float64 of shape"),
+        ({"x": None}, "'x' is missing"),
+        ({"index": None}, r"'index' is missing, and takes torch.int64 of shape \[3\]"),
+        ({"n": TensorDict({}, [3])}, r"\('n', 'y'\) is missing"),
+    ],
+)
+def test_an_out_that_does_not_fit_is_told(store: memstore.Store, change: dict[str, Any], message: str) -> None:
+    buffer = make(store, {"x": ((2,), torch.float32), "n": {"y": ((), torch.int64)}})
+    buffer.extend({"x": torch.ones(5, 2), "n": {"y": torch.arange(5)}})
+    entries = {**buffer.sample(3).zero_(), **change}
+    out = TensorDict({name: value for name, value in entries.items() if value is not None}, [3])
+    with pytest.raises(memstore.StructureMismatchError, match=message):
+        buffer.sample(3, out=out)
+    assert not any(bool(leaf.any()) for leaf in out.values(include_nested=True, leaves_only=True))
+
+
+# --- torch's modes ----------------------------------------------------------------------------------------------------
+
+
+def test_modes_of_torch_do_not_reach_it(store: memstore.Store) -> None:
+    buffer = make(store, ((2,), torch.float32))
+    with torch.no_grad():
+        buffer.extend(torch.ones(2, 2))
+    with torch.inference_mode():
+        buffer.extend(torch.ones(2, 2))
+        buffer.sample(3)
+        opened = memstore.ReplayBuffer(store, "replay")
+    (opened.sample(3)["data"] * torch.ones(2, requires_grad=True)).sum().backward()
+    real = torch.ones(2)
+    with FakeTensorMode():
+        sample = buffer.sample(3)
+        with pytest.raises(memstore.UnsupportedValueError):
+            buffer.add(torch.ones(2))
+    assert sample["data"].sum() == 6
+    assert torch.func.vmap(lambda x: x + buffer.sample(1)["data"][0])(real[None]).sum() == 4
+    assert buffer.cursor == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        (torch.ones(3), memstore.StructureMismatchError, r"of shape \[3\], and takes torch.float32 of shape \[2\]"),
+        (torch.ones(2).double(), memstore.StructureMismatchError, "torch.float64"),
+        ({"x": torch.ones(2)}, memstore.StructureMismatchError, "too much"),
+        (torch.ones(2, device="meta"), memstore.UnsupportedValueError, "a meta tensor"),
+        (torch.ones(2).to_sparse(), memstore.UnsupportedValueError, "rows are of dense tensors"),
+        ([1.0, 2.0], memstore.UnsupportedValueError, "is a list"),
+        (None, memstore.UnsupportedValueError, "is a NoneType"),
+    ],
+)
+def test_what_is_no_row_is_told(store: memstore.Store, row: Any, error: type[Exception], message: str) -> None:
+    buffer = make(store, ((2,), torch.float32))
+    with pytest.raises(error, match=message):
+        buffer.add(row)
+    assert (len(buffer), buffer.cursor) == (0, 0)
+
+
+def test_a_tensor_whose_memory_was_freed_is_told(store: memstore.Store) -> None:
+    buffer = make(store, ((2,), torch.float32))
+    row = torch.ones(2)
+    row.untyped_storage().resize_(0)
+    with pytest.raises(memstore.UnsupportedValueError, match="whose bytes aren't there"):
+        buffer.add(row)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sampler": "random"}, ValueError, "sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not 'random'"),
+        ({"sampler": "prioritized", "replacement": False}, ValueError, "may come again"),
+        ({"sampler": "prioritized", "alpha": -1.0}, ValueError, "alpha is a number from 0 to 4"),
+        ({"beta": float("nan")}, ValueError, "beta is a number, 0 at least"),
+        ({"rate_limiter": 3}, TypeError, "rate_limiter is a memstore.RateLimiter, and not 3"),
+        ({"mode": "w"}, ValueError, "mode is 'a', 'r\\+' or 'x', and not 'w'"),
+        ({"capacity": 0}, ValueError, "capacity is a number of rows"),
+        ({"spec": {}}, ValueError, "spec is empty"),
+        ({"spec": 3}, TypeError, "a spec is"),
+        ({"key": ""}, memstore.InvalidKeyError, "key"),
+    ],
+)
+def test_arguments_that_are_none_make_nothing(
+    store: memstore.Store, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    asked = {"key": "replay", "spec": ((), torch.int8), "capacity": 10, **options}
+    key, spec = asked.pop("key"), asked.pop("spec")
+    with pytest.raises(error, match=message):
+        memstore.ReplayBuffer(store, key, spec, **asked)
+    assert list(store.keys()) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0.0, 1, 1.0), "samples_per_insert is a number above 0"),
+        ((1.0, 0, 1.0), "min_size is a number of rows, 1 at least"),
+        ((4.0, 1, 2.0), "would wait for ever"),
+        ((float("inf"), 1, 2.0), "samples_per_insert"),
+    ],
+)
+def test_numbers_that_make_no_rate_limiter(numbers: tuple[float, int, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        memstore.RateLimiter(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda buffer: buffer.sample(-1), ValueError, "batch_size is 0 or more, and not -1"),
+        (lambda buffer: buffer.sample(1.5), TypeError, "batch_size is a number, and not 1.5"),
+        (lambda buffer: buffer.sample(1, out=3), TypeError, "out is a int, and not the TensorDict"),
+        (lambda buffer: buffer.sample(1, out={}, device="cpu"), TypeError, "leave device= out"),
+        (lambda buffer: buffer.sample(1, timeout=float("nan")), ValueError, "and not nan"),
+        (lambda buffer: buffer.sample_slices(1, 0), ValueError, "slice_len is 1 or more"),
+        (lambda buffer: buffer.sample_slices(1, 1), KeyError, "has no leaf 'done', but 'x', 'z'"),
+        (lambda buffer: buffer.sample_slices(1, 1, end_key="z"), TypeError, "tells no end"),
+    ],
+)
+def test_calls_that_make_no_sense(store: memstore.Store, call: Any, error: type[Exception], message: str) -> None:
+    buffer = make(store, {"x": ((), torch.int8), "z": ((0,), torch.bool)})
+    with pytest.raises(error, match=message):
+        call(buffer)
+
+
+def test_a_buffer_that_is_only_read(root: str) -> None:
+    with memstore.open(root) as store:
+        make(store, ((), torch.int8), sampler="prioritized").extend(torch.ones(3, dtype=torch.int8))
+        memstore.ReplayBuffer(
+            store, "limited", ((), torch.int8), capacity=2, rate_limiter=memstore.RateLimiter(1, 1, 2)
+        )
+        with memstore.open(root, "r") as reader:
+            buffer = memstore.ReplayBuffer(reader, "replay", sampler="prioritized")
+            for one in (buffer, pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+                assert one.sample(3)["data"].tolist() == [1, 1, 1]
+                for call in (lambda one=one: one.update_priority([0], 1.0), one.flush, lambda one=one: one.add(0)):
+                    with pytest.raises(memstore.ReadOnlyError, match="opened with mode 'r'"):
+                        call()
+            with pytest.raises(memstore.ReadOnlyError, match="sampler='fifo'"):
+                memstore.ReplayBuffer(reader, "replay", sampler="fifo")
+            with pytest.raises(memstore.ReadOnlyError, match="a rate limiter"):
+                memstore.ReplayBuffer(reader, "limited")
+            with pytest.raises(memstore.ReadOnlyError, match="can't make 'new'"):
+                memstore.ReplayBuffer(reader, "new", ((), torch.int8), capacity=2, mode="x")
+            with pytest.raises(memstore.KeyNotFoundError):
+                memstore.ReplayBuffer(reader, "new", ((), torch.int8), capacity=2)
+            with pytest.raises(memstore.StoreTimeoutError, match="follow each other"):
+                buffer.sample_slices(1, 4, end_key=None, timeout=0.01)
+
+
+@pytest.mark.parametrize("call", ["get", "view", "ref", "put", "open_dataset"])
+def test_other_calls_on_its_key_name_the_right_one(store: memstore.Store, call: str) -> None:
+    make(store, ((), torch.int8))
+    arguments = (torch.ones(1),) if call == "put" else ()
+    with pytest.raises(memstore.MutableEntryError, match=r"a replay buffer.*ReplayBuffer\(store, 'replay'\)"):
+        getattr(store, call)("replay", *arguments)
+
+
+def test_a_buffer_outlives_its_store_and_its_key(root: str) -> None:
+    with memstore.open(root) as store:
+        buffer = make(store, ((), torch.int64))
+    buffer.extend(torch.arange(4))
+    assert set(buffer.sample(50)["data"].tolist()) == {0, 1, 2, 3}
+    with memstore.open(root) as store:
+        store.delete("replay")
+        again = memstore.ReplayBuffer(store, "replay", ((), torch.int64), capacity=3)
+        assert len(again) == 0 and len(buffer.sample(4)["data"]) == 4
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(torch.bool, ()), (torch.bool, (1,)), (torch.float32, ()), (torch.uint8, (1,)), (torch.bfloat16, ())],
+)
+def test_flags_of_any_dtype_end_episodes(store: memstore.Store, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    buffer = make(store, {"next": {"done": (shape, dtype)}, "y": ((), torch.int64)})
+    done = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0]).to(dtype).reshape(8, *shape)
+    buffer.extend({"next": {"done": done}, "y": torch.arange(8)})
+    slices = buffer.sample_slices(200, 3, end_key=("next", "done"))["y"]
+    assert set(slices[:, 0].tolist()) == {0, 3, 4} and bool((slices.diff() == 1).all())
+
+
+def test_numbers_tell_episodes_apart(store: memstore.Store) -> None:
+    buffer = make(store, {"episode": ((), torch.int32), "y": ((), torch.int64)})
+    buffer.extend({"episode": torch.tensor([7, 7, 7, 3, 3, 0, 0, 0, 0, 0]).int(), "y": torch.arange(10)})
+    slices = buffer.sample_slices(200, 3, end_key="episode")["y"]
+    assert set(slices[:, 0].tolist()) == {0, 5, 6, 7}
+    with pytest.raises(memstore.StoreTimeoutError, match="no 6 rows of one episode that follow each other"):
+        buffer.sample_slices(1, 6, end_key="episode", timeout=0)
+    buffer.extend({"episode": torch.tensor([0]).int(), "y": torch.tensor([10])})
+    slices = buffer.sample_slices(50, 6, end_key="episode")  # over the end of the ring
+    assert slices["y"].tolist() == [[5, 6, 7, 8, 9, 10]] * 50
