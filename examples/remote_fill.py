@@ -4,8 +4,8 @@
 
 It is what TensorDict's documentation shows with memory maps: the rows aren't sent back, since who has the reference
 writes them where they belong. Here rank 0 creates the data set with room for the digits of scikit-learn. Each worker
-gets the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes them. At the
-same time all of them append what they have done to a second data set, a log, where nobody has said who comes when. In
+gets the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes them. At
+the same time all append what they have done to a second data set, a log, where nobody has said who comes when. In
 the end rank 0 compares every row, and seals the data set: from then on it is an ordinary entry, with checksums.
 """
 
