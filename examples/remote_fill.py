@@ -4,9 +4,9 @@
 
 It is what TensorDict's documentation shows with memory maps: the rows aren't sent back, since who has the reference
 writes them where they belong. Here rank 0 creates the data set with room for the digits of scikit-learn. Each worker
-gets the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes them. At
-the same time all append what they have done to a second data set, a log, where nobody has said who comes when. In
-the end rank 0 compares every row, and seals the data set: from then on it is an ordinary entry, with checksums.
+gets the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes them. All
+of them append what they have done to a second data set, a log, where nobody has said who comes when. In the end rank 0
+compares every row, and seals the data set: from then on it is an ordinary entry, with checksums.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from sklearn.datasets import load_digits
 from torch import multiprocessing
-from torch.distributed import rpc
+from torch.distributed import rpc as torch_rpc
 
 import memstore
+
+rpc: Any = torch_rpc  # it has no types
 
 SIDE, CHUNK = 64, 100  # pixels of an enlarged picture, rows that a worker writes at once
 ROW = {"picture": ((SIDE, SIDE), torch.uint8), "label": ((), torch.int64)}

@@ -107,7 +107,7 @@ def unaffected(function: Callable[P, R]) -> Callable[P, R]:
         with put_aside():
             return function(*arguments, **options)
 
-    wrapped: Any = call
-    wrapped._torchdynamo_disable = True  # it isn't inlined into a graph
-    _eval_frame.set_code_exec_strategy(wrapped.__code__, _SKIP)  # nor compiled by itself
+    plain: Any = call
+    plain._torchdynamo_disable = True  # it isn't inlined into a graph
+    _eval_frame.set_code_exec_strategy(plain.__code__, _SKIP)  # nor compiled by itself
     return call
