@@ -38,7 +38,8 @@ test-full: $(VENV)/.has-test
 # torchrl 0.14 wants tensordict 0.14, and memstore's own tests are run with 0.15.
 test-torchrl: $(WITH_TORCHRL)/.has-torchrl
 	HYPOTHESIS_PROFILE=full $(WITH_TORCHRL)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full" \
-		tests/integrations/torchrl tests/datasets tests/structure "tests/documents/test_snippets.py"
+		tests/integrations/torchrl tests/datasets \
+		"tests/documents/test_snippets.py::test_a_page_runs_as_a_newcomer_copies_it[docs/torchrl.md]"
 
 $(WITH_TORCHRL)/.has-torchrl: pyproject.toml Makefile
 	@$(MAKE) --no-print-directory VENV=$(WITH_TORCHRL) $(WITH_TORCHRL)/.ready

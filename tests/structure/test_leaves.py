@@ -251,6 +251,7 @@ def test_private_names_of_tensordict_still_mean_what_they_did() -> None:
     assert box._non_tensordict["data"] == "x" and box._tensordict.batch_size == (3,)
     lazy = LazyStackedTensorDict(made, made, stack_dim=1, stack_dim_name="y")
     assert lazy._td_dim_name == "y" and lazy.stack_dim == 1 and lazy.tensordicts[0] is made
-    assert lazy._hook_in is None and lazy._hook_out is None and lazy._empty_stack_names is None
+    hooks = ("_hook_in", "_hook_out") if hasattr(lazy, "_hook_in") else ("hook_in", "hook_out")  # of 0.15, of 0.14
+    assert all(getattr(lazy, name) is None for name in hooks) and lazy._empty_stack_names is None
     params = TensorDictParams(TensorDict(w=torch.zeros(2)), no_convert="skip")
     assert type(params._param_td) is TensorDict and params.no_convert == "skip" and params._lock_content is False

@@ -30,7 +30,7 @@ from memstore.structure.walk import Walk, flattens
 
 @flattens(LazyStackedTensorDict)
 def _flatten_lazy(value: LazyStackedTensorDict, walk: Walk) -> Tree:
-    if value._hook_in is not None or value._hook_out is not None:
+    if _has_hooks(value):
         raise RefusedError("a LazyStackedTensorDict with hooks (inside vmap)")
     locked = bool(value._is_locked)
     members = value.tensordicts
@@ -46,6 +46,14 @@ def _flatten_lazy(value: LazyStackedTensorDict, walk: Walk) -> Tree:
         *("lazy", _lazy_class(value), value.stack_dim, value._td_dim_name, locked),
         walk.entries(value, range(len(members)), members),
     )
+
+
+_IS_NEW = isinstance(getattr(LazyStackedTensorDict, "hook_in", None), property)  # of tensordict 0.15
+_HOOKS = ("_hook_in", "_hook_out") if _IS_NEW else ("hook_in", "hook_out")
+
+
+def _has_hooks(value: LazyStackedTensorDict) -> bool:
+    return any(getattr(value, name) is not None for name in _HOOKS)
 
 
 _LAZY_CLASSES: dict[str, type[LazyStackedTensorDict]] = {"": LazyStackedTensorDict, "values": NonTensorStack}
@@ -130,8 +138,7 @@ def _flatten_values(value: NonTensorStack, walk: Walk) -> Tree:
         members
         and value.stack_dim == 0
         and value._td_dim_name is None
-        and value._hook_in is None
-        and value._hook_out is None
+        and not _has_hooks(value)
         and all(map(_is_plain_value, members))
         and len({bool(member._tensordict._is_locked) for member in members} | {bool(value._is_locked)}) == 1
     )
