@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed import calls, client, lending, moving, partition, seed
+from memstore.distributed import calls, client, joining, lending, moving, partition, seed
 from memstore.distributed.index import Index
 from memstore.distributed.members import Standing
 from memstore.distributed.messages import Done, Failed, Given, Listed, NoSession, Stale
@@ -295,3 +295,32 @@ def _(patch: Patch) -> None:
         return (yield from run(audit))
 
     patch.setattr(lending.Audit, "run", of_one_epoch)
+
+
+# --- roots with keys --------------------------------------------------------------------------------------------------
+
+
+@mutation("what was being registered is begun anew after a kill", "roots with keys")
+def _(patch: Patch) -> None:
+    kill_index = World.kill_index
+
+    def forget(world: World, host: Any) -> None:
+        for key, row in host.tables.from_before.items():
+            host.tables.from_before[key] = msgspec.structs.replace(row, session=0)
+        kill_index(world, host)
+
+    patch.setattr(World, "kill_index", forget)
+
+
+@mutation("registered keys replace what is there", "roots with keys")
+def _(patch: Patch) -> None:
+    def change(key: bytes, body: Any, places: Any, expect: Any) -> Any:
+        return joining_change(key, body, places, None)
+
+    joining_change = joining.Change
+    patch.setattr(joining, "Change", change)
+
+
+@mutation("a root with keys becomes a home at once", "roots with keys")
+def _(patch: Patch) -> None:
+    patch.setattr(moving, "has_keys_of_its_own", lambda tables: False)  # pyright: ignore
