@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed import calls, client, joining, lending, moving, partition, seed
+from memstore.distributed import calls, changing, joining, lending, moving, partition, seed
 from memstore.distributed.index import Index
 from memstore.distributed.members import Standing
 from memstore.distributed.messages import Done, Failed, Given, Listed, NoSession, Stale
 from memstore.distributed.seed import Seed
+from memstore.errors import HomeUnavailableError
 from tests.distributed.tables import SimTables
 from tests.distributed.world import World
 
@@ -73,15 +74,15 @@ def _(patch: Patch) -> None:
 @mutation("a call that wasn't answered is made anew", "cuts")
 def _(patch: Patch) -> None:
     def once(home: Any, request: Any) -> Any:
-        answer = yield from client.send(home, request)
+        answer = yield from changing.send(home, request)
         return Stale(0) if answer is None else answer
 
-    patch.setattr(client, "_repeated", once)
+    patch.setattr(changing, "_repeated", once)
 
 
 @mutation("no answer means that nothing happened", "cuts")
 def _(patch: Patch) -> None:
-    patch.setattr(client, "UnknownOutcomeError", client.HomeUnavailableError)
+    patch.setattr(changing, "UnknownOutcomeError", HomeUnavailableError)
 
 
 # --- who is the home --------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def _(patch: Patch) -> None:
 
 @mutation("lent bytes are not looked for before they are used", "stalled moves")
 def _(patch: Patch) -> None:
-    for module in (partition, client.partition):
+    for module in (partition, changing.partition):
         patch.setattr(module, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
 
 

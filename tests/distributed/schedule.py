@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memstore.distributed import Change, Entry, Place, Send, Steps
+from memstore.distributed import Change, Entry, Place, Send, Steps, reading
 from memstore.distributed.members import EPOCH_BITS
 from memstore.errors import (
     HomeUnavailableError,
@@ -315,7 +315,7 @@ class Schedule:
                 raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.call(process, process.client.read(key, lambda entry: self.fetch(process, entry)), 20, end)
+        self.call(process, reading.read(key, lambda entry: self.fetch(process, entry)), 20, end)
 
     def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
         if not entry.places:
@@ -348,7 +348,7 @@ class Schedule:
                 raise error
             ended()
 
-        self.call(process, process.client.wait(key, newer_than), 15, end)
+        self.call(process, reading.wait(key, newer_than), 15, end)
 
     def fill(self, host: Host) -> None:
         """Keys that the root has before it is served."""
@@ -392,7 +392,7 @@ class Schedule:
     def list_stable(self, process: Process) -> None:
         def listing() -> Steps[list[bytes]]:
             after, found = b"", list[bytes]()
-            while rows := (yield from process.client.page(b"stable", after, limit=2)):
+            while rows := (yield from reading.page(b"stable", after, limit=2)):
                 found += [key for key, _ in rows]
                 after = rows[-1][0]
             return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed import Change, Entry, Place, Send, Steps
+from memstore.distributed import Change, Entry, Place, Send, Steps, reading
 from memstore.distributed.messages import Ask, IsView, Lookup, Refused, Release, Remove
 from memstore.errors import HomeUnavailableError, StaleMembershipError
 from tests.distributed.world import Host, Process, Weather, World
@@ -59,10 +59,10 @@ def test_keys_whose_home_is_here_go_on_when_nobody_else_answers() -> None:
     for one in world.hosts.values():
         world.kill_index(one)
     (version,) = run(world, process, put(process, key))
-    (entry,) = run(world, process, process.client.look_up([key]))
+    (entry,) = run(world, process, reading.look_up([key]))
     assert entry == Entry(version, b"x")
     with pytest.raises(HomeUnavailableError):
-        run(world, process, process.client.look_up([key_at(world.hosts["h2"])]))
+        run(world, process, reading.look_up([key_at(world.hosts["h2"])]))
 
 
 def test_a_host_that_was_removed_hears_of_it_and_the_others_have_its_keys() -> None:
@@ -83,10 +83,10 @@ def test_a_host_that_was_removed_hears_of_it_and_the_others_have_its_keys() -> N
 
     world.heal()
     world.run(5)
-    for steps in (put(process, key), process.client.look_up([b"nothing"]), put(process, key_at(seed))):
+    for steps in (put(process, key), reading.look_up([b"nothing"]), put(process, key_at(seed))):
         with pytest.raises(StaleMembershipError):
             run(world, process, steps)
-    (entry,) = run(world, other, other.client.look_up([key]))
+    (entry,) = run(world, other, reading.look_up([key]))
     assert entry == Entry(after, b"x")
 
 
@@ -154,5 +154,5 @@ def test_a_get_that_meets_replaced_bytes_looks_again_and_then_pins() -> None:
         return entry.body if len(tries) > 3 else None
         yield Send("", None, Lookup(0, (key,)))  # a generator
 
-    assert run(world, reader, reader.client.read(key, fetch)) == (tries[-1].version, b"x")
+    assert run(world, reader, reading.read(key, fetch)) == (tries[-1].version, b"x")
     assert len(tries) == 4
