@@ -80,10 +80,10 @@ def wait(key: bytes, newer_than: int) -> Steps[int]:
             standing, entry = look.standing, look.entries[0]
             if entry is not None and entry.version > newer_than:
                 return entry.version
-            if standing is None or standing.is_home_of(key):
+            home = None if standing is None else one_home(standing, [key])
+            if standing is None or home is None or home.id == standing.member:
                 yield from pause(AGAIN)  # a process sleeps on the key's doorbell
                 continue
-            home = one_home(standing, [key])
             answer = yield from send(home, Wait(standing.view.epoch, key, newer_than, LONGEST_WAIT))
             if isinstance(answer, IsAt):
                 if answer.version:

@@ -85,6 +85,18 @@ def _(patch: Patch) -> None:
     patch.setattr(changing, "UnknownOutcomeError", HomeUnavailableError)
 
 
+@mutation("a batch is several commits", "storm")
+def _(patch: Patch) -> None:
+    commit = changing.Client.commit
+
+    def one_by_one(client: Any, changes: Any, until: int) -> Any:
+        for change in changes:
+            versions = yield from commit(client, [change], until)
+        return versions  # pyright: ignore
+
+    patch.setattr(changing.Client, "commit", one_by_one)
+
+
 # --- who is the home --------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,8 @@ from tests.distributed.world import SECOND, AnySteps, Fetch, Host, Process, Weat
 LATEST = 25  # seconds
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
 
+PAIR = [b"pair/one", b"pair/two"]
+
 
 @dataclass
 class Scene:
@@ -210,7 +212,8 @@ class Schedule:
             go_on()
             return
         key = self.chance.choice(self.keys)
-        kind = self.chance.choices(["put", "get", "delete", "wait", "list"], [4, 4, 1, 1, 0.5])[0]
+        kinds = {"put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
+        kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         if kind == "put":
             self.put(process, key, go_on)
         elif kind == "get":
@@ -219,6 +222,10 @@ class Schedule:
             self.delete(process, key, go_on)
         elif kind == "wait":
             self.wait(process, key, go_on)
+        elif kind == "put_pair":
+            self.put_pair(process, go_on)
+        elif kind == "get_pair":
+            self.get_pair(process, go_on)
         else:
             self.list_stable(process)
             go_on()
@@ -372,6 +379,29 @@ class Schedule:
             first, *later = self.histories[key]
             if not any(one.kind in (PUT, DELETE, LOSS) for one in later):
                 self.histories[key][0] = replace(first, end=self.time)
+
+    # --- two keys of a group, always put together ---------------------------------------------------------------------
+
+    def put_pair(self, process: Process, ended: Callable[[], None]) -> None:
+        body = str(next(self.values)).encode()
+        changes = [Change(key, body) for key in PAIR]
+
+        def end(_: object, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError):
+                raise error
+            ended()
+
+        self.call(process, process.client.commit(changes, 1 << 62), 5, end)
+
+    def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
+        def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
+            if found is not None and len({entry and entry.body for entry in found}) > 1:
+                raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
+            if error is not None and not isinstance(error, HomeUnavailableError):
+                raise error
+            ended()
+
+        self.call(process, reading.look_up(PAIR), 5, end)
 
     # --- keys that nobody changes -------------------------------------------------------------------------------------
 
