@@ -11,15 +11,19 @@ seed       who becomes a member
 joining    the keys that a root had before it was served
 lending    how segments are let go that records of other homes name
 index      the index process: all of these
-client     what a process does to read and change keys, wherever their homes are
+looking    what a process finds in its host's catalog before it asks anybody
+reading    how it reads keys, wherever their homes are
+changing   how it changes them
 """
 
 from __future__ import annotations
 
-from memstore.distributed.client import Client, DeadlinePassed
+from memstore.distributed.changing import Client
 from memstore.distributed.index import Index
+from memstore.distributed.looking import DeadlinePassed
 from memstore.distributed.members import Member, Standing, View, group_of
 from memstore.distributed.messages import Answer, Change, Entry, Place, Request
+from memstore.distributed.reading import look_up, page, read, wait
 from memstore.distributed.seed import found
 from memstore.distributed.steps import Pause, Send, Steps, Transact
 from memstore.distributed.tables import Joining, LastCall, Lent, Tables
@@ -46,4 +50,8 @@ __all__ = [
     "View",
     "found",
     "group_of",
+    "look_up",
+    "page",
+    "read",
+    "wait",
 ]

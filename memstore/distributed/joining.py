@@ -105,8 +105,13 @@ def _assign(tables: Tables, standing: Standing, home: Member, call: Call, rows: 
     now = tables.standing()
     if now is None or now.view.epoch != standing.view.epoch:
         return ()
-    assigned = [(key, Joining(one.entry, home.id, call.session, call.lane, call.number)) for key, one in rows]
-    for key, one in assigned:
+    assigned: list[tuple[bytes, Joining]] = []
+    for key, one in rows:
+        if not all(tables.is_there(place.put_id) for place in one.entry.places if is_here(standing, place)):
+            tables.delete_joining(key)  # an earlier call was made after all, and its value has been replaced since
+            continue
+        one = Joining(one.entry, home.id, call.session, call.lane, call.number)
+        assigned.append((key, one))
         tables.put_joining(key, one)
         for place in one.entry.places:
             if is_here(standing, place):
@@ -122,7 +127,8 @@ def _end(tables: Tables, answer: Answer, rows: Rows) -> None:
         if isinstance(answer, Committed):
             tables.delete_joining(key)
             for place in one.entry.places:
-                tables.lend(place.put_id, Lent(key, one.home))
+                if tables.lent(place.put_id) is not None:  # else it was replaced, and released, before this answer came
+                    tables.lend(place.put_id, Lent(key, one.home))
         elif isinstance(answer, Failed) and answer.error == "VersionConflictError" and answer.key == key:
             tables.delete_joining(key)
             dispose(tables, standing, one.entry)

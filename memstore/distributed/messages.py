@@ -19,7 +19,7 @@ LONGEST_WAIT = 10_000  # milliseconds that a home keeps a wait
 
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Key = Annotated[bytes, Meta(min_length=1, max_length=500)]
-Number = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, Meta(max_length=4096)]
 Prefix = Annotated[bytes, Meta(max_length=500)]
 

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed import calls, client, lending, moving, partition, seed
+from memstore.distributed import calls, changing, joining, lending, moving, partition, seed
 from memstore.distributed.index import Index
 from memstore.distributed.members import Standing
 from memstore.distributed.messages import Done, Failed, Given, Listed, NoSession, Stale
 from memstore.distributed.seed import Seed
+from memstore.errors import HomeUnavailableError
 from tests.distributed.tables import SimTables
 from tests.distributed.world import World
 
@@ -73,15 +74,27 @@ def _(patch: Patch) -> None:
 @mutation("a call that wasn't answered is made anew", "cuts")
 def _(patch: Patch) -> None:
     def once(home: Any, request: Any) -> Any:
-        answer = yield from client.send(home, request)
+        answer = yield from changing.send(home, request)
         return Stale(0) if answer is None else answer
 
-    patch.setattr(client, "_repeated", once)
+    patch.setattr(changing, "_repeated", once)
 
 
 @mutation("no answer means that nothing happened", "cuts")
 def _(patch: Patch) -> None:
-    patch.setattr(client, "UnknownOutcomeError", client.HomeUnavailableError)
+    patch.setattr(changing, "UnknownOutcomeError", HomeUnavailableError)
+
+
+@mutation("a batch is several commits", "storm")
+def _(patch: Patch) -> None:
+    commit = changing.Client.commit
+
+    def one_by_one(client: Any, changes: Any, until: int) -> Any:
+        for change in changes:
+            versions = yield from commit(client, [change], until)
+        return versions  # pyright: ignore
+
+    patch.setattr(changing.Client, "commit", one_by_one)
 
 
 # --- who is the home --------------------------------------------------------------------------------------------------
@@ -256,7 +269,7 @@ def _(patch: Patch) -> None:
 
 @mutation("lent bytes are not looked for before they are used", "stalled moves")
 def _(patch: Patch) -> None:
-    for module in (partition, client.partition):
+    for module in (partition, changing.partition):
         patch.setattr(module, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
 
 
@@ -295,3 +308,32 @@ def _(patch: Patch) -> None:
         return (yield from run(audit))
 
     patch.setattr(lending.Audit, "run", of_one_epoch)
+
+
+# --- roots with keys --------------------------------------------------------------------------------------------------
+
+
+@mutation("what was being registered is begun anew after a kill", "roots with keys")
+def _(patch: Patch) -> None:
+    kill_index = World.kill_index
+
+    def forget(world: World, host: Any) -> None:
+        for key, row in host.tables.from_before.items():
+            host.tables.from_before[key] = msgspec.structs.replace(row, session=0)
+        kill_index(world, host)
+
+    patch.setattr(World, "kill_index", forget)
+
+
+@mutation("registered keys replace what is there", "roots with keys")
+def _(patch: Patch) -> None:
+    def change(key: bytes, body: Any, places: Any, expect: Any) -> Any:
+        return joining_change(key, body, places, None)
+
+    joining_change = joining.Change
+    patch.setattr(joining, "Change", change)
+
+
+@mutation("a root with keys becomes a home at once", "roots with keys")
+def _(patch: Patch) -> None:
+    patch.setattr(moving, "has_keys_of_its_own", lambda tables: False)  # pyright: ignore

@@ -11,7 +11,9 @@ STALLS = Weather(stalls=0.05)
 SCENES = {
     "quiet": Scene(all_must_work=True, weather=Weather(0, 0, 0, 0)),
     "joins": Scene(hosts=4, first=1),
-    "roots with keys": Scene(hosts=4, first=2, owned=3, kills=4),
+    "roots with keys": Scene(
+        hosts=5, first=1, owned=4, kills=12, seconds=6, weather=Weather(0.2, 0.2, 0, 0, delay=0.1)
+    ),
     "kills": Scene(kills=8),
     "cuts": Scene(cuts=6, kills=2),
     "stalls": Scene(kills=2, weather=STALLS),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memstore.distributed import Change, Entry, Place, Send, Steps
+from memstore.distributed import Change, Entry, Place, Send, Steps, reading
 from memstore.distributed.members import EPOCH_BITS
 from memstore.errors import (
     HomeUnavailableError,
@@ -22,6 +22,8 @@ from tests.distributed.world import SECOND, AnySteps, Fetch, Host, Process, Weat
 
 LATEST = 25  # seconds
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
+
+PAIR = [b"pair/one", b"pair/two"]
 
 
 @dataclass
@@ -210,7 +212,8 @@ class Schedule:
             go_on()
             return
         key = self.chance.choice(self.keys)
-        kind = self.chance.choices(["put", "get", "delete", "wait", "list"], [4, 4, 1, 1, 0.5])[0]
+        kinds = {"put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
+        kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         if kind == "put":
             self.put(process, key, go_on)
         elif kind == "get":
@@ -219,6 +222,10 @@ class Schedule:
             self.delete(process, key, go_on)
         elif kind == "wait":
             self.wait(process, key, go_on)
+        elif kind == "put_pair":
+            self.put_pair(process, go_on)
+        elif kind == "get_pair":
+            self.get_pair(process, go_on)
         else:
             self.list_stable(process)
             go_on()
@@ -315,7 +322,7 @@ class Schedule:
                 raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.call(process, process.client.read(key, lambda entry: self.fetch(process, entry)), 20, end)
+        self.call(process, reading.read(key, lambda entry: self.fetch(process, entry)), 20, end)
 
     def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
         if not entry.places:
@@ -348,7 +355,7 @@ class Schedule:
                 raise error
             ended()
 
-        self.call(process, process.client.wait(key, newer_than), 15, end)
+        self.call(process, reading.wait(key, newer_than), 15, end)
 
     def fill(self, host: Host) -> None:
         """Keys that the root has before it is served."""
@@ -373,6 +380,29 @@ class Schedule:
             if not any(one.kind in (PUT, DELETE, LOSS) for one in later):
                 self.histories[key][0] = replace(first, end=self.time)
 
+    # --- two keys of a group, always put together ---------------------------------------------------------------------
+
+    def put_pair(self, process: Process, ended: Callable[[], None]) -> None:
+        body = str(next(self.values)).encode()
+        changes = [Change(key, body) for key in PAIR]
+
+        def end(_: object, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError):
+                raise error
+            ended()
+
+        self.call(process, process.client.commit(changes, 1 << 62), 5, end)
+
+    def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
+        def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
+            if found is not None and len({entry and entry.body for entry in found}) > 1:
+                raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
+            if error is not None and not isinstance(error, HomeUnavailableError):
+                raise error
+            ended()
+
+        self.call(process, reading.look_up(PAIR), 5, end)
+
     # --- keys that nobody changes -------------------------------------------------------------------------------------
 
     stable: set[bytes]
@@ -392,7 +422,7 @@ class Schedule:
     def list_stable(self, process: Process) -> None:
         def listing() -> Steps[list[bytes]]:
             after, found = b"", list[bytes]()
-            while rows := (yield from process.client.page(b"stable", after, limit=2)):
+            while rows := (yield from reading.page(b"stable", after, limit=2)):
                 found += [key for key, _ in rows]
                 after = rows[-1][0]
             return found

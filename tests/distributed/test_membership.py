@@ -1,0 +1,158 @@
+"""Members by hand: what a host hears that was removed, that others go on, and who is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memstore.distributed import Change, Entry, Place, Send, Steps, reading
+from memstore.distributed.messages import Ask, IsView, Lookup, Refused, Release, Remove
+from memstore.errors import HomeUnavailableError, StaleMembershipError
+from tests.distributed.world import Host, Process, Weather, World
+
+CALM = Weather(0, 0, 0, 0)
+
+
+def cluster(hosts: int) -> World:
+    world = World(0, CALM)
+    for number in range(hosts):
+        world.serve(world.add_host(f"h{number}"), "h0")
+    world.run(10)
+    return world
+
+
+def run(world: World, process: Process, steps: Any, seconds: float = 5) -> Any:
+    """The result of a call; it raises its error."""
+    ends: list[tuple[Any, BaseException | None]] = []
+    world.call(process, steps, seconds, lambda result, error: ends.append((result, error)))
+    world.run(2 * seconds)
+    ((result, error),) = ends
+    if error is not None:
+        raise error
+    return result
+
+
+def key_at(host: Host) -> bytes:
+    """A key whose home it is, wherever it is asked."""
+    standing = host.tables.standing()
+    assert standing is not None
+    return next(key for key in (f"g{number}".encode() for number in range(1000)) if standing.is_home_of(key))
+
+
+def put(process: Process, key: bytes, body: bytes = b"x") -> Steps[tuple[int, ...]]:
+    return process.client.commit([Change(key, body)], 1 << 62)
+
+
+def test_members_that_come_and_go_know_the_same_view() -> None:
+    world = cluster(4)
+    standings = [host.tables.standing() for host in world.hosts.values()]
+    views = {one.view for one in standings if one is not None}
+    assert len(views) == 1
+    assert [member.address for member in views.pop().members] == ["h0", "h1", "h2", "h3"] or len(standings) == 4
+
+
+def test_keys_whose_home_is_here_go_on_when_nobody_else_answers() -> None:
+    world = cluster(3)
+    host = world.hosts["h1"]
+    process, key = world.start_process(host), key_at(host)
+    for one in world.hosts.values():
+        world.kill_index(one)
+    (version,) = run(world, process, put(process, key))
+    (entry,) = run(world, process, reading.look_up([key]))
+    assert entry == Entry(version, b"x")
+    with pytest.raises(HomeUnavailableError):
+        run(world, process, reading.look_up([key_at(world.hosts["h2"])]))
+
+
+def test_a_host_that_was_removed_hears_of_it_and_the_others_have_its_keys() -> None:
+    world = cluster(3)
+    removed, other = world.hosts["h1"], world.start_process(world.hosts["h2"])
+    process, key = world.start_process(removed), key_at(removed)
+    (before,) = run(world, other, put(other, key))
+    world.cut("h0", "h1")
+    world.cut("h1", "h2")
+    seed = world.hosts["h0"]
+    assert seed.index is not None
+    answer = world.answer(seed, seed.index, Remove(removed.id))
+    assert isinstance(answer, IsView) and removed.id not in answer.view.ids
+    world.run(5)
+    run(world, process, put(process, key))  # it can't know
+    (after,) = run(world, other, put(other, key))
+    assert after > before
+
+    world.heal()
+    world.run(5)
+    for steps in (put(process, key), reading.look_up([b"nothing"]), put(process, key_at(seed))):
+        with pytest.raises(StaleMembershipError):
+            run(world, process, steps)
+    (entry,) = run(world, other, reading.look_up([key]))
+    assert entry == Entry(after, b"x")
+
+
+def test_who_is_no_member_any_more_is_told_so_and_the_seed_stays() -> None:
+    world = cluster(2)
+    seed, other = world.hosts["h0"], world.hosts["h1"]
+    assert seed.index is not None and other.index is not None
+    assert isinstance(world.answer(seed, seed.index, Remove(seed.id)), Refused)
+    assert isinstance(world.answer(other, other.index, Remove(seed.id)), Refused)
+    world.answer(seed, seed.index, Remove(other.id))
+    asked = Ask(other.index.member, b"C" * 16, 2, True, 0)
+    answer = world.answer(seed, seed.index, asked)
+    assert isinstance(answer, Refused) and answer.is_removed
+
+
+def test_a_root_of_another_cluster_and_a_copied_root_are_refused() -> None:
+    world = cluster(2)
+    seed, other = world.hosts["h0"], world.hosts["h1"]
+    assert seed.index is not None and other.index is not None
+    member = other.index.member
+    for ask in (
+        Ask(member, b"D" * 16, 2, True, 0),
+        Ask(type(member)(member.id, "elsewhere"), b"C" * 16, 2, True, 0),
+        Ask(type(member)(seed.id, "h0", is_home=False), b"C" * 16, 2, True, 0),
+    ):
+        answer = world.answer(seed, seed.index, ask)
+        assert isinstance(answer, Refused) and not answer.is_removed
+
+
+def test_bytes_that_are_pinned_stay_until_the_pin_is_over() -> None:
+    world = cluster(2)
+    home, data = world.hosts["h0"], world.hosts["h1"]
+    assert home.index is not None
+    process, key = world.start_process(data), key_at(home)
+    place = Place(data.id, data.tables.fill(7))
+    run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
+    standing = home.tables.standing()
+    assert standing is not None
+    world.answer(home, home.index, Lookup(standing.view.epoch, (key,), pin=True))
+    run(world, process, put(process, key), seconds=2)
+    assert place.put_id in data.tables.segments
+    world.run(12)
+    assert place.put_id not in data.tables.segments
+
+
+def test_a_late_release_leaves_alone_what_is_owned() -> None:
+    world = cluster(2)
+    home = world.hosts["h0"]
+    assert home.index is not None
+    process, key = world.start_process(home), key_at(home)
+    place = Place(home.id, home.tables.fill(7))
+    run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
+    world.answer(home, home.index, Release((place,)))
+    assert place.put_id in home.tables.segments
+
+
+def test_a_get_that_meets_replaced_bytes_looks_again_and_then_pins() -> None:
+    world = cluster(2)
+    home, reader = world.hosts["h0"], world.start_process(world.hosts["h1"])
+    key, tries = key_at(home), list[Entry]()
+    run(world, reader, put(reader, key))
+
+    def fetch(entry: Entry) -> Steps[bytes | None]:
+        tries.append(entry)
+        return entry.body if len(tries) > 3 else None
+        yield Send("", None, Lookup(0, (key,)))  # a generator
+
+    assert run(world, reader, reading.read(key, fetch)) == (tries[-1].version, b"x")
+    assert len(tries) == 4
