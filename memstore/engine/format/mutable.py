@@ -12,7 +12,7 @@ import msgspec
 
 from memstore.errors import CorruptionError
 
-_MARK = b"\xc1rows"
+MARK = b"\xc1rows"
 
 MutableKind = Literal["dataset", "buffer"]
 
@@ -29,17 +29,17 @@ _decode = msgspec.msgpack.Decoder(MutableDescription).decode
 
 
 def is_mutable(description: bytes) -> bool:
-    return description.startswith(_MARK)
+    return description.startswith(MARK)
 
 
 def encode_mutable(description: MutableDescription) -> bytes:
-    return _MARK + msgspec.msgpack.encode(description)
+    return MARK + msgspec.msgpack.encode(description)
 
 
 def decode_mutable(description: bytes) -> MutableDescription:
     """Raises CorruptionError."""
     try:
-        return _decode(memoryview(description)[len(_MARK) :])
+        return _decode(memoryview(description)[len(MARK) :])
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"what it says of its rows can't be read: {error}") from None
 

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from memstore.engine.format.extents import Extent, SegmentExtent, decode_external, decode_segments
-from memstore.engine.format.mutable import MutableKind, decode_mutable, is_mutable
+from memstore.engine.format.mutable import MARK, MutableKind, decode_mutable, is_mutable
 from memstore.errors import CorruptionError
 from memstore.info import Kind
 
@@ -72,7 +72,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_mutable(self) -> bool:
         """Whether its rows are written in place: see `mutable.py`."""
-        return is_mutable(self.description)
+        return self.segment != 0 and self.description.startswith(MARK)
 
     @property
     def mutable_kind(self) -> MutableKind:
@@ -146,6 +146,9 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     put_id: int
     segment: int
     size: int
+
+
+class _LongHead(_Head, frozen=True, array_like=True):
     start: int
     nbytes: int
     created: float
@@ -153,6 +156,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_long_head = msgspec.msgpack.Decoder(_LongHead).decode
 
 
 class Replaced(NamedTuple):
@@ -170,7 +174,7 @@ def replaced_by(key: bytes, stored: bytes) -> Replaced:
     try:
         head = _decode_head(body)
         if head.segment:
-            description = head.description
+            description = _decode_long_head(body).description
             return Replaced((head.segment,), decode_mutable(description).kind if is_mutable(description) else None)
         segments = tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
         return Replaced(segments, None)

@@ -81,7 +81,8 @@ def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) ->
     It is a VersionConflictError, KeyNotFoundError or MutableEntryError.
     """
     for change, old in zip(changes, found, strict=True):
-        check_mutable(change, old)
+        if change.seals or (old is not None and old.is_mutable):
+            check_mutable(change, old)
         check_version(change.key, change.expect, old.version if old else 0)
         if change.content is None and old is None and not change.missing_ok:
             raise missing(change.key)

@@ -150,16 +150,14 @@ def _apply(
     if placed:
         _go_live(root, placed, counters)
     retired: list[int] = []
-    gone = [
-        old.segment
-        for change, old in zip(changes, found, strict=True)
-        if change.content is None and old is not None and old.is_mutable
-    ]
+    gone: list[int] = []
     for change, old, version in zip(changes, found, versions, strict=True):
         if change.content is not None:
             _write_rows(transaction, counters, change, version)
         elif old is not None:
             transaction.delete_record(change.key)
+            if old.is_mutable:
+                gone.append(old.segment)
         replaced = _segments_of(old)
         for segment in replaced:  # one file can be booked, and no more
             if not replace_segment(transaction, counters, segment, booking if len(replaced) == 1 else None):
