@@ -226,6 +226,26 @@ def test_rows_are_drawn_by_their_priorities(store: memstore.Store) -> None:
     torch.testing.assert_close(sample["weight"], weights / weights.max())
 
 
+@pytest.mark.parametrize(
+    "priority",
+    [
+        [2.0, 3.0],
+        (2, 3),
+        torch.tensor([2, 3]),
+        torch.tensor([2.0, 3.0]).bfloat16(),
+        torch.nn.Parameter(torch.tensor([2.0, 3.0])),
+    ],
+    ids=["list", "ints", "int tensor", "bfloat16", "with a graph"],
+)
+def test_priorities_of_any_kind(store: memstore.Store, priority: Any) -> None:
+    buffer = new(store, 4, sampler="prioritized", alpha=1.0)
+    index = buffer.extend(rows(0, 2), priority=priority)
+    assert buffer_leaves(buffer)[:2] == [2.0, 3.0]
+    assert buffer.update_priority(index.int(), priority) == 2
+    assert buffer.update_priority(index.tolist(), 1) == 2
+    assert buffer.extend(rows(2, 1)).tolist() == [2] and buffer_leaves(buffer)[:3] == [1.0, 1.0, 3.0]
+
+
 def test_a_new_row_has_the_largest_priority_ever_given(store: memstore.Store) -> None:
     buffer = new(store, 10, sampler="prioritized", alpha=1.0)
     buffer.extend(rows(0, 2))
