@@ -125,9 +125,11 @@ class ReplayBuffer:
 
     @property
     def cursor(self) -> int:
-        """How many rows were ever added, or are being added: the next one gets this as its index.
+        """Where the ring is: the next row gets this as its index. A row whose index is less by more than the capacity is
+        gone.
 
-        Where a batch was never completed, its rows count too.
+        It counts the rows that were ever added, those that are being added or never were, since their writer died, and
+        the slots that the ring has passed over, because a writer is slow.
         """
         return self._ring.numbers.head
 
