@@ -125,8 +125,8 @@ class ReplayBuffer:
 
     @property
     def cursor(self) -> int:
-        """Where the ring is: the next row gets this as its index. A row whose index is less by more than the capacity is
-        gone.
+        """Where the ring is: the next row gets this as its index. Rows whose index is less by more than the capacity
+        are gone.
 
         It counts the rows that were ever added, those that are being added or never were, since their writer died, and
         the slots that the ring has passed over, because a writer is slow.
