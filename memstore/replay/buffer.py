@@ -18,7 +18,7 @@ from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
 from memstore.replay.opening import open_or_create, options_for
 from memstore.replay.picking import Dice, Picked, Picker
-from memstore.replay.priorities import Given
+from memstore.replay.priorities import Given, plain_numbers
 from memstore.replay.recovery import keep_whole
 from memstore.replay.ring import Ring
 from memstore.replay.samplers import Sampler, SamplerOptions, picker_for
@@ -118,13 +118,18 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         """The rows that are there. Those that were handed out count until they are written over."""
-        return self._ring.numbers.rows
+        rows = self._ring.numbers.rows
+        if rows > self.capacity:
+            self._ring.numbers.check(self.capacity)
+        return rows
 
     @property
     def cursor(self) -> int:
-        """How many rows were ever added, or are being added: the next one gets this as its index.
+        """Where the ring is: the next row gets this as its index. Rows whose index is less by more than the capacity
+        are gone.
 
-        Where a batch was never completed, its rows count too.
+        It counts the rows that were ever added, those that are being added or never were, since their writer died, and
+        the slots that the ring has passed over, because a writer is slow.
         """
         return self._ring.numbers.head
 
@@ -225,7 +230,7 @@ class ReplayBuffer:
         """
         self._check_writable()
         with modes.put_aside():
-            positions = np.asarray(index)
+            positions = np.asarray(plain_numbers(index))
             given = self._given(priority, positions.size)
         return update(self._ring, positions, given, self._deadline(None))
 

@@ -60,12 +60,12 @@ class Dice:
 
     def __init__(self, seed: int | None) -> None:
         self.generator = np.random.default_rng(seed)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         _dice.add(self)
 
     def renew(self) -> None:
         """In a forked child: of the old ones another thread may have been in the middle."""
-        self.generator, self.lock = np.random.default_rng(), threading.Lock()
+        self.generator, self.lock = np.random.default_rng(), threading.RLock()
 
 
 _dice: weakref.WeakSet[Dice] = weakref.WeakSet()

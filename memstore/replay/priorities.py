@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from memstore.engine import RingNumbers
@@ -69,6 +70,14 @@ class Priorities:
         return self._numbers.sequence
 
 
+def plain_numbers(value: Any) -> Any:
+    """What numpy can take of numbers that a caller has: a loss may be on a device, have a graph, or be of bfloat16."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    plain = value.detach().cpu()
+    return (plain.double() if plain.is_floating_point() else plain).numpy()
+
+
 class Given:
     """Priorities that a caller gives, checked.
 
@@ -82,7 +91,7 @@ class Given:
     def __init__(self, priority: Any, rows: int, alpha: float) -> None:
         """Raises ValueError, TypeError: no priorities of so many rows."""
         try:
-            found = np.asarray(priority, np.float64)
+            found = np.asarray(plain_numbers(priority), np.float64)
         except (TypeError, ValueError):
             raise TypeError(f"priorities are numbers, and not {priority!r:.100}") from None
         if found.shape not in ((), (rows,)):

@@ -13,7 +13,8 @@ import torch
 
 import memstore
 from tests.children import Child, Wire, children, in_child
-from tests.replay.rows import SPEC, check_priorities, numbers_of, rows
+from tests.replay.interfere import in_the_copy
+from tests.replay.rows import SPEC, check_priorities, check_whole, numbers_of, ring_of, rows
 
 
 def new(store: memstore.Store, capacity: int = 100, **options: Any) -> memstore.ReplayBuffer:
@@ -195,15 +196,13 @@ def test_a_writer_that_died_takes_nothing_from_the_rate_limiter(root: str) -> No
 
 
 def _claim_and_stop(wire: Wire, root: str) -> None:
-    from tests.replay import interfere
-
     buffer = memstore.ReplayBuffer(memstore.open(root), "replay")
 
     def stop() -> None:
         wire.send()
         wire.receive()
 
-    with interfere.in_the_copy(buffer, stop):
+    with in_the_copy(buffer, stop):
         buffer.extend(rows(1, 3))
 
 
@@ -226,6 +225,26 @@ def test_rows_are_drawn_by_their_priorities(store: memstore.Store) -> None:
     torch.testing.assert_close(sample["weight"], weights / weights.max())
 
 
+@pytest.mark.parametrize(
+    "priority",
+    [
+        [2.0, 3.0],
+        (2, 3),
+        torch.tensor([2, 3]),
+        torch.tensor([2.0, 3.0]).bfloat16(),
+        torch.nn.Parameter(torch.tensor([2.0, 3.0])),
+    ],
+    ids=["list", "ints", "int tensor", "bfloat16", "with a graph"],
+)
+def test_priorities_of_any_kind(store: memstore.Store, priority: Any) -> None:
+    buffer = new(store, 4, sampler="prioritized", alpha=1.0)
+    index = buffer.extend(rows(0, 2), priority=priority)
+    assert buffer_leaves(buffer)[:2] == [2.0, 3.0]
+    assert buffer.update_priority(index.int(), priority) == 2
+    assert buffer.update_priority(index.tolist(), 1) == 2
+    assert buffer.extend(rows(2, 1)).tolist() == [2] and buffer_leaves(buffer)[:3] == [1.0, 1.0, 3.0]
+
+
 def test_a_new_row_has_the_largest_priority_ever_given(store: memstore.Store) -> None:
     buffer = new(store, 10, sampler="prioritized", alpha=1.0)
     buffer.extend(rows(0, 2))
@@ -238,8 +257,6 @@ def test_a_new_row_has_the_largest_priority_ever_given(store: memstore.Store) ->
 
 
 def buffer_leaves(buffer: memstore.ReplayBuffer) -> list[float]:
-    from tests.replay.rows import ring_of
-
     priorities = ring_of(buffer).priorities
     assert priorities is not None
     return priorities.tree.priorities.tolist()
@@ -346,4 +363,6 @@ def test_threads_share_one_buffer(store: memstore.Store) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert failures == [] and buffer.cursor == 1200 and len(buffer) == 64
+    assert failures == []
+    assert ring_of(buffer).numbers.added == 1200
+    check_whole(store, buffer, 5000)
