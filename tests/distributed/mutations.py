@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed import calls, changing, joining, lending, moving, partition, seed
+from memstore.distributed import calls, changing, lending, moving, partition, seed
 from memstore.distributed.index import Index
 from memstore.distributed.members import Standing
 from memstore.distributed.messages import Done, Failed, Given, Listed, NoSession, Stale
@@ -37,7 +37,7 @@ def _(patch: Patch) -> None:
     patch.setattr(partition, "answer_again", lambda tables, call: None)  # pyright: ignore
 
 
-@mutation("an old duplicate is made again", "storm")
+@mutation("an old duplicate is made again", "late duplicates")
 def _(patch: Patch) -> None:
     def answer_again(tables: Any, call: Any) -> Any:
         answer = calls.answer_again(tables, call)
@@ -58,7 +58,7 @@ def _(patch: Patch) -> None:
     patch.setattr(World, "kill_index", forget)
 
 
-@mutation("a failure is no outcome", "storm")
+@mutation("a failure is no outcome", "late duplicates")
 def _(patch: Patch) -> None:
     def keep_answer(tables: Any, call: Any, answer: Any) -> Any:
         return answer if isinstance(answer, Failed) else calls.keep_answer(tables, call, answer)
@@ -106,7 +106,7 @@ def _(patch: Patch) -> None:
     patch.setattr(partition, "refusal", lambda standing, epoch, keys: refusal(standing, standing.view.epoch, ()))  # pyright: ignore
 
 
-@mutation("a local commit doesn't look whether the home is still here", "homes")
+@mutation("a local commit doesn't look whether the home is still here", "stalled moves")
 def _(patch: Patch) -> None:
     patch.setattr(
         partition,
@@ -323,15 +323,6 @@ def _(patch: Patch) -> None:
         kill_index(world, host)
 
     patch.setattr(World, "kill_index", forget)
-
-
-@mutation("registered keys replace what is there", "roots with keys")
-def _(patch: Patch) -> None:
-    def change(key: bytes, body: Any, places: Any, expect: Any) -> Any:
-        return joining_change(key, body, places, None)
-
-    joining_change = joining.Change
-    patch.setattr(joining, "Change", change)
 
 
 @mutation("a root with keys becomes a home at once", "roots with keys")

@@ -9,9 +9,8 @@ import pytest
 from memstore.distributed import Change, Entry, Place, Send, Steps, reading
 from memstore.distributed.messages import Ask, IsView, Lookup, Refused, Release, Remove
 from memstore.errors import HomeUnavailableError, StaleMembershipError
-from tests.distributed.world import Host, Process, Weather, World
-
-CALM = Weather(0, 0, 0, 0)
+from tests.distributed.scenes import CALM
+from tests.distributed.world import Host, Process, World
 
 
 def cluster(hosts: int) -> World:
@@ -156,3 +155,39 @@ def test_a_get_that_meets_replaced_bytes_looks_again_and_then_pins() -> None:
 
     assert run(world, reader, reading.read(key, fetch)) == (tries[-1].version, b"x")
     assert len(tries) == 4
+
+
+def test_keys_that_a_root_had_are_registered_unless_others_have_put_them() -> None:
+    world = cluster(2)
+    joining, other = world.add_host("h2"), world.start_process(world.hosts["h0"])
+    (version,) = run(world, other, put(other, b"both", b"theirs"))
+    for key in (b"both", b"ours"):
+        place = Place(joining.id, joining.tables.fill(7))
+        joining.tables.put_record(key, Entry(1, b"ours", (place,)))
+        joining.tables.own(place.put_id, key)
+    world.serve(joining, "h0")
+    world.run(10)
+    theirs, ours = (run(world, other, reading.look_up([key]))[0] for key in (b"both", b"ours"))
+    assert theirs == Entry(version, b"theirs")
+    assert ours is not None and ours.body == b"ours" and ours.version > 1
+    assert [Place(joining.id, put_id) for put_id in joining.tables.segments] == list(ours.places)
+    standing = joining.tables.standing()
+    assert standing is not None and joining.id in standing.view.homes
+
+
+def test_a_root_is_a_store_by_itself_until_it_is_admitted() -> None:
+    world = cluster(1)
+    joining = world.add_host("h1")
+    joining.tables.put_record(b"ours", Entry(1, b"ours"))
+    joining.tables.version = 1
+    process = world.start_process(joining)
+    world.cut("h0", "h1", one_way=True)
+    world.serve(joining, "h0")
+    (version,) = run(world, process, put(process, b"ours", b"2"))  # nobody serves it yet: it is a store by itself
+    assert version == 2
+    world.heal()
+    world.run(10)
+    (version,) = run(world, process, put(process, b"ours", b"3"))
+    assert version >> 40
+    (entry,) = run(world, process, reading.look_up([b"ours"]))
+    assert entry == Entry(version, b"3")

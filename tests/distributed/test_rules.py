@@ -13,7 +13,7 @@ from tests.distributed.schedule import Schedule
 
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
 QUICK, MANY = 3, 300  # schedules of each scene
-TRIES = 300  # schedules in which a broken rule has to be found
+TRIES = 1000  # schedules in which a broken rule has to be found
 SOON = 10  # the same in the fast run, where those are tried that are found soon
 FOUND_SOON = {
     "a repeated call is made again",

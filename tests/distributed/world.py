@@ -32,7 +32,7 @@ from tests.distributed.tables import SimTables
 
 SECOND = 1_000_000_000
 CLUSTER = b"C" * 16
-PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "register": 0.1, "audit": 2.0}  # seconds
+PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "register": 0.1}  # seconds
 
 AnySteps = Generator[Any, Any, Any]
 
@@ -81,9 +81,10 @@ class Process:
 class World:
     """Runs steps for hosts and processes. `trace` says what happened, and `seed` makes it happen again."""
 
-    def __init__(self, seed: int, weather: Weather) -> None:
+    def __init__(self, seed: int, weather: Weather, *, audit_every: float = 2.0) -> None:
         self.random = random.Random(seed)
         self.weather = weather
+        self.periods = {**PERIODS, "audit": audit_every}
         self.now = 0
         self.trace: list[str] = []
         self.hosts: dict[str, Host] = {}
@@ -129,7 +130,7 @@ class World:
         index = host.index = Index(member, seed, lambda: self.now + host.clock_offset)
         if seed == host.address and host.tables.standing() is None:
             found(host.tables, member, CLUSTER)
-        for task, period in PERIODS.items():
+        for task, period in self.periods.items():
             self._repeat(host, index, task, period)
         self._look_at_waits(host, index)
 
