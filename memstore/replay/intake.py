@@ -8,7 +8,7 @@ wrong, and says it, in some ten.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -55,7 +55,7 @@ class Intake:
         """Fills `arrays`, and returns how many rows there are; -1: something is not plain."""
         if type(level) is int:
             return self._leaf(level, value, arrays, count, single)
-        entries: Any = value._tensordict if type(value) is TensorDict else value
+        entries = cast("dict[Any, Any]", value._tensordict if type(value) is TensorDict else value)
         if type(entries) is not dict or len(entries) != len(level):
             return -1
         for name, inner in level.items():
