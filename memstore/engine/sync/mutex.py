@@ -86,7 +86,8 @@ class RobustMutex:
                 syscalls.mutex_recovered(address)  # interrupted before `_lock` said so: unlocked as it is, it is lost
             raise
         finally:
-            inside.pop(me, None)  # a child that was forked in the middle has forgotten it
+            if me in inside:  # a child that was forked in the middle has forgotten it. (No call here: see above)
+                del inside[me]
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 syscalls.mutex_unlock(address)
 
