@@ -18,6 +18,7 @@ The layers; each imports only what stands above it:
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     integrations/         interfaces of other libraries: TorchRL's storages
+    distributed/          the rules of one store across hosts; nothing drives them yet
     cli/                  the command line
     testing/              what tests share, and users may reuse
 

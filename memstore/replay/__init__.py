@@ -15,6 +15,7 @@ picking     which slots a sample gets; taking: each once; slices: trajectories; 
 sampling    pick, copy, look again
 samples     what a user gets
 creating    what a put writes of a new one; opening: opened, or made
+filled      the part of ReplayBuffer that writes
 buffer      ReplayBuffer: what a user calls
 """
 

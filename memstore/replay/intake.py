@@ -4,7 +4,7 @@ The short way takes plain CPU tensors in dicts and TensorDicts, and 1 us a leaf;
 wrong, and says it, in some ten.
 """
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -55,11 +55,19 @@ class Intake:
         """Fills `arrays`, and returns how many rows there are; -1: something is not plain."""
         if type(level) is int:
             return self._leaf(level, value, arrays, count, single)
+<<<<<<< HEAD
         entries = cast("dict[Any, Any]", value._tensordict if type(value) is TensorDict else value)
         if type(entries) is not dict or len(entries) != len(level):
+=======
+        kind: type[Any] = type(value)
+        if kind is TensorDict:
+            value = value._tensordict
+            kind = type(value)
+        if kind is not dict or len(value) != len(level):
+>>>>>>> h-ring
             return -1
         for name, inner in level.items():
-            found: Any = entries.get(name)
+            found: Any = value.get(name)
             count = self._collect(inner, found, arrays, count, single)
             if count < 0:
                 return -1

@@ -12,11 +12,21 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 _FOLDERS = ("/memstore/replay/", "/memstore/engine/sync/", "/memstore/engine/protocols/mutable")
 _SIGNALS_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "INSTRUMENTED")  # where CPython calls the handlers of signals
+
+
+def _is_checked(code: CodeType, last: int, following: int) -> bool:
+    """Whether CPython looks for signals between two instructions. It raises in the first, a tracer in the second: so
+    what one of them has in a `try`, and the other not, is left out.
+    """
+    if not dis.opname[code.co_code[last]].startswith(_SIGNALS_AFTER):
+        return False
+    ranges: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined] # pyright: ignore
+    return all((each.start <= last < each.end) == (each.start <= following < each.end) for each in ranges)
 
 
 class _Points:
@@ -28,19 +38,24 @@ class _Points:
         self.count = 0
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not any(folder in frame.f_code.co_filename for folder in _FOLDERS):
-            return None
+        if frame.f_code.co_name == "__del__" or not any(folder in frame.f_code.co_filename for folder in _FOLDERS):
+            return None  # what a finalizer raises, its caller never sees
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
             last = self._last.get(frame, 0)
             self._last[frame] = frame.f_lasti
-            if not self._signals or dis.opname[frame.f_code.co_code[last]].startswith(_SIGNALS_AFTER):
-                self.count += 1
-                if self.count == self._point + 1:
-                    self._at()
+            if not self._signals or _is_checked(frame.f_code, last, frame.f_lasti):
+                self._pass()
         elif event == "return":
             self._last.pop(frame, None)
+            if self._signals:
+                self._pass()  # raised here, it is raised by the call
         return self.trace
+
+    def _pass(self) -> None:
+        self.count += 1
+        if self.count == self._point + 1:
+            self._at()
 
     def run(self, action: Callable[[], object]) -> None:
         before, collects = sys.gettrace(), gc.isenabled()

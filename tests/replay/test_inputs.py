@@ -1,7 +1,7 @@
 """Rows of every kind, out=, torch's modes; and what is told of arguments that are none."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_tensor_whose_memory_was_freed_is_told(store: memstore.Store) -> None:
 def test_arguments_that_are_none_make_nothing(
     store: memstore.Store, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    asked = {"key": "replay", "spec": ((), torch.int8), "capacity": 10, **options}
+    asked: dict[str, Any] = {"key": "replay", "spec": ((), torch.int8), "capacity": 10, **options}
     key, spec = asked.pop("key"), asked.pop("spec")
     with pytest.raises(error, match=message):
         memstore.ReplayBuffer(store, key, spec, **asked)
