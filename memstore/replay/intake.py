@@ -8,7 +8,7 @@ wrong, and says it, in some ten.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -55,16 +55,11 @@ class Intake:
         """Fills `arrays`, and returns how many rows there are; -1: something is not plain."""
         if type(level) is int:
             return self._leaf(level, value, arrays, count, single)
-<<<<<<< HEAD
-        entries = cast("dict[Any, Any]", value._tensordict if type(value) is TensorDict else value)
-        if type(entries) is not dict or len(entries) != len(level):
-=======
         kind: type[Any] = type(value)
         if kind is TensorDict:
             value = value._tensordict
             kind = type(value)
         if kind is not dict or len(value) != len(level):
->>>>>>> h-ring
             return -1
         for name, inner in level.items():
             found: Any = value.get(name)
