@@ -42,7 +42,7 @@ def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
     standing, owed = yield from transact(lambda tables: (tables.standing(), tables.owed(ROWS_LIMIT)))
     if standing is None:
         return
-    for host in {place.host for place in owed}:
+    for host in sorted({place.host for place in owed}):
         places = tuple(place for place in owed if place.host == host and not is_pinned(place))
         member = standing.view.member(host)
         answer = Done() if member is None else None

@@ -88,8 +88,7 @@ class World:
         self.now = 0
         self.trace: list[str] = []
         self.hosts: dict[str, Host] = {}
-        self.homes_ever: dict[str, set[int]] = {}
-        self.executed: dict[tuple[bytes, int, int, int], int] = {}
+        self.answers: set[type[Any]] = set()  # the kinds that were given
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._tickets = itertools.count(1)
@@ -213,6 +212,7 @@ class World:
 
     def answer(self, host: Host, index: Index, request: Request) -> Answer:
         answer = index.answer(host.tables, request)
+        self.answers.add(type(answer))
         self._look_at_waits(host, index)
         return answer
 
