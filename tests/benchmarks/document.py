@@ -52,6 +52,9 @@ REASONS = {
     "save of": "the kernel writes zeros into each huge page, before the bytes go there.",
     "new key, against DCP": "the copy goes into new memory, which the kernel has to find first.",
     "from 4 ranks to 2": "the copies alone take three quarters of the time.",
+    "by a DataLoader": "each batch of 7 MiB goes into new shared memory, whose pages the kernel has to make, and the "
+    "trainer to map; the loop fills warm memory again and again.",
+    "added by 2 processes": "a row takes some 110 calls of Python functions, most of them around two holds of a mutex.",
     "get among": "of a get that takes 4 us, a deeper tree and colder caches are more than of one that took 9.",
     "beside readers": "64 processes on so few cores take turns with the writer and share its caches, and what they "
     "hold it can't use again: it writes into more files than the caches have room for. A put alone has become faster.",

@@ -199,7 +199,8 @@ class Workload:
                 assert version is not None
                 if version <= newer_than:
                     raise Fault(f"a wait for {key!r} newer than {newer_than} ended with {version}")
-                self.histories[key].append(Operation(GET, start, self.time, version=version))
+                if version >> EPOCH_BITS:  # else that of a root before it joined, where the key gets another one
+                    self.histories[key].append(Operation(GET, start, self.time, version=version))
             elif not isinstance(error, StoreTimeoutError):
                 raise error
             ended()
