@@ -18,7 +18,7 @@ The layers; each imports only what stands above it:
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     integrations/         interfaces of other libraries: TorchRL's storages
-    distributed/          the rules of one store across hosts; nothing drives them yet
+    distributed/          one store across hosts: its rules
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -34,21 +34,29 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from memstore.errors import (
+    AddressUnavailableError,
     AlreadyExistsError,
     ContentionError,
     CorruptionError,
+    CrossHostError,
     FormatVersionError,
+    HomeUnavailableError,
+    InvalidAddressError,
     InvalidKeyError,
     KeyNotFoundError,
+    LinkRefusedError,
     MemstoreError,
     MissingPackageError,
     MutableEntryError,
     NotAStoreError,
+    NotServedError,
     PartialCommitError,
     PermissionDeniedError,
     ReadOnlyError,
     ResourceLimitError,
+    SecretError,
     ShardMismatchError,
+    StaleMembershipError,
     StoreClosedError,
     StoreFullError,
     StoreTimeoutError,
@@ -60,12 +68,24 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.late_imports import between_forks
+from memstore.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from memstore.contents import bytes_read
     from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.datasets import Dataset
-    from memstore.info import EntryInfo, LeafInfo, PendingInfo, RepairReport, ShardInfo, StoreStats, VerifyReport
+    from memstore.distributed.serving import Cluster, join
+    from memstore.info import (
+        ClusterStatus,
+        EntryInfo,
+        HostStatus,
+        LeafInfo,
+        PendingInfo,
+        RepairReport,
+        ShardInfo,
+        StoreStats,
+        VerifyReport,
+    )
     from memstore.replay import RateLimiter, ReplayBuffer
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
@@ -77,8 +97,6 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
     from memstore.store.weights import iter_weights
     from memstore.view import StoredTensor
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "open": "memstore.store.opening",
@@ -97,6 +115,10 @@ _HOMES = {
     "PendingPut": "memstore.store.sharded",
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
+    "Cluster": "memstore.distributed.serving",
+    "ClusterStatus": "memstore.info",
+    "HostStatus": "memstore.info",
+    "join": "memstore.distributed.serving",
     "StoredTensor": "memstore.view",
     "bytes_read": "memstore.contents",
     "read_rows": "memstore.rows",
@@ -113,21 +135,30 @@ _HOMES = {
 }
 
 __all__ = [
+    "AddressUnavailableError",
     "AlreadyExistsError",
     "AppState",
     "BlockShuffle",
+    "Cluster",
+    "ClusterStatus",
     "ContentionError",
     "CorruptionError",
+    "CrossHostError",
     "Dataset",
     "EntryInfo",
     "FormatVersionError",
+    "HomeUnavailableError",
+    "HostStatus",
+    "InvalidAddressError",
     "InvalidKeyError",
     "KeyNotFoundError",
     "LeafInfo",
+    "LinkRefusedError",
     "MemstoreError",
     "MissingPackageError",
     "MutableEntryError",
     "NotAStoreError",
+    "NotServedError",
     "PartialCommitError",
     "PendingInfo",
     "PendingPut",
@@ -140,9 +171,11 @@ __all__ = [
     "RepairReport",
     "ReplayBuffer",
     "ResourceLimitError",
+    "SecretError",
     "ShardInfo",
     "ShardMismatchError",
     "Snapshot",
+    "StaleMembershipError",
     "StateDict",
     "Stateful",
     "Store",
@@ -162,6 +195,7 @@ __all__ = [
     "VersionGoneError",
     "bytes_read",
     "iter_weights",
+    "join",
     "open",
     "prefetch_rows",
     "read_rows",

@@ -29,11 +29,17 @@
     │   └── ContentionError
     ├── the bytes (restore, repair)
     │   └── CorruptionError
+    ├── the links between hosts (set them up otherwise)
+    │   ├── InvalidAddressError (ValueError)        not tcp://IP:PORT, or no host has such an address
+    │   ├── AddressUnavailableError (OSError)       taken by another process, or not of this host
+    │   ├── SecretError (ValueError)                the secret's file is missing, short or readable by others
+    │   └── LinkRefusedError                        another secret, protocol or member than was expected
     └── the hosts (repeat: it is safe)
         ├── HomeUnavailableError (TimeoutError)     the host that has the key doesn't answer
         ├── UnknownOutcomeError                     nor says whether it made a change
         ├── CrossHostError                          a call for one host, and the keys or the entry are elsewhere
-        └── StaleMembershipError                    this host was removed from the cluster
+        ├── StaleMembershipError                    this host was removed from the cluster
+        └── NotServedError                          a root isn't served, or can't be
 
 Each says what was found, what was expected and what to do, and has `.key` where there is one.
 """
@@ -176,9 +182,13 @@ class _ErrnoError(MemstoreError, OSError):
 
 
 class StoreFullError(_ErrnoError):
-    """No room for the value (`errno` is ENOSPC). Nothing changed; gets and deletes still work."""
+    """No room for the value (`errno` is ENOSPC). Nothing changed; gets and deletes still work.
+
+    `host` is the address of the host that is full, or None: this one.
+    """
 
     errno_default = errno.ENOSPC
+    host: str | None = None
 
 
 class ResourceLimitError(_ErrnoError):
@@ -209,6 +219,24 @@ class CorruptionError(MemstoreError):
         self.detail = detail or message
 
 
+class InvalidAddressError(MemstoreError, ValueError):
+    """Text that is no address of a listener. The message shows it, and what an address looks like."""
+
+
+class AddressUnavailableError(_ErrnoError):
+    """This process can't listen at the address: another one does, or it is not an address of this host."""
+
+    errno_default = errno.EADDRINUSE
+
+
+class SecretError(MemstoreError, ValueError):
+    """The secret's file is missing, too short, or open to others; or there is none, and the address needs one."""
+
+
+class LinkRefusedError(MemstoreError):
+    """What answers at the address has another secret, protocol or store id. The message names both sides."""
+
+
 class UnknownOutcomeError(MemstoreError):
     """A remote call may or may not have happened; repeating it is safe."""
 
@@ -219,6 +247,10 @@ class HomeUnavailableError(MemstoreError, TimeoutError):
 
 class CrossHostError(MemstoreError):
     """A call that one host must be able to answer, and its keys have several homes, or the entry is on another host."""
+
+
+class NotServedError(MemstoreError):
+    """A root isn't served where it should be, or can't be: the message says what is in the way."""
 
 
 class StaleMembershipError(MemstoreError):

@@ -160,3 +160,51 @@ class RepairReport:
     recovered: tuple[str, ...]
     lost: tuple[str, ...]
     swept_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host that serves a store, as it says itself.
+
+    Attributes:
+        address: "tcp://IP:PORT".
+        name: its host name.
+        epoch: of the members that it knows; all hosts come to the same one.
+        incarnation: how often its index process was started.
+        alive: it has answered. If not, `trouble` says why, and the rest is unknown.
+        keys: that have their home there.
+        live_bytes: of the values that lie there.
+        transport: how bytes come from there: "tcp".
+        sent, received: bytes on the network, of its index process since that was started: what other hosts ask it and
+            fetch there. What its own processes fetch counts where it comes from.
+        memstore, torch, monarch: versions; empty: not installed.
+    """
+
+    address: str
+    name: str
+    epoch: int = 0
+    incarnation: int = 0
+    alive: bool = False
+    keys: int = 0
+    live_bytes: int = 0
+    transport: str = ""
+    sent: int = 0
+    received: int = 0
+    memstore: str = ""
+    torch: str = ""
+    monarch: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The hosts that serve one store.
+
+    Attributes:
+        seed: the address of the one that decides who is a member.
+        epoch: of the members, as the host knows that was asked.
+    """
+
+    seed: str
+    epoch: int
+    hosts: tuple[HostStatus, ...]

@@ -21,6 +21,15 @@ def encode_key(key: object) -> bytes:
     return encoded
 
 
+def check_encoded(key: bytes) -> None:
+    """Of a key that another host sent. Raises InvalidKeyError unless `encode_key` may have made it."""
+    try:
+        name = key.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidKeyError(f"a key is UTF-8, and {key[:40]!r} is not, at byte {error.start}") from None
+    encode_key(name)
+
+
 def encode_prefix(prefix: object) -> bytes:
     if not isinstance(prefix, str):
         raise InvalidKeyError(f"a prefix of keys is a str, and {prefix!r} is {type(prefix).__name__}")

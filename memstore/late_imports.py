@@ -11,14 +11,25 @@ goes on without the other when it has waited long: an import may be split then, 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PATIENCE = 30.0  # seconds
 
 _lock = threading.RLock()
+
+
+def call_late(module: str, name: str, *arguments: Any) -> Any:
+    """Imports a module between forks, and calls what it has under `name`.
+
+    For `__reduce__`: of a function of its own, pickle would import the module itself, and at any time.
+    """
+    with between_forks():
+        found = importlib.import_module(module)
+    return getattr(found, name)(*arguments)
 
 
 class Hooks(NamedTuple):

@@ -14,6 +14,7 @@ import msgspec
 
 from memstore.depth import nests_too_deeply
 from memstore.errors import CorruptionError
+from memstore.undecodable import UNDECODABLE
 
 Document = dict[str, msgspec.Raw]  # the names of an object, and the JSON of each value
 
@@ -27,7 +28,7 @@ def split_object(text: bytes | msgspec.Raw) -> Document:
     try:
         content.decode()
         found = _split(content)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         _refuse(error, lambda: _split(content))
     if _has_twice(content, found):
         raise CorruptionError("its JSON can't be read: a name stands there twice")
@@ -63,7 +64,7 @@ def read_texts(text: msgspec.Raw) -> dict[str, str]:
     content = bytes(text)
     try:
         found = _read_texts(content)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         _refuse(error, lambda: _read_texts(content))
     if _count_colons(content) != len(found) + sum(text.count(":") for pair in found.items() for text in pair):
         raise CorruptionError("its JSON can't be read: a name stands there twice")

@@ -49,6 +49,15 @@ def short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
+def no_key(key: str) -> str:
+    return f"no key {key!r}"
+
+
+def conflict(key: str, expected: int, found: int) -> str:
+    is_at = f"is at version {found}" if found else "doesn't exist"
+    return f"{key!r} {is_at}, and version {expected} was expected: get it again and decide anew"
+
+
 def shown(count: int, what: str) -> str:
     """ "3 keys", "100 keys, the first 30 shown"."""
     return f"{count:,} {what}, the first {ROWS} shown" if count > ROWS else f"{count:,} {what}"

@@ -59,6 +59,10 @@ class Child:
     def send(self, message: Any = None) -> None:
         self._wire.send(message)
 
+    @property
+    def has_message(self) -> bool:
+        return self._wire.has_message
+
     def receive(self, timeout: float = 240.0) -> Any:
         """The next message; as the last one the function's result, or its exception, which is raised."""
         try:

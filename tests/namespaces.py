@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +15,9 @@ import pytest
 
 from tests.children import in_child
 
-MOUNTS, PIDS = 0x20000, 0x20000000  # CLONE_NEWNS, CLONE_NEWPID
+MOUNTS, PIDS, NETWORK = 0x20000, 0x20000000, 0x40000000  # CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET
 _CLONE_NEWUSER, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x10000000, 0x1000, 0x4000, 1 << 18
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,6 +58,22 @@ def _enter(kinds: int) -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+
+
+def start_loopback(ports: tuple[int, int] | None = None) -> None:
+    """In a network namespace of one's own, which begins without.
+
+    Args:
+        ports: the first and the last one that connections are made from.
+    """
+    with socket.socket() as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
+    if ports is not None:
+        try:
+            with open("/proc/sys/net/ipv4/ip_local_port_range", "w") as file:
+                file.write(f"{ports[0]} {ports[1]}")
+        except OSError as error:
+            raise Refused(f"choose its network's ports: {error}") from None
 
 
 def mount_tmpfs(folder: str, options: str = "") -> None:

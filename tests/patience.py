@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import memstore
+
 
 def least_seconds(call: Callable[[], object], enough: float, tries: int = 20) -> float:
     """The least time that a call took in some tries; one that took less than `enough` is the last.
@@ -19,3 +21,14 @@ def least_seconds(call: Callable[[], object], enough: float, tries: int = 20) ->
         if least < enough:
             break
     return least
+
+
+def give_back_until(store: memstore.Store, is_gone: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Collects what nobody holds until something is gone: whoever read it just now may hold it for a moment more."""
+    deadline = time.monotonic() + seconds
+    store.gc()
+    while not is_gone():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"it is still there after {seconds} s")
+        time.sleep(0.01)
+        store.gc()

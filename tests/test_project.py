@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from memstore.testing.faults import STEPS
+from memstore.testing.hosts import why_unavailable
 from tests.children import in_child
 
 ROOT = Path(__file__).parent.parent
@@ -23,10 +24,11 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("errors", "late_imports", "depth", "modes", "group_call"),
-    ("keys", "strict_json", "wording"),
+    ("errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
+    ("keys", "strict_json", "whole_numbers", "wording"),
     ("info",),
     ("engine",),
+    ("distributed",),
     ("sharding",),
     ("structure",),
     ("contents",),
@@ -34,11 +36,11 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("dataloader", "snapshot", "deferred_init", "fake", "distributed"),
+    ("dataloader", "snapshot", "deferred_init", "fake"),
     ("datasets",),
     ("replay",),
     ("integrations", "aio", "cli"),
-    ("",),  # memstore/__init__.py, which names everything
+    ("", "__main__"),  # memstore/__init__.py, which names everything
     ("testing",),
 )
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
@@ -282,6 +284,19 @@ def test_example_brings_weights_to_another_mesh() -> None:
     assert re.search(r"torn or mixed +0\n", done.stdout) and "the last one is 10" in done.stdout, done.stdout
     read = re.search(r"each generator read +([0-9.]+) MiB", done.stdout)
     assert read and float(read[1]) < 45, done.stdout  # half of the weights, and the vectors
+
+
+@pytest.mark.full
+def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    command = [str(ROOT / "examples/torchrun_hosts.sh"), "--steps", "3"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert re.search(r"wrong or torn +0\n", done.stdout) and "2 hosts serve one store" in done.stdout, done.stdout
+    assert re.search(r"got by columns, on each rank +[0-9.]+ ms", done.stdout), done.stdout
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 import memstore.cli.entries  # pyright: ignore[reportUnusedImport] - it registers its commands
+import memstore.cli.hosts  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import render

@@ -19,6 +19,7 @@ from memstore.engine import Path
 from memstore.listing import Leaf
 from memstore.wording import age, runs, size
 
+_WIDE = 160  # columns
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "errors",
     "leaf_tree",
     "print_json",
+    "print_whole",
     "printable",
     "progress",
     "runs",
@@ -73,6 +75,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
     for row in rows:
         made.add_row(*map(printable, row))
     return made
+
+
+def print_whole(table: Table) -> None:
+    """Nothing is cut: a row that a narrow terminal wraps is better than half a number."""
+    for column in table.columns:
+        column.no_wrap = True
+    Console(highlight=False, width=max(console.width, _WIDE)).print(table)
 
 
 def printable(text: str) -> str:

@@ -7,12 +7,14 @@ merge        the parts of all ranks as one value
 reading      a mapped entry as a value; verify
 mending      what a repair asks: headers made anew, and sharded values of headers
 boxes        where the bytes of leaves lie that are spread over segments
+absent       bytes that lie on other hosts until they are read
 counting     how many bytes were read
 checksums    of leaves: made by the one, compared by the other
 """
 
 from __future__ import annotations
 
+from memstore.contents.absent import bring, bring_rows, receive_rows
 from memstore.contents.boxes import NO_BOXES, Boxes, BoxTable, StoredBox, box_table, boxes_of, encode_boxes
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.counting import bytes_read, count_read
@@ -34,6 +36,8 @@ __all__ = [
     "RankPart",
     "StoredBox",
     "blame",
+    "bring",
+    "bring_rows",
     "box_table",
     "boxes_of",
     "bytes_read",
@@ -53,5 +57,6 @@ __all__ = [
     "read_bare",
     "read_content",
     "read_part",
+    "receive_rows",
     "verify",
 ]

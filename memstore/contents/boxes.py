@@ -18,6 +18,7 @@ from memstore.engine import Record
 from memstore.errors import CorruptionError
 from memstore.sharding import NO_BOXES, Box, Boxes, StoredBox
 from memstore.structure import check_boxes, plan_of
+from memstore.undecodable import UNDECODABLE
 
 __all__ = ["NO_BOXES", "BoxTable", "Boxes", "StoredBox", "box_table", "boxes_of", "encode_boxes"]
 
@@ -79,7 +80,7 @@ def _checked(stored: bytes, description: bytes, nbytes: int) -> Boxes:
 def _table(stored: bytes) -> BoxTable:
     try:
         rows, ranks = _decode(stored)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"the boxes of a sharded value can't be read: {error}") from None
     box = functools.lru_cache(None)(Box)  # leaves of one shape are mostly cut alike
     boxes = {

@@ -17,6 +17,7 @@ from memstore.engine import PART_MARK, SegmentExtent
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Box, StoredBox, whole
 from memstore.structure import DTYPES, LeafNames, MalformedError, Tree, require
+from memstore.undecodable import UNDECODABLE
 
 _CACHED = 64  # of what parts say
 _MOST_RANKS = 1 << 20
@@ -117,7 +118,7 @@ def read_part(said: bytes, segment: SegmentExtent | None, sums: tuple[bytes | No
         read = _read_said(said, 0 if segment is None else segment.size - segment.start)
         require(not sums or len(sums) == sum(len(look.boxes) for look in read.looks), "other checksums than boxes")
         require(all(one is None or len(one) == CHECKSUM_SIZE for one in sums), "a checksum of another size")
-    except (msgspec.MsgspecError, MalformedError, UnsupportedValueError, RecursionError) as error:
+    except (*UNDECODABLE, MalformedError, UnsupportedValueError) as error:
         raise CorruptionError(f"what a part says of its value can't be read: {error}") from None
     return RankPart(read, segment, sums)
 
@@ -185,7 +186,7 @@ def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:
     """A part by what the catalog keeps of it. Raises CorruptionError."""
     try:
         said, sums = _decode_content(content)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"what the catalog keeps of a part can't be read: {error}") from None
     return read_part(said, segment, sums)
 

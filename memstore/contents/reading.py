@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from memstore import structure
+from memstore.contents.absent import bringing
 from memstore.contents.boxes import boxes_of
 from memstore.contents.checksums import Checksums, DamagedBytesError, checked_objects, compare
 from memstore.contents.counting import count_read
@@ -103,11 +104,14 @@ def _read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: 
             target,
             boxes=boxes,
             checks=Checksums(held.record, plan, boxes, memory) if verify else None,
+            need=bringing(held.absent),
             count=count_read,
             strict=options.strict,
             non_blocking=options.non_blocking,
             allow_pickle=allow_pickle,
         )
+    if held.absent is not None:
+        held.absent.need_all()
     if verify:
         compare(held.record, plan, memory, boxes)
     if boxes:

@@ -3,7 +3,10 @@
 dataset         StoreDataset, a stored value as a data set
 batch           its batches, as DataLoader takes them
 rows_of_value   how many rows a value has, and one of them
-shared_memory   what workers read into
+lending         what workers read into: blocks of shared memory, one batch after the other
+borrowing       how their batches are received, and given back
+blocks          one block, as both have it
+shared_memory   for what has no block
 block_shuffle   BlockShuffle, an order of rows that a cold disk can follow, and that can be resumed
 """
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from memstore.dataloader.lending import begin_batch
 from memstore.dataloader.rows_of_value import row_of
-from memstore.dataloader.shared_memory import new_shared
 from memstore.rows import read_rows, read_rows_to
 
 
@@ -31,7 +31,7 @@ class Batch:
 
 def read_batch(source: Any, index: Any) -> Any:
     """As `read_rows`; in a worker of a DataLoader into memory that it shares with its parent."""
-    return read_rows(source, index) if get_worker_info() is None else read_rows_to(new_shared, source, index)
+    return read_rows(source, index) if get_worker_info() is None else read_rows_to(begin_batch(), source, index)
 
 
 def as_rows(value: Any, count: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""New tensors in memory that processes share: what a worker reads into is what the parent gets."""
+"""New tensors in memory that processes share, for what has no block: torch sends their memory as it is."""
 
 # pyright: reportPrivateUsage=false
 

@@ -3,9 +3,9 @@
 spec       what a row is
 batch      rows on their way into a dataset, compared with that
 rows       the rows of an open dataset, in the memory that the processes share
-creating   what a put writes of a new one
+creating   what a put writes of a new one, or of a new buffer
 indices    which rows are meant
-references datasets in pickles
+references datasets and buffers in pickles
 dataset    Dataset: what a user calls
 opening    how a Store makes and opens them
 
@@ -15,22 +15,29 @@ Control page, mutex and states are the engine's: `engine/protocols/mutable.py`.
 from __future__ import annotations
 
 from memstore.datasets.batch import Batch, take_batch
+from memstore.datasets.creating import control_of, put_entry
 from memstore.datasets.dataset import Dataset, SharedRows, shared_rows
 from memstore.datasets.opening import create_dataset, create_dataset_from, hold_rows, open_dataset
+from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, arrays_over
 from memstore.datasets.spec import Spec, rows_of_spec, spec_of, spec_of_batch
 
 __all__ = [
     "Batch",
     "Dataset",
+    "Reference",
     "Rows",
     "SharedRows",
     "Spec",
     "arrays_over",
+    "control_of",
     "create_dataset",
     "create_dataset_from",
     "hold_rows",
     "open_dataset",
+    "opened",
+    "put_entry",
+    "reduce",
     "rows_of_spec",
     "shared_rows",
     "spec_of",

@@ -1,4 +1,4 @@
-"""A batch of rows on its way into a dataset: its tensors by leaf, compared with what a row is, as numpy arrays."""
+"""Rows on their way into a dataset or buffer: their tensors by leaf, compared with what a row is, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMPY_SAME_SIZE = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.co
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows to be stored: for each leaf of the dataset an array of their bits. Nothing is copied but from devices."""
+    """Rows to be stored: for each leaf an array of their bits. Nothing is copied but from devices."""
 
     count: int
     arrays: tuple[Array, ...]
@@ -57,7 +57,7 @@ def take_batch(key: str, plan: Plan, value: Any, *, single: bool = False) -> Bat
         wrong.append(f"its leaves have {' and '.join(map(str, sorted(counts)))} rows")
     if wrong:
         what = "row" if single else "batch"
-        raise StructureMismatchError(f"{key!r}: this {what} doesn't fit the dataset: {'; '.join(wrong)}", key=key)
+        raise StructureMismatchError(f"{key!r}: this {what} doesn't fit: {'; '.join(wrong)}", key=key)
     return Batch(counts.pop(), tuple(map(_bits, tensors)))
 
 

@@ -1,8 +1,10 @@
-"""A dataset is created: what a put writes of it. The rules: docs/decisions/015."""
+"""A dataset is created: what a put writes of it, or of any mutable entry. The rules: docs/decisions/015."""
 
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,20 @@ from memstore.engine import (
 from memstore.errors import AlreadyExistsError, VersionConflictError
 from memstore.structure import Plan
 
-_CONTROL = Span(("__control__",), "uint8", 1, (CONTROL_SIZE,), CONTROL_SIZE)
+_OPEN_IT = "open it with store.open_dataset({key!r}), or delete it"
+
+
+def control_of(size: int) -> Span:
+    """The first tensor of a mutable entry's segment: what the processes share beside the rows."""
+    return Span(("__control__",), "uint8", 1, (size,), size)
+
+
+_CONTROL = control_of(CONTROL_SIZE)
 
 
 def create(root: Root, key: str, spec: Spec, capacity: int, length: int, deadline: float) -> int:
     """Creates a dataset of zeros. Returns its put's version."""
-    _check_absent(root, key)
+    _check_absent(root, key, deadline)
     if type(length) is not int or length < 0:
         raise ValueError(f"length is a number of rows, 0 or more, and not {length!r}")
     with naming(key):
@@ -47,7 +57,7 @@ def create(root: Root, key: str, spec: Spec, capacity: int, length: int, deadlin
 
 def create_from(root: Root, key: str, value: Any, capacity: int | None, deadline: float) -> int:
     """Creates a dataset of a batch. Returns its put's version."""
-    _check_absent(root, key)
+    _check_absent(root, key, deadline)
     with naming(key):
         spec = spec_of_batch(value)
         one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
@@ -61,30 +71,51 @@ def create_from(root: Root, key: str, value: Any, capacity: int | None, deadline
     return _put(root, key, plan, entries, batch.count, batch, deadline)
 
 
-def _check_absent(root: Root, key: str) -> None:
+def _check_absent(root: Root, key: str, deadline: float) -> None:
     """Before room is reserved: where the key is a large dataset, there may be none for another."""
-    record = index.find(root, key.encode())
+    record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
     if record is not None:
-        raise _exists(key, record.version)
+        raise _exists(key, record.version, _OPEN_IT)
 
 
-def _exists(key: str, version: int) -> AlreadyExistsError:
-    return AlreadyExistsError(
-        f"{key!r} is there already, at version {version}: open it with store.open_dataset({key!r}), or delete it",
-        key=key,
-    )
+def _exists(key: str, version: int, advice: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"{key!r} is there already, at version {version}: {advice.format(key=key)}", key=key)
 
 
 def _put(root: Root, key: str, plan: Plan, entries: bytes, length: int, batch: Batch | None, deadline: float) -> int:
+    mutable = MutableDescription("dataset", plan.description)
+    return put_entry(root, key, mutable, plan, entries, functools.partial(_fill, plan, length, batch), deadline)
+
+
+def put_entry(
+    root: Root,
+    key: str,
+    mutable: MutableDescription,
+    plan: Plan,
+    entries: bytes,
+    fill: Callable[[WritableMemory], None],
+    deadline: float,
+    *,
+    advice: str = _OPEN_IT,
+) -> int:
+    """Puts a new mutable entry. Returns the version.
+
+    Args:
+        plan, entries: of all rows, with `control_of`; the entries of the header.
+        fill: writes into the new file, which is zeros, the control page at least.
+        advice: for who finds the key taken; it may name `{key!r}`.
+
+    Raises:
+        AlreadyExistsError, StoreFullError: as `Store.create_dataset`.
+    """
     need_mutable(root, deadline)
-    description = encode_mutable(MutableDescription("dataset", plan.description))
+    description = encode_mutable(mutable)
     header = Header(key, root.settings.store, description, b"", entries)
     content = Content(description, b"", plan.nbytes)
-    fill = functools.partial(_fill, plan, length, batch)
     try:
         (version,) = put(root, [Draft(key.encode(), content, 0, header, fill)], deadline)
     except VersionConflictError as error:
-        raise _exists(key, error.found) from None
+        raise _exists(key, error.found, advice) from None
     return version
 
 

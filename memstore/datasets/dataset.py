@@ -14,11 +14,11 @@ from memstore import contents
 from memstore.dataloader import Row, as_rows, read_batch
 from memstore.datasets.batch import Batch, take_batch
 from memstore.datasets.indices import as_row, in_range, places_of
-from memstore.datasets.references import reduce
-from memstore.datasets.rows import Rows
+from memstore.datasets.references import Reference, opened, reduce
+from memstore.datasets.rows import Rows, capacity_of
 from memstore.datasets.spec import spec_of
 from memstore.engine import MutableEntry, deadline_after, put
-from memstore.errors import ReadOnlyError, StoreFullError
+from memstore.errors import ReadOnlyError, StoreFullError, VersionConflictError
 from memstore.rows import read_rows
 from memstore.structure import modes
 
@@ -154,12 +154,9 @@ class Dataset:
         self._check_writable()
         found = take_batch(self.key, self._rows.plan, batch)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
-        added, sleeps = self._entry.run(functools.partial(self._append, found), deadline)
-        if sleeps:
-            self._entry.page.wake()
-        return added
+        return self._entry.run(functools.partial(self._append, found), deadline)
 
-    def _append(self, batch: Batch) -> tuple[range, bool]:
+    def _append(self, batch: Batch) -> range:
         """Under the mutex. A kill before the length is stored leaves rows behind it, which are written over."""
         entry = self._entry
         page = entry.page
@@ -175,7 +172,7 @@ class Dataset:
         self._rows.store(batch, slice(start, stop))
         entry.check_held()
         page.length = stop  # the moment of publication
-        return range(start, stop), page.ring()
+        return range(start, stop)
 
     @modes.unaffected
     def flush(self, rows: slice | None = None) -> None:
@@ -221,6 +218,10 @@ class Dataset:
         Raises:
             MutableEntryError: it was sealed already, or deleted.
             StoreFullError: no room for the copy. It is open as before.
+            HomeUnavailableError: in a store on several hosts, the one that has the key did not answer. It is open as
+                before.
+            UnknownOutcomeError: that host was asked, and gave no answer. Who writes rows asks it again, and gets a
+                HomeUnavailableError as long as it isn't known whether they are sealed.
             StoreTimeoutError, ReadOnlyError: as `extend`.
         """
         self._check_writable()
@@ -229,17 +230,21 @@ class Dataset:
 
     def _put_rows(self, deadline: float, length: int) -> int:
         root, record = self._entry.root, self._entry.record
-        flat = contents.flatten(self.key, self._rows.value[:length], root, allow_pickle=False)
-        draft = contents.draft(root, self.key.encode(), flat, None)
-        (version,) = put(root, [msgspec.structs.replace(draft, seals=record.put_id)], deadline)
-        return version
+        while True:
+            flat = contents.flatten(self.key, self._rows.value[:length], root, allow_pickle=False)
+            draft = contents.draft(root, self.key.encode(), flat, self._entry.version_to_seal(deadline))
+            try:
+                (version,) = put(root, [msgspec.structs.replace(draft, seals=record.put_id)], deadline)
+            except VersionConflictError:  # its host was served meanwhile, and the key's home has named it anew
+                continue
+            return version
 
     def _check_writable(self) -> None:
         if not self._entry.writable:
             raise ReadOnlyError(f"{self.key!r} was opened with mode 'r': open it with 'r+' to write", key=self.key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reduce(type(self), self._entry, self._timeout)
+        return reduce(__name__, receive.__name__, self._entry, self._timeout)
 
     def __copy__(self) -> Dataset:
         return self
@@ -249,6 +254,13 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
+
+
+@modes.unaffected
+def receive(reference: Reference, timeout: float) -> Dataset:
+    """Unpickles a dataset. Raises as `references.opened`."""
+    with opened(reference, "dataset", capacity_of, timeout) as entry:
+        return Dataset(entry, timeout)
 
 
 @dataclass(frozen=True, slots=True)

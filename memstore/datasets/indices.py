@@ -48,4 +48,7 @@ def places_of(index: Any, length: int, key: str) -> tuple[slice | np.ndarray[Any
         rows = Index(index).rows(length, repr(key)).numpy()
         return rows, len(rows)
     start, stop, step = index.indices(length)
-    return slice(start, None if stop < 0 else stop, step), len(range(start, stop, step))
+    count = len(range(start, stop, step))
+    if not count:  # a start or stop of -1, before the first row, would be taken for the last one
+        return slice(0, 0), 0
+    return slice(start, None if stop < 0 else stop, step), count

@@ -29,7 +29,7 @@ def create_dataset_from(root: Root, key: str, value: Any, capacity: int | None, 
 
 def _open_new(root: Root, key: str, version: int, timeout: float) -> Dataset:
     """What was created just now, and not what somebody has made in its place since."""
-    record = index.find(root, key.encode())
+    record = index.find(root, key.encode(), timeout)
     if record is None or record.version != version:
         raise VersionGoneError(f"{key!r} was created, and at once deleted or sealed by somebody else", key=key)
     return Dataset(_open(root, key, timeout, writable=True, put_id=record.put_id), timeout)

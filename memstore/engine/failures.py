@@ -10,7 +10,9 @@ from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
 
 
 def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether this host has no room."""
+    is_elsewhere = isinstance(error, StoreFullError) and error.host is not None
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_elsewhere
 
 
 class resource_errors:

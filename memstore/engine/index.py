@@ -1,71 +1,141 @@
 """What a Store asks of the catalog beside `get` and `put`: records, versions, keys, and the wait for a new version.
 
-Nothing is mapped, and no tensor is read.
+Nothing is mapped, and no tensor is read. In a store on several hosts, what isn't found here is asked for elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
-from memstore.engine.catalog import Transaction
+from memstore.engine.catalog import Transaction, served
 from memstore.engine.format import Record
-from memstore.engine.protocols import mutable_entry
+from memstore.engine.protocols import elsewhere_of, find_record, is_served, mutable_entry
 from memstore.engine.root import Root
 from memstore.engine.sync import deadline_after
-from memstore.errors import StoreTimeoutError
-
-Row = TypeVar("Row")
+from memstore.errors import CorruptionError, StoreTimeoutError
 
 _KEYS_A_PAGE = 1024
+DEFAULT_TIMEOUT = 30.0  # seconds
 LOOK_EVERY = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
 
 
-def find(root: Root, name: bytes) -> Record | None:
-    return root.catalog.read(name)
-
-
-def version_of(root: Root, name: bytes) -> int:
-    """0 if there is no such key."""
+def find(root: Root, name: bytes, timeout: float = DEFAULT_TIMEOUT) -> Record | None:
+    """The record of a key. `timeout` is for other hosts."""
     record = root.catalog.read(name)
+    return find_record(root, name, deadline_after(timeout)) if record is None else record
+
+
+def version_of(root: Root, name: bytes, timeout: float) -> int:
+    """0 if there is no such key. `timeout` is for other hosts."""
+    record = root.catalog.read(name)
+    if record is None:
+        record = find_record(root, name, deadline_after(timeout))
     return record.version if record else 0
 
 
-def keys_from(opened: Callable[[], Root], prefix: bytes) -> Iterator[bytes]:
+def known_version(root: Root, name: bytes) -> int | None:
+    """As `version_of`; None where other hosts would have to be asked."""
+    record = root.catalog.read(name)
+    if record is None and is_served(root) and not elsewhere_of(root).home_here((name,)):
+        return None
+    return record.version if record else 0
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def keys_from(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[bytes]:
     """The keys that start with `prefix`, sorted; each page of 1,024 as it is at one moment.
 
-    `opened` gives the root anew for each page: the store may be closed, or the process forked, between two.
+    `opened` gives the root anew for each page: the store may be closed, or the process forked, between two. `timeout`
+    is that of each page, where other hosts are asked.
     """
-    return _in_pages(opened, prefix, lambda _, keys: keys)
+    for _, keys in _pages(opened, prefix, timeout):
+        yield from keys
 
 
-def records_from(opened: Callable[[], Root], prefix: bytes) -> Iterator[tuple[bytes, Record]]:
-    """As `keys_from`, each key with its record."""
-
-    def look(transaction: Transaction, keys: list[bytes]) -> list[tuple[bytes, Record]]:
-        found = [(key, transaction.record(key)) for key in keys]
-        return [(key, record) for key, record in found if record is not None]
-
-    return _in_pages(opened, prefix, look)
-
-
-def _in_pages(
-    opened: Callable[[], Root], prefix: bytes, look: Callable[[Transaction, list[bytes]], list[Row]]
-) -> Iterator[Row]:
-    """What `look` finds for the keys of each page. In pages, since a long transaction makes the catalog grow."""
+def keys_here(root: Root) -> Iterator[bytes]:
+    """The keys that this host's catalog has."""
     after: bytes | None = None
+    while keys := root.catalog.view(Transaction.keys, b"", after, _KEYS_A_PAGE):
+        yield from keys
+        after = keys[-1]
 
-    def page(transaction: Transaction) -> tuple[list[bytes], list[Row]]:
-        keys = transaction.keys(prefix, after, _KEYS_A_PAGE)
-        return keys, look(transaction, keys)
 
+def keys_of_bytes_here(root: Root) -> Iterator[bytes]:
+    """The keys whose bytes lie on this host, sorted; their homes may be elsewhere."""
+    try:
+        is_of_cluster = is_served(root)
+    except CorruptionError:  # the row that says so is damaged, and reported as such
+        is_of_cluster = False
+    if not is_of_cluster:
+        yield from keys_here(root)
+        return
+    elsewhere_of(root).take_in()
+    yield from heapq.merge(
+        (key for key in keys_here(root) if _lies_here(root, key)), sorted(root.catalog.view(_lent_keys))
+    )
+
+
+def _lies_here(root: Root, key: bytes) -> bool:
+    with contextlib.suppress(CorruptionError):  # its reader will say so
+        record = root.catalog.read(key)
+        return record is not None and record.hosts is None
+    return True
+
+
+def _lent_keys(transaction: Transaction) -> list[bytes]:
+    """The keys whose records are elsewhere, and name segments of this host."""
+    found: set[bytes] = set()
+    for key, stored in transaction.rows(served.LENT):
+        with contextlib.suppress(CorruptionError):  # reported with its own table
+            kept = served.read_kept(served.LENT, bytes(key), bytes(stored))
+            rows = [transaction.segment(segment) for segment, _ in kept.segments]
+            found |= {row.key for row in rows if row is not None}
+    return list(found)
+
+
+def records_from(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[tuple[bytes, Record]]:
+    """As `keys_from`, each key with its record."""
+    for root, keys in _pages(opened, prefix, timeout):
+        rows = zip(keys, _records(root, keys, timeout), strict=True)
+        yield from [(key, record) for key, record in rows if record is not None]
+
+
+def count(root: Root, timeout: float) -> int:
+    """How many keys there are."""
+    if is_served(root):
+        return sum(len(keys) for _, keys in _pages(lambda: root, b"", timeout))
+    return root.catalog.view(lambda transaction: transaction.count("entries"))
+
+
+def _records(root: Root, keys: list[bytes], timeout: float) -> list[Record | None]:
+    if is_served(root):
+        return elsewhere_of(root).records(keys, deadline_after(timeout))
+    return root.catalog.view(lambda transaction: [transaction.record(key) for key in keys])
+
+
+def _pages(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[tuple[Root, list[bytes]]]:
+    """In pages, since a long transaction makes the catalog grow."""
+    after: bytes | None = None
     while True:
-        keys, rows = opened().catalog.view(page)
-        yield from rows
-        if len(keys) < _KEYS_A_PAGE:
+        root = opened()
+        keys = root.catalog.view(Transaction.keys, prefix, after, _KEYS_A_PAGE)
+        is_last = len(keys) < _KEYS_A_PAGE
+        if is_served(root):
+            rows = elsewhere_of(root).keys(prefix, after or b"", _KEYS_A_PAGE, deadline_after(timeout))
+            keys = [key for key, _ in rows]
+            is_last = not keys  # a page of several homes may be a short one
+        yield root, keys
+        if is_last:
             return
         after = keys[-1]
+
+
+# --- wait -------------------------------------------------------------------------------------------------------------
 
 
 def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: float, *, mutable: bool = False) -> int:
@@ -78,8 +148,13 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
     bell = doorbell.bell(name)
     while True:
         seen = doorbell.load(bell)  # before the catalog: a put in between changes it
-        record = opened().catalog.read(name)
+        root = opened()
+        record = root.catalog.read(name)
         version = record.version if record else 0
+        is_here = version > newer_than or not is_served(root) or elsewhere_of(root).home_here((name,)) != 0
+        if not is_here:
+            (record,) = elsewhere_of(root).records([name], deadline)
+            version = record.version if record else 0
         if record is not None and record.is_mutable and not mutable:
             raise mutable_entry(name, record.mutable_kind)
         if version > newer_than:
@@ -88,4 +163,7 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
         if left <= 0:
             key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
             raise StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)
-        doorbell.wait(bell, seen, min(LOOK_EVERY, left))
+        if is_here:
+            doorbell.wait(bell, seen, min(LOOK_EVERY, left))
+        elif version := elsewhere_of(root).wait(name, newer_than, deadline):
+            return version

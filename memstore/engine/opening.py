@@ -1,7 +1,7 @@
 """The store folder is opened and, where there is none, created: `open_root` returns a store that is whole and checked.
 
 Openings of one folder go one after another, by a lock on it (`folder.locked`). A process opens a folder once, and
-counts who uses it (`registry.py`).
+knows who uses it (`registry.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from memstore.engine.root import (
     TMPFS,
     Durability,
     Root,
+    RootUse,
     Settings,
     check_filesystem,
     close_root,
@@ -56,8 +57,8 @@ class Creation:
     capacity: int | None = None
 
 
-def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
-    """Opens, and with mode "a" or "x" creates, the store at `path`. Each call must be answered by one `close_root`.
+def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootUse:
+    """Opens, and with mode "a" or "x" creates, the store at `path`, until the use ends.
 
     Openings of one folder go one after another, by a lock on it. What waits, waits without the registry's lock, which
     forks and closes take too.
@@ -79,22 +80,23 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> Root:
         if settings is not None:
             _check_agreement(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-        root = registry.registered(identity, settings)
-        is_new = root is None
-        if root is None and settings is None:
-            root = _create(path, identity, creation, kind, deadline)
-        elif root is None and settings is not None:
-            root = _join(path, identity, settings, kind, mode, deadline)
-    assert root is not None
+        use = registry.registered(identity, settings)
+        is_new = use is None
+        if use is None and settings is None:
+            use = _create(path, identity, creation, kind, deadline)
+        elif use is None and settings is not None:
+            use = _join(path, identity, settings, kind, mode, deadline)
+    assert use is not None
+    root = use.root
     if root.lock is not None and mode != "r":
-        with _closed_on_error(root):
+        with _closed_on_error(use):
             if is_new:
                 # If the last owner died, `run` recovers first, so that what it committed is seen here.
                 root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
                 _sweep(root, deadline)
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)
-    return root
+    return use
 
 
 def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
@@ -130,7 +132,7 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
             )
 
 
-def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> Root:
+def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> RootUse:
     folder.check_empty(path)
     settings = new_settings(
         durability=creation.durability,
@@ -148,8 +150,9 @@ def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int,
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
         elif settings.durable:  # its creator was killed, and may have asked for a store that needs no disk
             folder.sync_file(f"{path}/{name}")
-    root = _assemble(path, identity, settings, kind, deadline, writable=True)
-    with _closed_on_error(root):
+    use = _assemble(path, identity, settings, kind, deadline, writable=True)
+    root = use.root
+    with _closed_on_error(use):
         if root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments")):
             raise NotAStoreError(f"{path} has lost its {folder.SETTINGS}, not its catalog: restore it from a copy")
         root.catalog.update(lambda transaction: transaction.put_store_id(settings.store))
@@ -161,10 +164,10 @@ def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int,
             for name in (f"{path}/{CATALOG}", f"{path}/catalog", path, os.path.dirname(path)):
                 syscalls.sync_folder(name)
         folder.write_settings(path, settings)
-    return root
+    return use
 
 
-def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, mode: str, deadline: float) -> Root:
+def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, mode: str, deadline: float) -> RootUse:
     folder.check_files(path, settings)
     for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
         if not os.path.lexists(f"{path}/{name}"):
@@ -181,46 +184,47 @@ def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, m
     writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
-    root = _assemble(path, identity, settings, kind, deadline, writable=writable)
-    with _closed_on_error(root):
+    use = _assemble(path, identity, settings, kind, deadline, writable=writable)
+    root = use.root
+    with _closed_on_error(use):
         found = root.catalog.view(Transaction.store_id)
         if found != settings.store:
             where = f"{path}/{CATALOG}"
             detail = f"the catalog belongs to store {found}, memstore.json to {settings.store}: restore one copy"
             raise CorruptionError(path=where, detail=detail)
         check_publications(root)
-    return root
+    return use
 
 
 @contextlib.contextmanager
-def _closed_on_error(root: Root) -> Generator[None]:
+def _closed_on_error(use: RootUse) -> Generator[None]:
     """Left open, the catalog would bar this process from opening it again."""
     try:
         yield
     except BaseException:
-        close_root(root)
+        close_root(use)
         raise
 
 
 def _assemble(
     path: str, identity: tuple[int, int], settings: Settings, kind: int, deadline: float, *, writable: bool
-) -> Root:
-    """Maps the pages, opens the catalog and registers the root, with one user; the folder is locked."""
+) -> RootUse:
+    """Maps the pages, opens the catalog and registers the root, with its first use; the folder is locked."""
     segments = OwnedFile(f"{path}/{SEGMENTS}", os.O_RDONLY | os.O_DIRECTORY)
     with registry.lock:  # a child that is forked meanwhile would keep the lock too
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
-    doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable)
+    watch = lock.watch if lock is not None else None
+    doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable, watch=watch)
 
-    def register() -> Root:
+    def register() -> RootUse:
         with registry.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, needs_files, segments, users=1)
+            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, needs_files, segments)
             root.before_close = close_ahead
             if lock is not None:
                 lock.recover = lambda: after_death(root)
-            registry.register(identity, root)
-        return root
+            return registry.register(identity, root)
 
     return register() if lock is None else lock.run(register, deadline)
 

@@ -2,7 +2,8 @@
 
 1. In a process, the mapping that the pin refers to keeps the segment's lock, so nobody reuses or removes the file.
 2. To pickle a pin of a segment takes a lease, which keeps the version until its receiver is there.
-3. To unpickle it opens the store and maps the version at once, so that the lease may end.
+3. To unpickle it opens the store and maps the version at once, so that the lease may end. On another host of the
+   store, the first one is asked to keep the version, and what is read of it comes from there.
 
 A process that dies leaves nothing to clean up: its locks go with it, and leases end by themselves.
 """
@@ -17,8 +18,16 @@ import msgspec
 
 from memstore.engine.format import Record, decode_record, encode_record
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.protocols import DEFAULT_LEASE, MappedEntry, lease, map_entry, retry_after_sweep
-from memstore.engine.root import Root, abandon_root, close_root, retain_root
+from memstore.engine.protocols import (
+    DEFAULT_LEASE,
+    MappedEntry,
+    elsewhere_of,
+    is_fellow,
+    lease,
+    map_entry,
+    retry_after_sweep,
+)
+from memstore.engine.root import Root, RootUse, close_root, use_root
 from memstore.engine.sync import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
 
@@ -37,20 +46,30 @@ class Pin:
     """A version of a key that stays readable.
 
     Attributes:
-        record: of the version, as far as its holder needs it.
+        record: of the version, as far as its holder needs it. With `hosts`: its bytes lie elsewhere.
         held: its bytes in memory; None if they couldn't be mapped when the pin arrived: `map` says why.
     """
 
-    __slots__ = ("__weakref__", "held", "key", "options", "record", "root")
+    __slots__ = ("__weakref__", "_use", "held", "key", "options", "record", "root")
 
     def __init__(self, root: Root, key: str, record: Record, held: MappedEntry | None, options: PinOptions) -> None:
-        retain_root(root)
+        self._use = use_root(root)
         self.root, self.key, self.record, self.held, self.options = root, key, record, held, options
 
-    def map(self) -> MappedEntry | None:
-        """Maps the version anew; None if it is gone."""
+    def map(self, *, lazily: bool = False) -> MappedEntry | None:
+        """Maps the version anew; None if it is gone.
+
+        Args:
+            lazily: what lies on other hosts may be fetched when it is read.
+
+        Raises HomeUnavailableError, CrossHostError of one that lies on other hosts.
+        """
+        name, record = self.key.encode(), self.record
+        if record.hosts is not None:
+            deadline = deadline_after(self.options.timeout)
+            return elsewhere_of(self.root).hold_version(name, record, deadline, lazily=lazily or not record.description)
         with self.root.guard:
-            return map_entry(self.root, self.key.encode(), self.record)
+            return map_entry(self.root, name, record)
 
     def gone(self) -> VersionGoneError:
         """The error for a version whose segment holds another put by now."""
@@ -64,30 +83,49 @@ class Pin:
     def _take_lease(self) -> None:
         """Keeps the version for its receiver. Raises VersionGoneError where that would not find the store."""
         root, options = self.root, self.options
+        self.localize()
         if (why := _why_not_in_place(root)) is not None:
             raise self._gone(why)
         extents = self.record.segments
         if not extents:
             return
+        if self.record.hosts is not None:
+            raise self.gone()
         if options.mode == "r":
             text = f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'"
             raise ReadOnlyError(text, key=self.key)
         deadline = deadline_after(options.timeout)
         retry_after_sweep(partial(lease, seconds=options.lease), root, extents, deadline, self.key)
 
+    def localize(self) -> None:
+        """Before it is referred to: a version of other hosts is copied to this one, where others find it.
+
+        Raises StoreFullError, CrossHostError, HomeUnavailableError, VersionGoneError.
+        """
+        if self.held is None or self.held.absent is None or self.record.hosts is None:
+            return
+        self.held = self.held.absent.localized()
+        local = self.held.record
+        self.record = msgspec.structs.replace(
+            self.record,
+            segment=local.segment,
+            put_id=local.put_id,
+            size=local.size,
+            start=local.start,
+            parts=None,
+            hosts=None,
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         self._take_lease()
         root, stored = self.root, encode_record(self.key.encode(), self.record)
         return receive, (root.path, root.settings.store, self.key, stored, *msgspec.structs.astuple(self.options))
 
-    def __del__(self) -> None:
-        root = getattr(self, "root", None)
-        if root is not None:
-            abandon_root(root)
-
 
 def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pin:
     """Unpickles a pin. A version that can't be mapped is no error here: its holder says so where it can be handled.
+
+    On another host than it was pickled on, `path` names that host's folder of the same store.
 
     Raises:
         NotAStoreError: there is no such store here.
@@ -95,18 +133,23 @@ def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pi
     """
     name, chosen = key.encode(), PinOptions(*options)
     record = decode_record(name, stored)
-    root = _open(path, store, key, record.version, chosen)
+    use = _open(path, store, key, record.version, chosen)
     try:
-        pin = Pin(root, key, record, None, chosen)
+        if use.root.settings.store != store:
+            record = _seen_from_here(use.root, store, key, record)
+        pin = Pin(use.root, key, record, None, chosen)
         with contextlib.suppress(OSError, MemstoreError):
-            pin.held = pin.map()
+            pin.held = pin.map(lazily=True)
+            if pin.held is not None and pin.held.record.hosts is None:
+                pin.record = pin.held.record  # it has a copy here
         return pin
     finally:
-        close_root(root)
+        close_root(use)
 
 
 def pack(pin: Pin) -> bytes:
     """The version, for processes that have the store open: they `unpack` it while this pin lives. Takes no lease."""
+    pin.localize()
     return encode_record(pin.key.encode(), pin.record)
 
 
@@ -119,20 +162,24 @@ def unpack(root: Root, key: str, stored: bytes, options: PinOptions) -> Pin:
     return pin
 
 
-def _open(path: str, store: str, key: str, version: int, options: PinOptions) -> Root:
-    """The store that a pin comes from, to be answered by one `close_root`."""
+def _open(path: str, store: str, key: str, version: int, options: PinOptions) -> RootUse:
+    """The store that a pin comes from, until the use ends."""
     try:
-        root = open_root(path, options.mode, Creation(), options.timeout)
+        return open_root(path, options.mode, Creation(), options.timeout)
     except NotAStoreError as error:
         raise NotAStoreError(
             f"a reference to version {version} of {key!r} came where its store isn't: it looked for store {store} "
             f"at {path}: {error}",
             key=key,
         ) from error
-    if root.settings.store != store:
-        close_root(root)
-        raise VersionGoneError(f"version {version} of {key!r} is gone: {path} is another store now", key=key)
-    return root
+
+
+def _seen_from_here(root: Root, store: str, key: str, record: Record) -> Record:
+    """Of a pin that was pickled in another folder than this one."""
+    if is_fellow(root, store):
+        return elsewhere_of(root).seen_from_here(bytes.fromhex(store), record)
+    text = f"version {record.version} of {key!r} is gone: {root.path} is another store now"
+    raise VersionGoneError(text, key=key)
 
 
 def _why_not_in_place(root: Root) -> str | None:

@@ -31,7 +31,7 @@ def measure(root: Root) -> Usage:
     with root.guard:
         keys, counters, parts = root.catalog.view(_first_look)
         ahead = root.ahead.size if root.ahead is not None else 0
-    pending = sum(part.size for part in parts)
+    pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}
     holders = holders_of({file for file in files.values() if file[1] != _MISSING})

@@ -17,7 +17,7 @@ import msgspec
 
 from memstore.engine import Path, Record, index, plan_bytes
 from memstore.keys import encode_prefix
-from memstore.listing.keyspace import Keyspace, opened
+from memstore.listing.keyspace import Keyspace, opened, timeout_of
 from memstore.wording import age, size
 
 _TENSOR, _OBJECT = 0, 1
@@ -79,7 +79,7 @@ class UnknownKindError(Exception):
 
 def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
     """The entries whose keys start with `prefix`, sorted, read in pages."""
-    for key, record in index.records_from(partial(opened, store), encode_prefix(prefix)):
+    for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), timeout_of(store)):
         yield _listed(key, record)
 
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Literal
 from memstore.engine import (
     Change,
     Creation,
+    Elsewhere,
     Root,
-    abandon_root,
+    RootUse,
     absolute_path,
+    at_each_home,
     close_root,
     deadline_after,
     delete,
@@ -25,6 +27,7 @@ from memstore.engine import (
     measure,
     missing,
     open_root,
+    register_elsewhere,
     reopen_root,
     resource_errors,
     sweep_all,
@@ -32,7 +35,9 @@ from memstore.engine import (
 from memstore.errors import ReadOnlyError, StoreClosedError
 from memstore.info import PendingInfo, StoreStats
 from memstore.keys import encode_key, encode_prefix, several
+from memstore.late_imports import between_forks
 from memstore.listing.pending import pending
+from memstore.whole_numbers import expected_version, older_version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,9 +54,10 @@ class Keyspace:
         root: the folder, as an absolute path.
     """
 
-    def __init__(self, root: Root, mode: Mode, *, timeout: float) -> None:
-        self.root = root.path
-        self._root: Root | None = root
+    def __init__(self, use: RootUse, mode: Mode, *, timeout: float) -> None:
+        self.root = use.root.path
+        self._use: RootUse | None = use
+        self._root: Root | None = use.root
         self._mode: Mode = mode
         self._timeout = timeout
         self._puts: int = 0
@@ -68,13 +74,30 @@ class Keyspace:
             KeyNotFoundError: no such key, unless `missing_ok`.
             VersionConflictError: it is at another version than `expect_version`.
         """
-        change = Change(encode_key(key), None, expect_version, missing_ok)
+        expect = None if expect_version is None else expected_version(expect_version)
+        change = Change(encode_key(key), None, expect, missing_ok)
         return bool(self._delete([change], timeout)[0])
 
-    def delete_many(self, keys: Iterable[str], *, missing_ok: bool = False, timeout: float | None = None) -> int:
-        """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`."""
+    def delete_many(
+        self, keys: Iterable[str], *, missing_ok: bool = False, atomic: bool = True, timeout: float | None = None
+    ) -> int:
+        """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`.
+
+        In a store on several hosts, keys of one call have one home, or it is a CrossHostError; with `atomic` False they
+        are deleted home by home, and an error leaves those of other homes as they are by then.
+        """
         names = dict.fromkeys(encode_key(key) for key in several(keys))
-        return sum(map(bool, self._delete([Change(name, None, None, missing_ok) for name in names], timeout)))
+        changes = [Change(name, None, None, missing_ok) for name in names]
+        versions: list[int] = []
+
+        def delete_part(part: list[Change]) -> None:
+            versions.extend(self._delete(part, timeout))
+
+        if atomic:
+            delete_part(changes)
+        else:
+            at_each_home(self._opened(), changes, lambda change: change.key, delete_part)
+        return sum(map(bool, versions))
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
         root = self._writable()
@@ -89,12 +112,12 @@ class Keyspace:
         """
         encoded = encode_prefix(prefix)
         self._opened()
-        return map(bytes.decode, index.keys_from(self._opened, encoded))
+        return map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
 
     def version(self, key: str) -> int:
         """Returns the version of `key`. Raises KeyNotFoundError."""
         name = encode_key(key)
-        found = index.version_of(self._opened(), name)
+        found = index.version_of(self._opened(), name, self._timeout)
         if not found:
             raise missing(name)
         return found
@@ -114,7 +137,7 @@ class Keyspace:
         """
         self._opened()
         seconds = self._timeout if timeout is None else timeout
-        return index.wait_for(self._opened, encode_key(key), newer_than, seconds)
+        return index.wait_for(self._opened, encode_key(key), older_version(newer_than), seconds)
 
     def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
         """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""
@@ -138,9 +161,9 @@ class Keyspace:
 
     def close(self) -> None:
         """Closes the store for this object. Values and refs that were got stay valid. May be called again."""
-        root, self._root = self._root, None
-        if root is not None:
-            close_root(root)
+        use, self._use, self._root = self._use, None, None
+        if use is not None:
+            close_root(use)
 
     def _opened(self) -> Root:
         root = self._root
@@ -167,20 +190,24 @@ class Keyspace:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        root = getattr(self, "_root", None)
-        if root is not None:
-            abandon_root(root)
-
     def __repr__(self) -> str:
         state = "closed" if self._root is None else f"mode {self._mode!r}"
         return f"<memstore.{type(self).__name__} {self.root} ({state})>"
 
     def __len__(self) -> int:
-        return self._opened().catalog.view(lambda transaction: transaction.count("entries"))
+        return index.count(self._opened(), self._timeout)
 
     def __contains__(self, key: object) -> bool:
-        return bool(index.version_of(self._opened(), encode_key(key)))
+        return bool(index.version_of(self._opened(), encode_key(key), self._timeout))
+
+
+@register_elsewhere
+def open_elsewhere(root: Root) -> Elsewhere:
+    """Called for a root that is served: a store that stays on one host never imports this."""
+    with between_forks():
+        from memstore.distributed import client
+
+    return client.open_elsewhere(root)
 
 
 def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 30.0) -> Keyspace:
@@ -193,3 +220,8 @@ def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 
 def opened(store: Keyspace) -> Root:
     """The root of an opened store, for code that reads the catalog itself."""
     return store._opened()  # pyright: ignore[reportPrivateUsage]
+
+
+def timeout_of(store: Keyspace) -> float:
+    """Seconds that calls wait which aren't told otherwise, for the same."""
+    return store._timeout  # pyright: ignore[reportPrivateUsage]

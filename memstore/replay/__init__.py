@@ -9,8 +9,8 @@ ring        an open buffer: what the processes share
 flushing    what survives a crash of the host
 recovery    what the next owner of the mutex completes
 intake      rows as a caller gives them
-waiting     until something changes
-writing     claim slots, copy, publish
+turns       who waits for the rate limiter, in turn; waiting: until something changes
+writing     claim slots, copy, publish; adding: the same for one plain row, by a short way
 picking     which slots a sample gets; taking: each once; slices: trajectories; samplers: which of these
 sampling    pick, copy, look again
 samples     what a user gets

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from memstore.datasets import Spec, spec_of
-from memstore.engine import Creation, MutableEntry, close_root, deadline_after, open_mutable, open_root, resource_errors
-from memstore.errors import VersionGoneError
+from memstore.datasets import Reference, Spec, opened, reduce, spec_of
+from memstore.engine import MutableEntry, deadline_after
 from memstore.replay.filled import Filled
 from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
@@ -203,10 +202,8 @@ class ReplayBuffer(Filled):
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        entry = self._ring.entry
-        mode = "r+" if entry.writable else "r"
-        place = (entry.root.path, entry.root.settings.store, self.key, entry.record.put_id, mode)
-        return receive, (*place, self._own, self._timeout)
+        own = (self._own.sampler, self._own.replacement, self._own.beta)
+        return reduce(__name__, receive.__name__, self._ring.entry, own, self._timeout)
 
     def __repr__(self) -> str:
         return f"<memstore.ReplayBuffer {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
@@ -222,25 +219,14 @@ def _count(number: Any, name: str, least: int = 0) -> int:
     return found
 
 
-def receive(
-    path: str, store: str, key: str, put_id: int, mode: Literal["r", "r+"], own: SamplerOptions, timeout: float
-) -> ReplayBuffer:
+def receive(reference: Reference, own: tuple[Sampler, bool, float], timeout: float) -> ReplayBuffer:
     """Unpickles a buffer.
 
     Raises:
         NotAStoreError: there is no such store here.
         VersionGoneError: it was deleted, or another store is there.
     """
-    with resource_errors(path):
-        root = open_root(path, mode, Creation(), timeout)
-    try:
-        if root.settings.store != store:
-            raise VersionGoneError(f"the replay buffer {key!r} is gone: {path} is another store now", key=key)
-        entry = open_mutable(
-            root, key, "buffer", capacity_of, deadline_after(timeout), writable=mode != "r", put_id=put_id
-        )
+    with opened(reference, "buffer", capacity_of, timeout) as entry:
         buffer = ReplayBuffer.__new__(ReplayBuffer)
-        buffer._set(entry, own, timeout, None)  # pyright: ignore[reportPrivateUsage]
+        buffer._set(entry, SamplerOptions(*own), timeout, None)  # pyright: ignore[reportPrivateUsage]
         return buffer
-    finally:
-        close_root(root)

@@ -12,7 +12,8 @@ class RateLimiter:
 
     With the difference `inserted * samples_per_insert - sampled`, all counted in rows: rows may be inserted until there
     are `min_size`, or while the difference stays at most `samples_per_insert * min_size + tolerance`; they may be
-    sampled from `min_size` on, while it stays at least `samples_per_insert * min_size - tolerance`.
+    sampled from `min_size` on, while it stays at least `samples_per_insert * min_size - tolerance`. Those that wait go
+    on in the order in which they came, writers and samplers each in a line of their own.
 
     Args:
         samples_per_insert: how often a row is sampled on average.
@@ -46,6 +47,10 @@ class RateLimiter:
             )
         object.__setattr__(self, "samples_per_insert", ratio)
         object.__setattr__(self, "tolerance", tolerance)
+
+    def may_ever_go(self, rows: int, *, is_insert: bool) -> bool:
+        """Whether a batch of that many rows fits between the bounds at all (but for inserts up to `min_size`)."""
+        return rows * (self.samples_per_insert if is_insert else 1.0) <= 2 * self.tolerance
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
         """Whether `rows` more may be inserted."""

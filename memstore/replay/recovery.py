@@ -105,12 +105,7 @@ def slots_of_claim(ring: Ring, number: int, claim: Claim) -> Any:
 
 def count(ring: Ring, claim: Claim) -> None:
     """Of a publication. Made twice, it is as made once."""
-    numbers = ring.numbers
-    numbers.added = claim.before + claim.rows
-    numbers.cursor = min(numbers.cursor, claim.first)
-    numbers.top = max(numbers.top, claim.end)
-    if claim.first < numbers.head - ring.capacity:
-        numbers.late = True
+    ring.numbers.publish(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
 
 
 def give_back(ring: Ring, number: int) -> None:

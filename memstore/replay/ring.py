@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memstore import structure
 from memstore.datasets import arrays_over
-from memstore.engine import ClaimTable, MutableEntry, RingNumbers
+from memstore.engine import ClaimTable, MutableEntry, RingNumbers, Seats
 from memstore.replay.layout import capacity_of, layout_of, options_of
 from memstore.replay.priorities import Priorities
 from memstore.replay.sum_tree import SumTree
@@ -30,7 +30,7 @@ class Ring:
         plan: of all rows.
         arrays: for each leaf the bits of all rows, [capacity, ...], as integers.
         tensors: the same for torch.
-        numbers, claims, words: what the processes share beside the rows.
+        numbers, claims, words, seats: what the processes share beside the rows.
         priorities: None: it has none.
         notes: what `flush` notes, [capacity, 2]: the hash of a row, and its word. None in memory.
     """
@@ -52,6 +52,7 @@ class Ring:
         self.words: Words = np.ndarray(capacity, np.int64, memory, layout.words)
         self.claims = ClaimTable(address + layout.claims, entry.mapping)
         self.numbers = RingNumbers(address, entry.mapping)
+        self.seats = Seats(address, entry.mapping)
         self.priorities: Priorities | None = None
         if self.options.alpha is not None:
             nodes: Any = np.ndarray(SumTree.nodes(capacity), np.float64, memory, layout.tree)

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from memstore.engine import SAMPLES
 from memstore.errors import StoreTimeoutError
 from memstore.replay.picking import Picked, Picker
 from memstore.replay.ring import Ring
+from memstore.replay.turns import Turn
 from memstore.replay.waiting import pause, wait_for
 from memstore.replay.words import are_same
 from memstore.rows import copy_rows
@@ -98,12 +100,6 @@ def _replace(ring: Ring, picked: Picked, wrong: Numbers, targets: Targets, other
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
-def may_sample(ring: Ring, rows: int) -> bool:
-    """Under the mutex: whether the rate limiter says so."""
-    numbers, limiter = ring.numbers, ring.limiter
-    return limiter is None or limiter.may_sample(numbers.added, numbers.sampled, rows)
-
-
 def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> Picked:
     """Picks rows when there are some, and the rate limiter says yes. Raises StoreTimeoutError.
 
@@ -112,30 +108,27 @@ def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, cou
     """
     if not ring.entry.writable:
         return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
-    look = partial(_look, ring, picker, rows, count=count)
-    picked, sleeps = wait_for(ring, look, deadline, partial(reason, ring, picker, rows))
+    turn = Turn(ring, SAMPLES, rows)
+    look = partial(_look, ring, picker, rows, turn if count else None)
+    picked, sleeps = wait_for(ring, look, deadline, partial(reason, picker, rows, turn), turn)
     if sleeps:
         ring.page.wake()
     return picked
 
 
-def _look(ring: Ring, picker: Picker, rows: int, *, count: bool) -> tuple[Picked, bool] | None:
+def _look(ring: Ring, picker: Picker, rows: int, turn: Turn | None) -> tuple[Picked, bool] | None:
     """Under the mutex. Also whether somebody is to be woken after it."""
-    if count and not may_sample(ring, rows):
-        return None
+    if turn is not None:
+        if not turn.has_come():
+            return None
+        turn.leave()
     picked = picker.pick(rows, locked=True)
-    if picked is None or not count or ring.limiter is None:
+    if picked is None or turn is None or ring.limiter is None:
         return None if picked is None else (picked, False)
     ring.numbers.sampled += rows
     return picked, ring.page.ring()
 
 
-def reason(ring: Ring, picker: Picker, rows: int) -> str:
+def reason(picker: Picker, rows: int, turn: Turn) -> str:
     """Why there is nothing, for an error."""
-    if not may_sample(ring, rows):
-        numbers = ring.numbers
-        return (
-            f"its rate limiter lets nobody sample {rows:,} rows until more are added: {ring.limiter}, "
-            f"{numbers.added:,} rows added, {numbers.sampled:,} sampled"
-        )
-    return picker.wants(rows)
+    return turn.reason() or picker.wants(rows)

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memstore.engine import SAMPLES
 from memstore.replay.picking import Picked
 from memstore.replay.ring import Ring
-from memstore.replay.sampling import LOADS_IN_ORDER, Targets, copy_picked, may_sample, reason, wait_for_rows
+from memstore.replay.sampling import LOADS_IN_ORDER, Targets, copy_picked, reason, wait_for_rows
+from memstore.replay.turns import Turn
 from memstore.replay.waiting import wait_for
 from memstore.replay.words import STATE, WHOLE, positions_of, words_of
 
@@ -113,39 +115,42 @@ class Taking:
 
 def hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets, deadline: float) -> Picked:
     """Fills targets with rows, and takes them. Raises StoreTimeoutError: not so many wait, or a limiter says no."""
+    turn = Turn(ring, SAMPLES, rows)
     for _ in range(_ROUNDS if LOADS_IN_ORDER else 0):
         picked = taking.pick(rows, locked=False) if ring.limiter is None else None
         if picked is None:
             picked = wait_for_rows(ring, taking, rows, deadline)
         copy_picked(ring, picked, targets)
-        taken, sleeps = ring.run(partial(_take, ring, taking, picked), deadline)
+        taken, sleeps = ring.run(partial(_take, ring, taking, picked, turn), deadline)
         if sleeps:
             ring.page.wake()
         if taken:
             return picked
-    look = partial(_hand_out, ring, taking, rows, targets)
-    picked, sleeps = wait_for(ring, look, deadline, partial(reason, ring, taking, rows))
+    look = partial(_hand_out, ring, taking, rows, targets, turn)
+    picked, sleeps = wait_for(ring, look, deadline, partial(reason, taking, rows, turn), turn)
     if sleeps:
         ring.page.wake()
     return picked
 
 
-def _take(ring: Ring, taking: Taking, picked: Picked) -> tuple[bool, bool]:
+def _take(ring: Ring, taking: Taking, picked: Picked, turn: Turn) -> tuple[bool, bool]:
     """Under the mutex. Whether they were taken, and whether somebody is to be woken after it."""
     rows = len(picked.slots)
-    if not may_sample(ring, rows) or not taking.take(picked):
+    if not turn.has_come() or not taking.take(picked):
         return False, False
+    turn.leave()
     if ring.limiter is None:
         return True, False
     ring.numbers.sampled += rows
     return True, ring.page.ring()
 
 
-def _hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets) -> tuple[Picked, bool] | None:
+def _hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets, turn: Turn) -> tuple[Picked, bool] | None:
     """All of it, under the mutex."""
     picked = taking.pick(rows, locked=True)
-    if picked is None or not may_sample(ring, rows):
+    if picked is None:
+        turn.leave()
         return None
     copy_picked(ring, picked, targets)
-    taken, sleeps = _take(ring, taking, picked)
+    taken, sleeps = _take(ring, taking, picked, turn)
     return (picked, sleeps) if taken else None

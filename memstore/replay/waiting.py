@@ -9,19 +9,28 @@ from typing import TypeVar
 
 from memstore.errors import StoreTimeoutError
 from memstore.replay.ring import Ring
+from memstore.replay.turns import Turn
 
 T = TypeVar("T")
 
 _PAUSE = 0.002  # seconds
 
 
-def wait_for(ring: Ring, look: Callable[[], T | None], deadline: float, reason: Callable[[], str]) -> T:
-    """Calls `look` under the mutex until it gives something. Raises StoreTimeoutError, which says the reason."""
+def wait_for(
+    ring: Ring, look: Callable[[], T | None], deadline: float, reason: Callable[[], str], turn: Turn | None = None
+) -> T:
+    """Calls `look` under the mutex until it gives something. Raises StoreTimeoutError, which says the reason.
+
+    `turn` is what `look` asks whether it may go.
+    """
     while True:
-        found, seen = ring.run(partial(_look, ring, look), deadline)
+        is_last = time.monotonic() >= deadline
+        found, seen, sleeps = ring.run(partial(_look, ring, look, turn, is_last=is_last), deadline)
+        if sleeps:
+            ring.page.wake()
         if found is not None:
             return found
-        if time.monotonic() >= deadline:
+        if is_last:
             raise StoreTimeoutError(f"{ring.key!r}: {reason()}", key=ring.key)
         ring.page.sleep(seen, deadline)
 
@@ -36,6 +45,10 @@ def pause(look: Callable[[], T | None], ring: Ring, deadline: float, reason: Cal
     return found
 
 
-def _look(ring: Ring, look: Callable[[], T | None]) -> tuple[T | None, int]:
+def _look(ring: Ring, look: Callable[[], T | None], turn: Turn | None, *, is_last: bool) -> tuple[T | None, int, bool]:
+    """Also the bell, and whether somebody is to be woken, who is next in line."""
     found = look()
-    return found, 0 if found is not None else ring.page.listen()
+    if turn is not None and is_last:
+        turn.leave()
+    sleeps = turn is not None and turn.has_left() and ring.page.ring()
+    return found, 0 if found is not None or is_last else ring.page.listen(), sleeps

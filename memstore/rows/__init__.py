@@ -20,7 +20,7 @@ from memstore.rows.index import Index
 from memstore.rows.walk import plan
 from memstore.structure import modes
 
-__all__ = ["Index", "copy_rows", "prefetch_rows", "read_rows", "read_rows_to"]
+__all__ = ["Allocate", "Index", "copy_rows", "prefetch_rows", "read_rows", "read_rows_to"]
 
 
 def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:

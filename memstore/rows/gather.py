@@ -31,6 +31,11 @@ class Job(NamedTuple):
         if self.stored is not None:
             self.stored.prefetch(self.box, self.rows)
 
+    def receive(self) -> bool:
+        """Fills a new target straight from another host, if the rows are there. (`out` waits until all have come.)"""
+        is_new = not self.is_given and self.target.device.type == "cpu"
+        return is_new and isinstance(self.stored, LeafBytes) and self.stored.receive(self.real, self.rows, self.target)
+
 
 class Gather:
     """One batch: `walk.plan` adds its leaves, `check`, then `read` fills their targets.
@@ -102,10 +107,13 @@ class Gather:
 
     def read(self) -> None:
         cold = {i for i, job in enumerate(self._jobs) if job.stored and job.stored.is_cold(job.box, job.rows)}
-        for i in cold:  # all of them before the first is waited for
+        received = {i for i in cold if self._jobs[i].receive()}
+        for i in cold - received:  # all of them before the first is waited for
             self._jobs[i].prefetch()
         with torch.no_grad():
             for i, job in enumerate(self._jobs):
+                if i in received:
+                    continue
                 is_mapped = i not in cold
                 if isinstance(job.stored, LeafBytes):
                     job.stored.use(job.target.nbytes)

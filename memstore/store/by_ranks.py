@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.listing import Keyspace
+from memstore.whole_numbers import expected_version
 
 if TYPE_CHECKING:
     import torch
@@ -81,14 +82,14 @@ class ByRanks(Keyspace):
                     [1, 1, 1]])
         """
         with between_forks():
-            from memstore.store.ranks import find_place, whole_number
+            from memstore.store.ranks import find_place
             from memstore.store.sharded import put_sharded
             from memstore.structure import take_shards_apart
 
         root = self._writable()
         encode_key(key)
         if expect_version is not None:
-            expect_version = whole_number("expect_version", expect_version)
+            expect_version = expected_version(expect_version)
         if not (isinstance(lease, int | float) and lease >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"lease is seconds, 0 or more, and not {lease!r}")
         place = find_place(attempt, rank, world_size, process_group, key, root)

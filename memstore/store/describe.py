@@ -11,10 +11,10 @@ from memstore.info import EntryInfo, LeafInfo, ShardInfo
 from memstore.keys import encode_key
 
 
-def describe(root: Root, key: str) -> EntryInfo:
-    """Raises KeyNotFoundError, and CorruptionError."""
+def describe(root: Root, key: str, timeout: float) -> EntryInfo:
+    """Raises KeyNotFoundError, and CorruptionError. `timeout` is for other hosts."""
     name = encode_key(key)
-    record = index.find(root, name)
+    record = index.find(root, name, timeout)
     if record is None:
         raise missing(name)
     plan = structure.plan_of(plan_bytes(record.description))

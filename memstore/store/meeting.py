@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import torch.distributed as dist
 
+from memstore.engine import shared_id
 from memstore.errors import PartialCommitError, StoreTimeoutError
 from memstore.group_call import LONGEST_PAUSE, SHORTEST_PAUSE, GroupCall
 
@@ -56,7 +57,7 @@ class Meeting:
         self._kind, self.key, self._path = kind, key, root.path
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         try:
-            self._call = GroupCall(group, f"{kind}/{root.settings.store}/{(key, attempt)!r}")
+            self._call = GroupCall(group, f"{kind}/{shared_id(root)}/{(key, attempt)!r}")
         except (dist.DistError, RuntimeError) as error:
             raise self._cut_off(error) from None
 

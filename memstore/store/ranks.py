@@ -5,7 +5,6 @@ With torch.distributed, rank 0 chooses the name and tells the others (`meeting.p
 
 from __future__ import annotations
 
-import operator
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import msgspec
 
 from memstore.engine import Path
 from memstore.store.meeting import Meeting, meet
+from memstore.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from memstore.engine import Root
@@ -87,13 +87,3 @@ def find_place(
             "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
         )
     return DistributedPlace(meeting, attempt)
-
-
-def whole_number(name: str, value: Any) -> int:
-    """Raises TypeError for what is none: a bool, a float, a text."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is a whole number, and not {value!r}") from None

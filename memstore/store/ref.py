@@ -45,15 +45,15 @@ class Ref:
 
     def view(self, **options: Any) -> Any:
         """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
-        held, pin = self._map(), self._pin
+        held, pin = self._map(lazily=True), self._pin
         if held is None:
             raise pin.gone()
         return view(pin.root, self.key, held, pin.options, **options)
 
-    def _map(self) -> MappedEntry | None:
+    def _map(self, *, lazily: bool = False) -> MappedEntry | None:
         """The version, mapped anew: what a get returns may be written. None if the version is gone."""
         with resource_errors(self.root, self.key):
-            return self._pin.map()
+            return self._pin.map(lazily=lazily)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ref, (self._pin,)

@@ -43,7 +43,7 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
     """
     path = absolute_path(os.fspath(root))
     with resource_errors(path):
-        return repair_store(path, mend, merge, timeout, progress)
+        return repair_store(path, mend, merge, is_home, timeout, progress)
 
 
 def mend(store: str, key: bytes, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
@@ -60,6 +60,14 @@ def mend(store: str, key: bytes, record: Record, extent: SegmentExtent, content:
         return contents.header_of(store, key.decode(), record, content)
     except (CorruptionError, UnsupportedValueError):
         return None
+
+
+def is_home(said: bytes, key: bytes) -> bool:
+    """Whether a key is at home on this host, by what its catalog says of its cluster."""
+    with between_forks():
+        from memstore.distributed.catalog import standing_of
+
+    return standing_of(said).is_home_of(key)
 
 
 def merge(key: str, parts: Sequence[FoundPart]) -> Content | None:

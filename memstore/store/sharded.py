@@ -31,6 +31,7 @@ from memstore.engine import (
     version_of_outcome,
 )
 from memstore.errors import (
+    HomeUnavailableError,
     MemstoreError,
     NotAStoreError,
     PartialCommitError,
@@ -163,7 +164,7 @@ def put_sharded(
     except BaseException as error:
         if isinstance(error, MemstoreError):
             error.key = key
-        has_no_part = isinstance(error, StoreTimeoutError) and not member.number
+        has_no_part = isinstance(error, StoreTimeoutError | HomeUnavailableError) and not member.number
         outcome = _fail(root, member, error) if has_no_part or not isinstance(error, _TOLD) else None
         if has_no_part and outcome is not None and outcome.version:  # with the part that it put before a restart
             return outcome.version if wait else PendingPut(root, member, timeout, outcome)
@@ -173,7 +174,10 @@ def put_sharded(
 def _publish_if_complete(pending: PendingPut) -> None:
     try:
         pending.done()
-    except StoreTimeoutError as error:  # the part is there all the same, and who waits for the others publishes it
+    except (
+        StoreTimeoutError,
+        HomeUnavailableError,
+    ) as error:  # the part is there all the same, and who waits for the others publishes it
         log.info("%s", str(error))
 
 
@@ -197,6 +201,8 @@ def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: 
         return pending.wait_until(deadline, seconds)
     except StoreTimeoutError as error:
         return version_of_outcome(_end(root, member, error))
+    except HomeUnavailableError as error:
+        return version_of_outcome(_end(root, member, StoreTimeoutError(str(error), key=error.key)))
 
 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:

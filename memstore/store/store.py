@@ -18,10 +18,13 @@ from memstore.engine import (
     Pin,
     PinOptions,
     Root,
+    RootUse,
+    at_each_home,
     check_version,
     hold,
     hold_at_once,
     index,
+    is_served,
     mutable_entry,
     need_boxes,
     no_version,
@@ -41,6 +44,7 @@ from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
 from memstore.store.ref import Ref
 from memstore.view import view
+from memstore.whole_numbers import expected_version
 from memstore.wording import shown, table_html
 
 if TYPE_CHECKING:
@@ -62,8 +66,8 @@ class Store(ByRanks, ByRows, AsMapping):
         root: the folder, as an absolute path.
     """
 
-    def __init__(self, root: Root, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
-        super().__init__(root, mode, timeout=timeout)
+    def __init__(self, use: RootUse, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
+        super().__init__(use, mode, timeout=timeout)
         self._verify, self._allow_pickle = verify, allow_pickle
 
     # --- put ----------------------------------------------------------------------------------------------------------
@@ -100,6 +104,8 @@ class Store(ByRanks, ByRows, AsMapping):
             ReadOnlyError: the store was opened with mode "r".
         """
         root, name = self._writable(), encode_key(key)
+        if expect_version is not None:
+            expect_version = expected_version(expect_version)
         deadline = self._deadline(timeout)
         try:
             flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
@@ -135,10 +141,17 @@ class Store(ByRanks, ByRows, AsMapping):
         *,
         dtype: torch.dtype | None = None,
         expect_versions: Mapping[str, int] | None = None,
+        atomic: bool = True,
         timeout: float | None = None,
     ) -> dict[str, int]:
-        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`."""
-        root, expected = self._writable(), expect_versions or {}
+        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
+
+        In a store on several hosts, keys of one call have one home: those with one text before the first "/" do, and
+        others raise CrossHostError before anything is done. With `atomic` False there is one moment for each home, and
+        an error leaves what was put at other homes.
+        """
+        root = self._writable()
+        expected = {key: expected_version(version) for key, version in (expect_versions or {}).items()}
         deadline = self._deadline(timeout)
         names = [encode_key(key) for key in items]
         if not names:
@@ -156,14 +169,24 @@ class Store(ByRanks, ByRows, AsMapping):
             contents.draft(root, name, flat, expected.get(key))
             for key, name, flat in zip(items, names, flats, strict=True)
         ]
-        versions = put(root, drafts, deadline)
+        versions: dict[bytes, int] = {}
+
+        def put_part(part: list[Draft]) -> None:
+            versions.update(zip([draft.key for draft in part], put(root, part, deadline), strict=True))
+
+        if atomic:
+            put_part(drafts)
+        else:
+            at_each_home(root, drafts, lambda draft: draft.key, put_part)
         self._puts += len(names)
-        return dict(zip(items, versions, strict=True))
+        return {key: versions[name] for key, name in zip(items, names, strict=True)}
 
     def _check_early(self, root: Root, expected: Mapping[str, int]) -> None:
-        """Before anything is copied; the commit checks again."""
+        """Before anything is copied; the commit checks again. No other host is asked for it."""
         for key, version in expected.items():
-            check_version(encode_key(key), version, index.version_of(root, encode_key(key)))
+            found = index.known_version(root, encode_key(key))
+            if found is not None:
+                check_version(encode_key(key), version, found)
 
     # --- get ----------------------------------------------------------------------------------------------------------
 
@@ -178,6 +201,7 @@ class Store(ByRanks, ByRows, AsMapping):
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
         strict: bool = True,
+        max_age: float | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Returns the value of `key` as it was put: no copy, and copy-on-write.
@@ -194,6 +218,9 @@ class Store(ByRanks, ByRows, AsMapping):
             device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
             non_blocking: as in `torch.Tensor.to`.
             strict: False fills only the leaves that `out` or `like` has in common with what is stored.
+            max_age: in a store on several hosts, seconds for which the version that this process has last seen may be
+                taken for the present one, without asking its home. None, or 0: the home is asked each time. A value
+                whose home is this host is always the present one.
             timeout: seconds; None: the store's.
 
         Raises:
@@ -201,14 +228,20 @@ class Store(ByRanks, ByRows, AsMapping):
             StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
+            ValueError: `max_age` is no number of seconds.
         """
         root = self._opened()
         name = encode_key(key)
         deadline = None if timeout is None else self._deadline(timeout)
+        if max_age is not None and not max_age >= 0:
+            raise ValueError(f"max_age is 0 seconds or more, or None, and not {max_age!r}")
         options = contents.PLAIN
         if out is not None or like is not None or device is not None or dtype is not None:
             options = contents.Options(out, like, device, dtype, non_blocking, strict)
-        held = self._hold(root, key, name, deadline)
+        lazily = (out is not None or like is not None) and is_served(root)
+        lazily = lazily and (structure.has_shards(out) or structure.has_shards(like))
+        held = self._hold(root, key, name, deadline, lazily=lazily, max_age=max_age)
         if held is None:
             if default is _REQUIRED:
                 raise no_version(root, name)
@@ -285,12 +318,12 @@ class Store(ByRanks, ByRows, AsMapping):
 
     def _held_or_rows(self, root: Root, key: str) -> MappedEntry:
         try:
-            return self._held(root, key)
+            return self._held(root, key, lazily=True)
         except MutableEntryError:
             try:
                 return self._hold_rows(root, key)
             except MutableEntryError:  # a buffer; or a dataset that was sealed just now
-                return self._held(root, key)
+                return self._held(root, key, lazily=True)
 
     def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
         held = self._held(root, key)
@@ -299,19 +332,29 @@ class Store(ByRanks, ByRows, AsMapping):
     def _pin_options(self, lease: float = DEFAULT_LEASE) -> PinOptions:
         return PinOptions(self._mode, self._timeout, self._verify, self._allow_pickle, lease)
 
-    def _held(self, root: Root, key: str) -> MappedEntry:
+    def _held(self, root: Root, key: str, *, lazily: bool = False) -> MappedEntry:
         name = encode_key(key)
-        held = self._hold(root, key, name, None)
+        held = self._hold(root, key, name, None, lazily=lazily)
         if held is None:
             raise no_version(root, name)
         return held
 
-    def _hold(self, root: Root, key: str, name: bytes, deadline: float | None) -> MappedEntry | None:
+    def _hold(
+        self,
+        root: Root,
+        key: str,
+        name: bytes,
+        deadline: float | None,
+        *,
+        lazily: bool = False,
+        max_age: float | None = None,
+    ) -> MappedEntry | None:
         try:
             held = hold_at_once(root, name)
-            if held is MISFIT:
+            if held is MISFIT or (held is None and is_served(root)):
                 deadline = self._deadline(None) if deadline is None else deadline
-                held = hold(root, (name,), deadline, may_lock=self._mode != "r")[0]
+                may_lock = self._mode != "r"
+                held = hold(root, (name,), deadline, may_lock=may_lock, lazily=lazily, max_age=max_age)[0]
         except (OSError, MemoryError):
             with resource_errors(self.root, key):
                 raise
@@ -362,6 +405,7 @@ class Store(ByRanks, ByRows, AsMapping):
         root, name = self._writable(), encode_key(key)
         deadline = self._deadline(timeout)
         if expect_version is not None:
+            expect_version = expected_version(expect_version)
             self._check_early(root, {key: expect_version})
         if format is None and is_snapshot(path):
             with between_forks():
@@ -427,7 +471,7 @@ class Store(ByRanks, ByRows, AsMapping):
 
     def info(self, key: str) -> EntryInfo:
         """Describes the present version of `key`, without reading its tensors. Raises KeyNotFoundError."""
-        return describe(self._opened(), key)
+        return describe(self._opened(), key, self._timeout)
 
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
         """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
@@ -466,5 +510,5 @@ class Store(ByRanks, ByRows, AsMapping):
 def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:
     """Unpickles a Store: opens the one that is there by now. Errors as `memstore.open`."""
     with resource_errors(path):
-        root = open_root(path, mode, Creation(), timeout)
-    return Store(root, mode, verify=verify, allow_pickle=allow_pickle, timeout=timeout)
+        use = open_root(path, mode, Creation(), timeout)
+    return Store(use, mode, verify=verify, allow_pickle=allow_pickle, timeout=timeout)

@@ -31,6 +31,7 @@ from memstore.structure.get import (
     assemble,
     bare_array,
     box_bytes,
+    box_tensor,
     boxes_of_leaf,
     build,
     check_box,
@@ -100,6 +101,7 @@ from memstore.structure.tensors import (
     to_flags,
     traits,
 )
+from memstore.structure.transport import lend_by
 from memstore.structure.transport import register as _register_transport
 from memstore.structure.tree import (
     MAX_DEPTH,
@@ -142,6 +144,7 @@ __all__ = [
     "assemble",
     "bare_array",
     "box_bytes",
+    "box_tensor",
     "boxes_of_leaf",
     "build",
     "capacity_of",
@@ -169,6 +172,7 @@ __all__ = [
     "join_external",
     "leaf_table",
     "leaf_tensor",
+    "lend_by",
     "lies_in_order",
     "merge_trees",
     "modes",

@@ -1,7 +1,8 @@
 """Faults: what becomes of an operation whose n-th step fails, is interrupted, or is the last thing its process does.
 
 Steps are the calls that memstore makes to the kernel, all of which go through `memstore.engine.syscalls`, and the
-commits of the catalog. They are counted in the calling thread only.
+commits of the catalog. They are counted in the calling thread only, and no garbage is collected meanwhile: finalizers
+of what others left would take steps too.
 
     names = record(lambda: store.put("key", value))           # ["mutex_lock", "catalog.commit", "open_file", ...]
     with at_step(2, raising(OSError(errno.EIO, "injected"))):
@@ -13,6 +14,7 @@ commits of the catalog. They are counted in the calling thread only.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import threading
@@ -76,7 +78,9 @@ def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Gen
 
     real = {name: getattr(syscalls, name) for name in STEPS - {COMMIT}}
     commit = Catalog.commit
+    collects = gc.isenabled()
     try:
+        gc.disable()
         for name, call in real.items():
             setattr(syscalls, name, replacement(name, call))
         Catalog.commit = staticmethod(replacement(COMMIT, commit))
@@ -85,6 +89,8 @@ def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Gen
         Catalog.commit = staticmethod(commit)
         for name, call in real.items():
             setattr(syscalls, name, call)
+        if collects:
+            gc.enable()
 
 
 def record(operation: Callable[[], object], *, names: frozenset[str] = STEPS) -> list[str]:

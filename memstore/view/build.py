@@ -8,7 +8,7 @@ import torch
 
 from memstore import contents, structure
 from memstore.contents import CHECKSUM_SIZE, count_read
-from memstore.engine import MappedEntry, Pin, PinOptions, Root
+from memstore.engine import Absent, MappedEntry, Pin, PinOptions, Root
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import RefusedError, Walk, flattens, modes, need_device, over, traits
 from memstore.view.lazy import guard, kind_of, read, with_kind, wrap
@@ -54,6 +54,8 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
             leaf = wrap(StoredTensor, tensor, leaf_bytes)
             return leaf if kind is traits.PLAIN else with_kind(leaf, kind)
 
+        if held.absent is not None and loaded:
+            _bring_loaded(held.absent, source, plan, boxes)
         for i in loaded:
             stored = plan.leaves[i]
             apart = structure.boxes_of_leaf(plan, boxes, i)
@@ -72,6 +74,18 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
             raise contents.blame(root, key, record, error) from error
         error.key = key
         raise
+
+
+def _bring_loaded(absent: Absent, source: PinnedSource, plan: structure.Plan, boxes: contents.Boxes) -> None:
+    """Brings all leaves that a view loads, by one request a host."""
+    leaves = [plan.leaves[i] for i in plan.loaded]
+    found = [
+        structure.box_tensor(leaf, one, source.memory)
+        for i, leaf in zip(plan.loaded, leaves, strict=True)
+        for one in structure.boxes_of_leaf(plan, boxes, i)
+    ]
+    whole = [torch.from_numpy(source.memory[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in leaves]
+    contents.bring(absent, [*found, *whole])
 
 
 def _leaf_in_boxes(stored: LeafBoxes, kind: traits.Traits) -> StoredTensor:

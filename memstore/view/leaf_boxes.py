@@ -18,7 +18,6 @@ from memstore.contents import StoredBox, count_read
 from memstore.engine import Leaf
 from memstore.sharding import Box, BoxIndex
 from memstore.structure import DTYPES, box_bytes, modes, over
-from memstore.view import pages
 from memstore.view.points import Points
 from memstore.view.regions import Region, all_of, common, region_of, within
 from memstore.view.source import Source
@@ -152,7 +151,7 @@ class LeafBoxes(StoredLeaf):
             self._check(number)
             tensor = part[within(region.ranges, places, offsets)]
             if self.source.is_on_disk:
-                pages.bring(tensor)
+                self.source.bring(tensor)
             yield _Found(places, tensor)
 
     def _put_together(self, region: Region, found: Sequence[_Found], into: torch.Tensor | None = None) -> torch.Tensor:
@@ -171,7 +170,9 @@ class LeafBoxes(StoredLeaf):
         checksum, stored = self._checksums[number], self.stored[number]
         if checksum is None:
             return
-        data = self.source.memory[stored.place : stored.place + box_bytes(self.leaf, stored)]
+        nbytes = box_bytes(self.leaf, stored)
+        self.source.bring_bytes(stored.place, nbytes)
+        data = self.source.memory[stored.place : stored.place + nbytes]
         count_read(data.nbytes)
         if xxhash.xxh3_64_digest(data.data) != checksum:
             offsets, shape = stored.box
@@ -205,6 +206,8 @@ class LeafBoxes(StoredLeaf):
         return made
 
     def _pick(self, box: torch.Tensor, region: Region, points: Points, target: torch.Tensor) -> None:
+        if self.source.absent is not None:
+            self._bring_points(box, region, points)
         copied = 0
         for number in self._meeting(region):
             picked = points.pick(region, box.shape, self.stored[number].box, self._parts[number])
@@ -216,6 +219,18 @@ class LeafBoxes(StoredLeaf):
             raise self._lacking()
         count_read(target.nbytes)
 
+    def _bring_points(self, box: torch.Tensor, region: Region, points: Points) -> None:
+        """Before points are read that may lie on other hosts: their rows, or if they have others, the region."""
+        rows = points.rows
+        if rows is not None:
+            for part, chosen in self._rows(box, rows):
+                self.source.ask_for(part, chosen)
+            return
+        for number in self._meeting(region):
+            places = common(region.ranges, *self.stored[number].box)
+            if places is not None:
+                self.source.bring(self._parts[number][within(region.ranges, places, self.stored[number].box.offsets)])
+
     def _as_bits(self, target: torch.Tensor) -> torch.Tensor:
         """The tensor as one of a dtype that can be copied, whatever its own is."""
         offset, stride, bits = target.storage_offset(), target.stride(), _BITS[self._item]
@@ -224,10 +239,12 @@ class LeafBoxes(StoredLeaf):
     def prefetch(self, box: torch.Tensor, rows: torch.Tensor) -> None:
         if self.source.is_on_disk:
             for part, chosen in self._rows(box, rows):
-                pages.ask_for(part, chosen)
+                self.source.ask_for(part, chosen)
 
     def is_cold(self, box: torch.Tensor, rows: torch.Tensor) -> bool:
-        return self.source.is_on_disk and any(pages.are_cold(part, chosen) for part, chosen in self._rows(box, rows))
+        return self.source.is_on_disk and any(
+            self.source.are_cold(part, chosen) for part, chosen in self._rows(box, rows)
+        )
 
     def _rows(self, box: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """For each box that has some of these rows: the rows of it, and which."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import xxhash
 
+from memstore import contents
 from memstore.contents import count_read
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
 from memstore.structure import modes, over, traits
@@ -54,7 +55,7 @@ class LeafBytes(StoredLeaf):
             self.check()
         count_read(values.nbytes if values.is_contiguous() else nbytes_of(values))
         if self.source.is_on_disk:
-            pages.bring(values)
+            self.source.bring(values)
         return values if self.place is None else values.to(self.place)
 
     def tensor(self, box: torch.Tensor) -> torch.Tensor:
@@ -91,6 +92,7 @@ class LeafBytes(StoredLeaf):
 
     def check(self) -> None:
         """Compares the whole leaf with its checksum, and forgets that. Raises CorruptionError."""
+        self.source.bring_bytes(self.offset, self.nbytes)
         data = self.source.memory[self.offset : self.offset + self.nbytes]
         count_read(data.nbytes)
         if xxhash.xxh3_64_digest(data.data) != self.checksum:
@@ -105,10 +107,21 @@ class LeafBytes(StoredLeaf):
 
     def prefetch(self, box: torch.Tensor, rows: torch.Tensor) -> None:
         if self.source.is_on_disk:
-            pages.ask_for(self.tensor(box), rows)
+            self.source.ask_for(self.tensor(box), rows)
 
     def is_cold(self, box: torch.Tensor, rows: torch.Tensor) -> bool:
-        return self.source.is_on_disk and pages.are_cold(self.tensor(box), rows)
+        return self.source.is_on_disk and self.source.are_cold(self.tensor(box), rows)
+
+    def receive(self, values: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> bool:
+        """Fills a target with rows of a `tensor`, straight from another host. False: they are to be read here.
+
+        After an error anything may lie in the target.
+        """
+        absent = self.source.absent
+        if absent is None or self.checksum is not None or not contents.receive_rows(absent, values, rows, target):
+            return False
+        count_read(target.nbytes)
+        return True
 
     def populate(self, nbytes: int) -> bool:
         """Maps the next piece of the leaf, since `nbytes` of rows are read from it. Whether all of it is mapped."""

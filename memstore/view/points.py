@@ -33,6 +33,11 @@ class Points:
         self._flat = [index.reshape(-1) for index in broadcast]
         self.count = self._flat[0].numel()
 
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """The points, if they are rows: of the first dimension alone."""
+        return self._flat[0] if self.dims == [0] else None
+
     def shape(self, of: Sequence[int]) -> tuple[int, ...]:
         """Of the result before it is `placed`: the points in front, and behind them the other dimensions."""
         return (self.count, *(size for dim, size in enumerate(of) if dim not in self.dims))

@@ -75,6 +75,8 @@ def _run_lazily(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[s
         if isinstance(leaf.stored, LeafBoxes):
             return _on_place(pick(operator, leaf.stored, leaf.shown, rest, _replace(kwargs, read)), leaf)
         real = leaf.stored.tensor(leaf.shown)
+        if leaf.stored.source.absent is not None:
+            leaf.stored.source.bring(real)
         return results(operator(real, *rest, **_replace(kwargs, read)), leaf, real)
     used: list[LazyTensor] = []
 
@@ -177,20 +179,24 @@ def _on_cpu(value: Any) -> Any:
 def index_leaf(leaf: LazyTensor, index: Any) -> Any:
     """`leaf[index]` for any index: lists, masks and tensors read their rows at once."""
     index = plain_index(index)
-    if leaf.stored.source.is_on_disk:
-        _prefetch(leaf, index)
+    is_asked_for = leaf.stored.source.is_on_disk and _prefetch(leaf, index)
     if not isinstance(leaf.stored, LeafBytes):
         return _getitem(leaf, index)
     real = leaf.stored.tensor(leaf.shown)
+    if leaf.stored.source.absent is not None and not is_asked_for:
+        leaf.stored.source.bring(real)
     return results(real[index], leaf, real)
 
 
-def _prefetch(leaf: LazyTensor, index: object) -> None:
-    """Asks for the rows of an index of one dimension, if they are on a disk still."""
+def _prefetch(leaf: LazyTensor, index: object) -> bool:
+    """Asks for the rows of an index of one dimension, if they are on a disk still. Whether it is such an index."""
     if isinstance(index, list) and all(type(row) is int for row in index):
         index = torch.tensor(index, dtype=torch.int64)
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.shape == leaf.shape[:1]:
+        index = index.nonzero().squeeze(1)
     if not leaf.ndim or not isinstance(index, torch.Tensor) or index.ndim != 1 or index.dtype != torch.int64:
-        return
+        return False
     rows = torch.where(index < 0, index + len(leaf), index)
     if len(rows) and 0 <= int(rows.min()) <= int(rows.max()) < len(leaf) and leaf.stored.is_cold(leaf.shown, rows):
         leaf.stored.prefetch(leaf.shown, rows)
+    return True

@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from memstore import contents
-from memstore.engine import Pin, Record
+from memstore.engine import Absent, Pin, Record
 from memstore.errors import CorruptionError
 from memstore.late_imports import between_forks
+from memstore.view import pages
 
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -41,15 +43,19 @@ class Source:
     Attributes:
         memory: the bytes. Never written: nobody else may hold this mapping.
         mapping: what keeps them in memory; None for those of a record.
-        is_on_disk: whether they may have to come from a disk.
+        is_on_disk: whether they may have to come from a disk, or another host.
+        absent: what brings bytes of other hosts, which have to be asked for; None: all are mapped.
         key: what errors call it.
     """
 
-    __slots__ = ("__weakref__", "is_on_disk", "key", "mapping", "memory")
+    __slots__ = ("__weakref__", "absent", "is_on_disk", "key", "mapping", "memory")
 
-    def __init__(self, memory: Memory, mapping: object | None, key: str, *, is_on_disk: bool) -> None:
+    def __init__(
+        self, memory: Memory, mapping: object | None, key: str, *, is_on_disk: bool, absent: Absent | None = None
+    ) -> None:
         _prepare_torch()
         self.memory, self.mapping, self.key, self.is_on_disk = memory, mapping, key, is_on_disk
+        self.absent = absent
 
     @property
     def title(self) -> str:
@@ -60,6 +66,31 @@ class Source:
     def address(self) -> int:
         """Where its memory lies."""
         return int(self.memory.__array_interface__["data"][0])
+
+    # What is on a disk is asked for all at once, and read whether it has come or not. What is absent is there then.
+
+    def bring(self, values: torch.Tensor) -> None:
+        """Asks for elements over the memory that will be read, unless they are there."""
+        if self.absent is None:
+            pages.bring(values)
+        else:
+            contents.bring(self.absent, [values])
+
+    def bring_bytes(self, start: int, nbytes: int) -> None:
+        if self.absent is not None:
+            first = self.address + start
+            self.absent.need([first], [first + nbytes])
+
+    def ask_for(self, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """As `bring`, of some rows."""
+        if self.absent is None:
+            pages.ask_for(values, rows)
+        else:
+            contents.bring_rows(self.absent, values, rows)
+
+    def are_cold(self, values: torch.Tensor, rows: torch.Tensor) -> bool:
+        """Whether some of the rows are to be asked for."""
+        return self.absent is not None or pages.are_cold(values, rows)
 
     def damaged(self, detail: str, place: int = 0) -> CorruptionError:
         """`place`: where the damage is, in the memory."""
@@ -77,8 +108,11 @@ class PinnedSource(Source):
 
     def __init__(self, pin: Pin, memory: Memory) -> None:
         mapping = None if pin.held is None else pin.held.mapping
-        is_on_disk = mapping is not None and (not pin.root.on_tmpfs or pin.record.adopted is not None)
-        super().__init__(memory, mapping, pin.key, is_on_disk=is_on_disk)
+        absent = None if pin.held is None else pin.held.absent
+        is_on_disk = mapping is not None and (
+            not pin.root.on_tmpfs or pin.record.adopted is not None or absent is not None
+        )
+        super().__init__(memory, mapping, pin.key, is_on_disk=is_on_disk, absent=absent)
         self.pin = pin
 
     @property

@@ -239,21 +239,9 @@ OPERATIONS: dict[str, Operation] = {
     "delete-dataset": OnDataset(lambda store, _: store.delete("data"), _A, _A, rows_before=[OLD]),
 }
 
-# Those that differ from others only in what they meet: they are killed before each step in the full run only.
-RARE = {
-    "book-held",
-    "book-another",
-    "abandon-ahead",
-    "gc-ahead",
-    "claim-held",
-    "abandon-small",
-    "abandon-large",
-    "delete-and-sweep",
-    "put-at-capacity",
-    "create-dataset",
-    "seal-dataset",
-    "delete-dataset",
-}
+# The main ways to change a file, the catalog and the words in the lock page. These are killed before each step, too, in
+# the fast run: the words may be others than after the step before. All the others in the full run.
+WHOLE = {"overwrite-small", "put-large", "use-ahead", "delete-many", "extend-dataset"}
 
 # Every kind of change to a file and to the catalog once, where each is synced. All the others in the full run.
-ON_DISK = ["put-inline", "overwrite-small", "overwrite-large", "reuse-small", "use-ahead", "put-many", "delete"]
+ON_DISK = ["put-inline", "overwrite-small", "use-ahead", "put-many", "delete"]

@@ -15,9 +15,10 @@ from tests.crash.leftovers import leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at
 
 CONTEXTS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.full)]
+STARTED = ("spawn", "forkserver")  # where a new interpreter in another test serves
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.full)])
 def test_children_of_a_busy_process(count: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_while_busy, store.root, count) as worker:
         worker.join(250)
@@ -29,7 +30,7 @@ def test_killed_children_of_a_busy_process(store: memstore.Store, server: ForkSe
     assert stamp_at(store, "killed") == 4
 
 
-@pytest.mark.parametrize("nbytes", [INLINE, SMALL, LARGE])
+@pytest.mark.parametrize("nbytes", [INLINE, pytest.param(SMALL, marks=pytest.mark.full), LARGE])
 def test_fork_at_each_step_of_another_threads_put(nbytes: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_at_steps, store.root, nbytes) as worker:
         first, second = worker.recv(250), worker.recv(250)
@@ -73,9 +74,7 @@ def test_child_has_the_values_that_its_parent_holds(store: memstore.Store, serve
         worker.join()
 
 
-@pytest.mark.parametrize(
-    "context", ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in ("spawn", "forkserver"))]
-)
+@pytest.mark.parametrize("context", ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in STARTED)])
 def test_data_loader(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.load, store.root, context) as worker:
         worker.join(250)
@@ -87,14 +86,15 @@ def test_store_refs_and_leaves_go_to_a_new_process(context: str, store: memstore
         worker.join(250)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in STARTED)])
 def test_leaves_as_arguments_of_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.pass_leaves, store.root, context) as worker:
         worker.join(250)
 
 
-def test_end_with_everything_alive(store: memstore.Store, server: ForkServer, tmp_path: Path) -> None:
-    for _ in range(3):
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])
+def test_end_with_everything_alive(times: int, store: memstore.Store, server: ForkServer, tmp_path: Path) -> None:
+    for _ in range(times):
         with server.start(forks.end_untidily, store.root, str(tmp_path / "stderr")) as worker:
             assert (worker.wait(), (tmp_path / "stderr").read_text()) == (0, "")
         store.gc()

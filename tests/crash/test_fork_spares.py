@@ -68,12 +68,12 @@ def _replace(stores: list[memstore.Store]) -> None:
 def _close_during_put(stores: list[memstore.Store]) -> None:
     """The store is closed when a put is published, and its mapping not kept yet: another thread may do so."""
     put = import_module("memstore.engine.protocols.put")
-    commit = put.commit
+    publish = put.publish
 
     def close_afterwards(*arguments: Any) -> list[int]:
-        versions = commit(*arguments)
+        versions = publish(*arguments)
         stores[0].close()
         return versions
 
-    put.commit = close_afterwards
+    put.publish = close_afterwards
     stores[0].put("key", stamped(1, LARGE))

@@ -14,7 +14,7 @@ from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.blockers import NEVER
 from tests.crash.leftovers import headers_not_live, left_after_gc
-from tests.crash.operations import ON_DISK, OPERATIONS, RARE
+from tests.crash.operations import ON_DISK, OPERATIONS, WHOLE
 from tests.crash.values import LARGE, SMALL, stamp_at, stamped
 from tests.inside import root_of
 
@@ -110,9 +110,13 @@ def _booked(names: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "durability", "stride"),
     [
-        *(pytest.param(name, "process", 2 if name in RARE else 1, id=name) for name in OPERATIONS),
-        *(pytest.param(name, "disk", 2, id=f"{name}-disk") for name in ON_DISK),
-        *(pytest.param(name, "process", 1, id=f"{name}-whole", marks=pytest.mark.full) for name in sorted(RARE)),
+        *(pytest.param(name, "process", 1 if name in WHOLE else 4, id=name) for name in OPERATIONS),
+        *(pytest.param(name, "disk", 4, id=f"{name}-disk") for name in ON_DISK),
+        *(
+            pytest.param(name, "process", 1, id=f"{name}-whole", marks=pytest.mark.full)
+            for name in OPERATIONS
+            if name not in WHOLE
+        ),
         *(pytest.param(name, "disk", 1, id=f"{name}-disk-whole", marks=pytest.mark.full) for name in OPERATIONS),
     ],
 )
@@ -124,7 +128,7 @@ def test_kill_at_each_step(
     server: ForkServer,
     waiting: ThreadPoolExecutor,
 ) -> None:
-    """Kills after each step; with a stride of 1 also before it, when the words in the lock page may be others."""
+    """Kills after every second step, or, with a stride of 1, before and after each."""
     store: memstore.Store = request.getfixturevalue("store" if durability == "process" else "disk_store")
     operation = OPERATIONS[name]
     operation.reset(store)

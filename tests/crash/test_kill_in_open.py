@@ -49,7 +49,7 @@ def _check_reader_sees_all_or_nothing(path: str, what: str) -> None:
         assert not os.path.exists(f"{path}/{folder.SETTINGS}"), what
 
 
-@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=pytest.mark.full)])
 def test_kill_while_opening(durability: str, request: pytest.FixtureRequest, server: ForkServer) -> None:
     """What the dead opener was to sweep, the next one sweeps, or a put of its kind uses."""
     path: str = request.getfixturevalue("root" if durability == "process" else "disk_root")

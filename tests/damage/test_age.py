@@ -146,8 +146,9 @@ def test_an_older_copy_with_its_lock_page(
 
 
 def reboot(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    (folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
-    monkeypatch.setattr(syscalls, "BOOT_ID", str(folder / "boot_id"))
+    boot = uuid.uuid4()
+    (folder / f"boot-{boot}").write_text(f"{boot}\n")
+    monkeypatch.setattr(syscalls, "BOOT_ID", str(folder / f"boot-{boot}"))
 
 
 def test_no_sweep_unlinks_what_the_catalog_cant_know(scratch: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 import memstore
+from memstore.engine import lies_in_mapping
 
 
 def value(rows: int = 100) -> dict[str, Any]:
@@ -37,8 +38,21 @@ def rows_in(batch: dict[str, Any]) -> list[int]:
 def where_it_was_read(batch: dict[str, Any]) -> dict[str, Any]:
     """A transform that says which process has read the batch, and whether into shared memory."""
     tensors = [batch["x"], *batch["pair"][1], batch["td"]["inner", "row"]]
-    seen = [all(tensor.is_shared() for tensor in tensors), os.getpid(), memstore.bytes_read()]
+    shared = [tensor.is_shared() or lies_in_mapping(tensor.data_ptr()) for tensor in tensors]  # a block, else
+    seen = [all(shared), os.getpid(), memstore.bytes_read()]
     return {**batch, "seen": torch.tensor(seen)}
+
+
+def with_address(batch: dict[str, Any]) -> dict[str, Any]:
+    """Says where the batch lies in the worker."""
+    return {**batch, "address": torch.tensor(batch["x"].data_ptr())}
+
+
+def fails_for_some(batch: dict[str, Any]) -> dict[str, Any]:
+    """For each fifth batch of four rows."""
+    if rows_in(batch)[0] % 20 == 0:
+        raise RuntimeError("no such picture")
+    return batch
 
 
 def fails(batch: Any) -> Any:

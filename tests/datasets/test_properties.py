@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from tensordict import TensorDict
 
 import memstore
@@ -132,6 +132,7 @@ def fresh(start: int, count: int = LENGTH) -> dict[str, torch.Tensor]:
 
 
 @given(index=many)
+@example(index=slice(-LENGTH - 1, None, -1))  # none: it starts before the first row
 @settings(max_examples=300)
 def test_any_index_of_rows_means_what_it_means_for_numpy(columns: memstore.Dataset, index: Any) -> None:
     columns[:] = fresh(0)

@@ -8,6 +8,11 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import pickletools
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +21,10 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader
 
 import memstore
+from memstore.engine import lies_in_mapping
+from memstore.late_imports import call_late
 
+ROOT = Path(__file__).parent.parent.parent
 SPEC = {"x": ((3,), torch.float32), "inner": {"y": ((), torch.bfloat16)}}
 
 
@@ -50,6 +58,16 @@ def test_a_pickle_keeps_its_mode_and_means_this_one(store: memstore.Store) -> No
     filled(store)
     with pytest.raises(memstore.VersionGoneError, match="created anew"):
         pickle.loads(packed)
+
+
+def test_pickles_name_no_module_that_is_imported_late(store: memstore.Store) -> None:
+    data = filled(store)
+    buffer = memstore.ReplayBuffer(store, "replay", spec={"x": ((), torch.float32)}, capacity=4)
+    for found in (data, buffer):
+        called, arguments = found.__reduce__()
+        assert called is call_late
+        names = {op.name for op, _, _ in pickletools.genops(pickle.dumps(arguments))}
+        assert not names & {"GLOBAL", "STACK_GLOBAL"}, "what has to be imported is imported between forks"
 
 
 # --- queues -----------------------------------------------------------------------------------------------------------
@@ -102,7 +120,8 @@ def test_a_data_loader_reads_each_row_once(store: memstore.Store, method: str, w
     batches = list(DataLoader(data, batch_size=6, shuffle=True, **options))
     assert [len(batch["x"]) for batch in batches] == [6, 6, 6, 2]
     assert sorted(_seen(batches)) == list(range(20))
-    assert all(batch["x"].is_shared() for batch in batches) is bool(workers), "it was read into shared memory"
+    shared = [batch["x"].is_shared() or lies_in_mapping(batch["x"].data_ptr()) for batch in batches]
+    assert all(shared) is bool(workers), "it was read into shared memory"
 
 
 def test_batches_are_copies(store: memstore.Store) -> None:
@@ -136,3 +155,15 @@ def test_a_store_dataset_takes_the_key_of_a_dataset_too(store: memstore.Store) -
     data.extend(rows(1, 20))
     assert _seen(DataLoader(fixed, batch_size=7)) == list(range(20))
     assert len(pickle.loads(pickle.dumps(fixed))) == 20
+
+
+# --- actors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_an_actor_of_monarch_writes_what_it_was_given(root: str) -> None:
+    if find_spec("monarch") is None:  # not imported here: what is forked from this process later could not use it
+        pytest.skip("Monarch isn't installed")
+    command = [sys.executable, "-m", "tests.datasets.monarch_actor", root]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("as it should be\n"), done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
 import json
 import os
 import subprocess
@@ -83,7 +84,7 @@ def reading(page: Path, scratch: str) -> Reading:
     os.makedirs(f"{scratch}/shm")
     named = [name for snippet in snippets(page) for name in installed_by(snippet)]
     typed = [
-        {"place": one.place, "kind": one.kind, "code": one.code.replace("/dev/shm/", f"{scratch}/shm/")}
+        {"place": one.place, "kind": one.kind, "code": as_typed_here(one.code, scratch)}
         for one in snippets(page)
         if one.not_run is None
     ]
@@ -94,6 +95,13 @@ def reading(page: Path, scratch: str) -> Reading:
         "PYTHONPATH": f"{HERE / 'plain_install'}:{ROOT}",
     }
     return Reading(typed, f"{scratch}/here", environment)
+
+
+def as_typed_here(code: str, scratch: str) -> str:
+    """With a `/dev/shm` of its own, and an address of its own of those at which a host reaches itself."""
+    parts = (1 + part % 250 for part in hashlib.sha256(scratch.encode()).digest())
+    own = f"tcp://127.{next(parts)}.{next(parts)}.{next(parts)}:"
+    return code.replace("/dev/shm/", f"{scratch}/shm/").replace("tcp://127.0.0.1:", own)
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=relative)

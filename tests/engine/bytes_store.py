@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -22,12 +22,12 @@ INLINE = 1536
 
 
 @contextmanager
-def opened(path: str, mode: str = "a", **creation: object) -> Iterator[Root]:
-    root = open_root(path, mode, Creation(**creation), 10.0)  # type: ignore[arg-type]
+def opened(path: str, mode: str = "a", **creation: object) -> Generator[Root]:
+    use = open_root(path, mode, Creation(**creation), 10.0)  # type: ignore[arg-type]
     try:
-        yield root
+        yield use.root
     finally:
-        close_root(root)
+        close_root(use)
 
 
 def put(root: Root, key: bytes, data: bytes, *, expect: int | None = None) -> int:

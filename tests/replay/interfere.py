@@ -1,7 +1,5 @@
 """Something happens in the middle of a call, where a test wants it."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
@@ -9,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import memstore
+from tests.replay.rows import ring_of, writer_of
 
 
 class _Leaf:
@@ -25,12 +24,17 @@ class _Leaf:
 
 
 @contextmanager
-def in_the_copy(buffer: memstore.ReplayBuffer, action: Callable[[], object]) -> Generator[None]:
-    """In the middle of the rows of the last leaf that a write stores, inside this `with`."""
-    ring: Any = buffer._ring
-    arrays = ring.arrays
+def in_the_copy(buffer: memstore.ReplayBuffer, action: Callable[[], object], *, small: bool = False) -> Generator[None]:
+    """In the middle of the rows of the last leaf that a write stores, inside this `with`.
+
+    `small`: as a small batch, in a hold of the mutex; else as a large one.
+    """
+    ring: Any = ring_of(buffer)
+    writer: Any = writer_of(buffer)
+    arrays, small_batch = ring.arrays, writer.small_batch
     ring.arrays = (*arrays[:-1], _Leaf(arrays[-1], action))
+    writer.small_batch = buffer.capacity if small else 0
     try:
         yield
     finally:
-        ring.arrays = arrays
+        ring.arrays, writer.small_batch = arrays, small_batch

@@ -4,7 +4,7 @@ The rules are those of docs/decisions/015-mutable-entries.md. What the kernel do
 mutexes that it held pass on, the buffer's and that of its claim, with word of its death.
 
     WRITER    claim: note it, mark each word, move the head | copy cell by cell
-              publish: note it, make each word whole, count, free the claim
+              publish: note it, make each word whole, count, free the claim; small batches: all in one hold
     SAMPLER   pick | copy cell by cell | look again; after some tries the same under the mutex
     CONSUMER  pick | copy cell by cell | look again, and take: mark the word, move the cursor
     RECOVERY  claims that were being made, and publications that had begun, are completed
@@ -40,6 +40,7 @@ MUTATIONS = {
     "no word says that it is written": "a claim leaves the words as they are",
     "claim without a note": "words are marked before the claim says that it is being made",
     "publish without a note": "words become whole, and the claim doesn't say that it is being published",
+    "small rows without the mutex": "a small batch, whose claim has no mutex of its own, is copied between two holds",
     "publish before the last cell": "a row is published before it is whole",
     "recovery leaves a claim": "the next owner leaves a claim as it is that was being made",
     "recovery leaves a publication": "the next owner leaves a publication half done",

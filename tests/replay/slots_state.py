@@ -48,6 +48,7 @@ class Process(NamedTuple):
     role: str  # writer, sampler, consumer
     rows: int = 1  # a batch, or to be sampled
     batches: int = 1
+    small: bool = False  # a writer's: all is done in one hold, and the claim's mutex is not taken
     at: str = "start"
     owner: bool = False  # of the buffer's mutex
     recovers: bool = False

@@ -57,7 +57,9 @@ def _claim(scene: Scene, broken: frozenset[str]) -> Steps:
         at = "move the head" if process.cell + 1 == process.rows else "mark"
         yield scene.step("claim: mark a word", following, at=at, cell=process.cell + 1)
     else:
-        yield scene.step("claim: move the head", _claimed(state, process.claim), at="release: copy", cell=0)
+        is_held = process.small and "small rows without the mutex" not in broken
+        at = "copy" if is_held else "release: copy"
+        yield scene.step("claim: move the head", _claimed(state, process.claim), at=at, cell=0)
 
 
 def _plan(scene: Scene, broken: frozenset[str]) -> Steps:
@@ -82,7 +84,8 @@ def _plan(scene: Scene, broken: frozenset[str]) -> Steps:
         yield scene.step("claim: no room", at="release: raise")
     else:
         stage = FREE if "claim without a note" in broken else CLAIMING
-        entry = {"holder": scene.index, "stage": stage, "first": state.head, "end": position, "rows": process.rows}
+        holder = NOBODY if process.small else scene.index
+        entry = {"holder": holder, "stage": stage, "first": state.head, "end": position, "rows": process.rows}
         following = with_claim(state, free[0], **entry)
         following = following._replace(batches=(*state.batches, tuple(chosen)))
         yield scene.step("claim: note it", following, at="mark", claim=free[0], batch=tuple(chosen), cell=0)
@@ -114,10 +117,9 @@ def _copy(scene: Scene, broken: frozenset[str]) -> Steps:
     is_last = process.cell + 1 == CELLS * process.rows
     copied = with_cell(state, process.batch[process.cell // CELLS], process.cell % CELLS)
     is_early = "publish before the last cell" in broken and process.cell + 2 == CELLS * process.rows
-    yield scene.step(
-        "copy a cell", copied, at="lock: publish" if is_last or is_early else "copy", cell=process.cell + 1
-    )
-    if state.interrupts:
+    following = "publish" if process.owner else "lock: publish"
+    yield scene.step("copy a cell", copied, at=following if is_last or is_early else "copy", cell=process.cell + 1)
+    if state.interrupts and not process.owner:
         yield _interrupted(scene, "the copy")
 
 
@@ -133,7 +135,7 @@ def _interrupted(scene: Scene, where: str) -> tuple[str, State]:
 def _publish(scene: Scene, broken: frozenset[str]) -> Steps:
     state, process = scene.state, scene.process
     claim = process.claim
-    if state.claims[claim].holder != scene.index:
+    if state.claims[claim].holder != (NOBODY if process.small else scene.index):
         raise Fault("a claim of a thread that lives was given to another")
     if process.at == "publish":
         stage = CLAIMED if "publish without a note" in broken else PUBLISHING

@@ -17,8 +17,8 @@ from tests.replay.slots_state import Process, is_bad_luck, is_end, start
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
-def writer(rows: int = 1, batches: int = 1) -> Process:
-    return Process("writer", rows, batches)
+def writer(rows: int = 1, batches: int = 1, *, small: bool = False) -> Process:
+    return Process("writer", rows, batches, small)
 
 
 def sampler(rows: int = 1) -> Process:
@@ -37,6 +37,12 @@ SCENES: dict[str, tuple[list[Process], dict[str, int]]] = {
     "a stopped writer": ([writer(), writer(), sampler()], {"capacity": 1, "kills": 1, "stops": 1}),
     "an interrupted writer": ([writer(2), writer(1, 2)], {"interrupts": 1, "kills": 1}),
     "one claim for two writers": ([writer(), writer(1, 2)], {"claims": 1, "kills": 2}),
+    "a writer of small rows": (
+        [writer(1, 2, small=True), writer(), sampler()],
+        {"capacity": 1, "kills": 1, "interrupts": 1},
+    ),
+    "writers of small batches": ([writer(2, 2, small=True), writer(1, 1, small=True)], {"capacity": 3, "kills": 2}),
+    "small rows for a consumer": ([writer(1, 2, small=True), writer(), consumer(2)], {"kills": 1}),
     "a consumer": ([writer(1, 3), consumer(2)], {"kills": 1}),
     "two consumers": ([writer(2, 1), consumer(), consumer()], {"kills": 1, "late": True}),
     "a writer is passed over": ([writer(), writer(1, 2), consumer()], {}),
@@ -63,6 +69,7 @@ FOUND_IN = {
     "no word says that it is written": "a writer laps a sampler",
     "claim without a note": "two writers",
     "publish without a note": "batches",
+    "small rows without the mutex": "a writer of small rows",
     "publish before the last cell": "a writer laps a sampler",
     "recovery leaves a claim": "two writers",
     "recovery leaves a publication": "two writers",

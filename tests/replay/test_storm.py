@@ -39,7 +39,7 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.mark.parametrize(
-    "seconds", [3, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])], ids=["short", "long"]
+    "seconds", [1.5, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])], ids=["short", "long"]
 )
 def test_kills_and_stops_at_random(server: ForkServer, root: str, seconds: float) -> None:
     chance = random.Random(seconds)

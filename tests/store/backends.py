@@ -9,11 +9,12 @@ A new backend is one more entry of BACKENDS; each test without the mark then run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import memstore
+from tests.distributed.home_server import HomeServer, ask
 
 
 class Backend(Protocol):
@@ -27,7 +28,32 @@ class Embedded:
         return memstore.open(root, mode, **options)
 
 
-BACKENDS: dict[str, Backend] = {"embedded": Embedded()}
+class Served:
+    """Stores of a host of a cluster. Another process answers for it."""
+
+    def __init__(self, home: str) -> None:
+        """`home` is added to a store's path: that is the root which is the home of all keys."""
+        self._home = home
+        self._server: HomeServer | None = None
+
+    def start(self) -> None:
+        self._server = self._server or HomeServer()
+
+    def end_test(self) -> None:
+        self.ask("stop")
+
+    def open(self, root: str, mode: Any = "a", **options: Any) -> memstore.Store:
+        store = memstore.open(root, mode, **options)
+        self.ask("serve", store.root, *([store.root + self._home] if self._home else []))
+        return store
+
+    def ask(self, what: str, *paths: str) -> None:
+        assert self._server is not None
+        ask(self._server.address, what, *paths)
+
+
+SERVED = {"one host": Served(""), "two hosts": Served("-home")}
+BACKENDS: dict[str, Backend] = {"embedded": Embedded(), **SERVED}
 _current: Backend = BACKENDS["embedded"]  # not handed to the tests: children that they fork open stores, too
 
 
@@ -37,7 +63,7 @@ def open_store(root: str, mode: Any = "a", **options: Any) -> memstore.Store:
 
 
 @contextmanager
-def testing(backend: Backend) -> Iterator[None]:
+def testing(backend: Backend) -> Generator[None]:
     global _current
     before, _current = _current, backend
     try:

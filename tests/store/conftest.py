@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import memstore
-from tests.store.backends import BACKENDS, open_store, testing
+from tests.store.backends import BACKENDS, SERVED, open_store, testing
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,14 +17,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_embedded = metafunc.definition.get_closest_marker("embedded") is not None
     if len(BACKENDS) > 1 and not is_embedded:
-        metafunc.parametrize("backend", list(BACKENDS), indirect=True)
+        names = [pytest.param(name, marks=pytest.mark.full if name in SERVED else ()) for name in BACKENDS]
+        metafunc.parametrize("backend", names, indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     name: str = getattr(request, "param", "embedded")
+    served = SERVED.get(name)
+    if served is not None:
+        served.start()
     with testing(BACKENDS[name]):
         yield name
+    if served is not None:
+        served.end_test()
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ SIGNATURES = {
     ),
     "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
     "Store.put": "self, key, value, *, dtype=None, expect_version=None, timeout=None",
-    "Store.put_many": "self, items, *, dtype=None, expect_versions=None, timeout=None",
+    "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
     "Store.get": (
         "self, key, default=Ellipsis, *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
-        "strict=True, timeout=None"
+        "strict=True, max_age=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
     "Store.keys": "self, prefix=''",
     "Store.delete": "self, key, *, missing_ok=False, expect_version=None, timeout=None",
-    "Store.delete_many": "self, keys, *, missing_ok=False, timeout=None",
+    "Store.delete_many": "self, keys, *, missing_ok=False, atomic=True, timeout=None",
     "Store.version": "self, key",
     "Store.info": "self, key",
     "Store.wait": "self, key, *, newer_than=0, timeout=None",

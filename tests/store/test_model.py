@@ -26,7 +26,7 @@ SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
 STEPS = {"get": 5, "send": 8, "collect": 14, "verify": 20, "reopen": 34}  # about so many: where it may die
 DEATHS = st.sampled_from(sorted(STEPS)).flatmap(lambda name: st.tuples(st.just(name), st.integers(1, STEPS[name])))
 IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
-EXAMPLES, PARTS = (3000, 4) if IS_FULL else (50, 1)
+EXAMPLES, PARTS = (3000, 4) if IS_FULL else (25, 1)
 HELD = 6  # values a side
 IN_FILES = {"segment", "like it", "medium", "large"}
 

@@ -167,14 +167,14 @@ def _put_many(root: str, nbytes: int) -> None:
     with memstore.open(root, timeout=10.0) as store:
         found: list[list[str]] = []
         put = import_module("memstore.engine.protocols.put")
-        commit = put.commit
+        publish = put.publish
 
         def look_first(*arguments: object) -> object:
             found.append(in_child(_sweep, root))
-            return commit(*arguments)  # type: ignore[arg-type]
+            return publish(*arguments)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(put, "commit", look_first)
+            patch.setattr(put, "publish", look_first)
             store.put_many({name: of_size(nbytes, number) for number, name in enumerate(names)})
         assert found == [[]]
         assert segments_open(root) == []

@@ -11,6 +11,8 @@ import torch
 import memstore
 from tests.store.backends import open_store
 
+HANGS = 200.0  # seconds: two busy loops beside it make of 3 s some 12, and a busy machine more than a minute
+
 
 def run(*functions: Callable[[], None]) -> None:
     """All at once, each in a thread; the first exception of any is raised."""
@@ -28,7 +30,7 @@ def run(*functions: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANGS)
         assert not thread.is_alive()
     if errors:
         raise errors[0]
@@ -46,7 +48,12 @@ def check(got: dict[str, torch.Tensor]) -> int:
     return numbers.pop()
 
 
-def test_threads_put_get_delete_list_and_collect_at_once(store: memstore.Store) -> None:
+def test_threads_put_get_delete_list_and_collect_at_once(root: str) -> None:
+    with open_store(root, timeout=HANGS) as store:
+        put_get_delete_list_and_collect(store)
+
+
+def put_get_delete_list_and_collect(store: memstore.Store) -> None:
     store.put("shared", value(0))
 
     def write(name: str) -> None:

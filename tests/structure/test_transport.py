@@ -173,7 +173,7 @@ def test_leaves_in_the_data_set_of_started_workers(method: str) -> None:
     assert not got["x"].is_shared()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.full), "forkserver"])
 def test_each_started_process_gets_the_contents_of_its_time(method: str) -> None:
     context = multiprocessing.get_context(method)
     value = contents()

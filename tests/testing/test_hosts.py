@@ -126,7 +126,10 @@ def test_a_process_is_as_of_subprocess(hosts: Hosts, tmp_path: Path) -> None:
         assert process.wait(LONG) == -signal.SIGTERM
     assert hosts[0].run(["sh", "-c", "exit 7"]).returncode == 7
     assert hosts[0].run(["no-such-program"], stderr=subprocess.DEVNULL).returncode == 127
-    with hosts[0].popen(["sleep", "1000"]) as process:
+    with hosts[0].popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"  # it has entered the host
         assert hosts[0].processes() == [process.pid]
         process.terminate()
         assert process.wait(LONG) == -signal.SIGTERM

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from memstore.engine.catalog import attempts
+from memstore.engine.catalog import attempts, served
 from memstore.engine.catalog.attempts import Now, Outcome, Part
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.catalog.meta import has_gone_back
 from memstore.engine.catalog.tables import (
     NAMES,
     OPTIONAL,
+    SERVED,
     Counters,
     Transaction,
     check_row,
@@ -24,10 +25,12 @@ __all__ = [
     "Now",
     "Outcome",
     "Part",
+    "SERVED",
     "Transaction",
     "attempts",
     "check_row",
     "has_gone_back",
     "read_counters",
     "read_segment",
+    "served",
 ]

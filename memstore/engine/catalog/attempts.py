@@ -19,6 +19,7 @@ import msgspec
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format import checked, with_checksum
 from memstore.errors import CorruptionError
+from memstore.undecodable import UNDECODABLE
 
 PENDING, CONTENTS, OUTCOMES = "pending", "contents", "outcomes"
 _MOST_ROWS = 1 << 20
@@ -33,7 +34,10 @@ class Now(NamedTuple):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank has put in an attempt: a prepared segment. What it says of the value is its `content_of`."""
+    """What one rank has put in an attempt: a prepared segment. What it says of the value is its `content_of`.
+
+    A part of another host is lent to this one. The processes that serve the store alone end attempts that have such.
+    """
 
     key: bytes
     attempt: str
@@ -48,6 +52,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     lease: int  # nanoseconds
     expires: int  # on the clock since boot
     boot: bytes
+    host: bytes = b""  # the member of the cluster where the segment lies; empty: this one
 
     def is_over(self, now: Now) -> bool:
         return self.expires <= now.clock or self.boot != now.boot
@@ -138,7 +143,7 @@ def read_part(name: bytes, stored: bytes) -> Part:
     """Raises CorruptionError unless it is what was written under that name."""
     try:
         part = _decode_part(checked(name, stored))
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"a row of the catalog's pending parts can't be read: {error}") from None
     if name != _name_of(part):
         raise CorruptionError("a row of the catalog's pending parts stands under another's name")
@@ -148,7 +153,7 @@ def read_part(name: bytes, stored: bytes) -> Part:
 def read_outcome(name: bytes, stored: bytes) -> Outcome:
     try:
         outcome = _decode_outcome(checked(name, stored))
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"a row of the catalog's outcomes can't be read: {error}") from None
     if name != _name(outcome.key, outcome.attempt):
         raise CorruptionError("a row of the catalog's outcomes stands under another's name")

@@ -17,7 +17,7 @@ import lmdb
 from memstore.engine.catalog.environment import STEP, Environment
 from memstore.engine.catalog.growth import Growth
 from memstore.engine.catalog.lmdb_errors import located
-from memstore.engine.catalog.tables import Transaction
+from memstore.engine.catalog.tables import SERVED, UNSERVED, Transaction
 from memstore.engine.format import Record, decode_record
 from memstore.errors import CorruptionError
 
@@ -66,6 +66,26 @@ class Catalog:
             return None if stored is None else decode_record(key, stored)
         except CorruptionError as error:
             raise located(error, self._folder) from None
+
+    def has_membership(self) -> bool:
+        """Whether `Transaction.counters` has one, in one frame: every get of a key that isn't there comes here."""
+        environment = self._environment
+        with self.guard:
+            environment.ended = None
+            try:
+                handle = environment.handle.begin(None, None, False, False)
+            except (AttributeError, lmdb.Error):  # as in `read`
+                return self.view(Transaction.counters).membership != 0
+            try:
+                stored = handle.get(b"counters", None, environment.tables["counters"])
+            except lmdb.Error as error:
+                raise environment.translated(error) from error
+            finally:
+                handle.abort()
+                if environment.keeps_slot:
+                    environment.ended = handle
+                del handle
+        return stored is not None and len(stored) > UNSERVED
 
     def view(
         self,
@@ -122,6 +142,29 @@ class Catalog:
                 except lmdb.Error as error:
                     raise environment.translated(error) from error
             raise growth.full("the catalog can't be grown fast enough for this transaction")
+
+    # --- the tables of a store that is served -------------------------------------------------------------------------
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this process knows these tables."""
+        return SERVED[0] in self._environment.tables
+
+    def open_served(self) -> None:
+        """Opens those that another process has made since this one opened the store. Under the store's mutex."""
+        with self.guard:
+            self._environment.opened()
+            self._environment.open_served()
+
+    def create_served(self) -> None:
+        """Makes them, where they aren't there, all or none. Under the store's mutex."""
+        environment = self._environment
+        with self.guard:
+            if not self.is_served:
+                database = environment.opened()
+                environment.tables |= self.update(lambda transaction: transaction.create(database, SERVED))
+
+    # --- its size -----------------------------------------------------------------------------------------------------
 
     @property
     def growth(self) -> int:

@@ -92,7 +92,7 @@ class Environment:
                 lock=self._locked,
                 readahead=False,
                 max_readers=MAX_READERS,
-                max_dbs=len(tables.NAMES) + len(tables.OPTIONAL) + 2,
+                max_dbs=len(tables.NAMES) + len(tables.OPTIONAL) + len(tables.SERVED) + 2,
                 max_spare_txns=int(self.keeps_slot),
             )
             self.page_size = self.handle.stat()["psize"]
@@ -100,6 +100,7 @@ class Environment:
             for name in tables.OPTIONAL:
                 with contextlib.suppress(lmdb.NotFoundError):  # who may not write can't create it
                     self.tables[name] = self.handle.open_db(name.encode(), create=self._writable)
+            self.open_served()
             self._check_identity(os.stat(self.path))
             if self._writable:
                 self.handle.reader_check()
@@ -111,6 +112,13 @@ class Environment:
             if isinstance(error, lmdb.Error):
                 raise self.translated(error) from error
             raise
+
+    def open_served(self) -> None:
+        """Opens the tables of a store that is served, if they are there. Under the store's mutex, as any opening."""
+        if tables.SERVED[0] in self.tables:
+            return
+        with contextlib.suppress(lmdb.NotFoundError):  # the first one, mostly: the store was never served
+            self.tables |= {name: self.handle.open_db(name.encode(), create=False) for name in tables.SERVED}
 
     def _check_identity(self, status: os.stat_result) -> None:
         """Who opens by the path again, as a forked child does, may find another store there."""

@@ -2,19 +2,21 @@
 
 `entries` (key -> record), `segments` (id -> row), `filling` (id -> batch), `retired` ((size, sequence) -> id: files
 kept for reuse), `held` (sequence -> id: retired files that somebody held when they were last looked at), `leases` (id
--> until), `counters`; `pending`, `contents` and `outcomes` (of sharded puts: see `attempts.py`).
+-> until), `counters`; `pending`, `contents` and `outcomes` (of sharded puts: see `attempts.py`); and those of a
+store that is served to other hosts: see `served.py`.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from memstore.engine.format import (
+    DAMAGED_BEFORE,
     Record,
     Replaced,
     SegmentRow,
@@ -31,11 +33,14 @@ from memstore.errors import CorruptionError
 # Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
 # that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
 OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes")
+# Those of SERVED come when the store is first served to other hosts, and most stores never get them.
+SERVED: tuple[str, ...] = ("cluster", "sessions", "calls", "lent", "owed", "copies", "joining")
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _LARGEST = 2**64 - 1
-_COUNTERS = struct.Struct("<10Q")
+_COUNTERS, _SERVED_COUNTERS = struct.Struct("<10Q"), struct.Struct("<11Q")
+UNSERVED = 8 + _COUNTERS.size  # bytes of the counters of a store that was never served: they have no `membership`
 
 
 class Counters(msgspec.Struct):
@@ -51,6 +56,7 @@ class Counters(msgspec.Struct):
     filling: int = 0
     recent: int = 0  # bytes of the largest batch lately put
     capacity: int = 0  # bytes that files may have in all; 0: no limit
+    membership: int = 0  # how often the row `cluster` was written; 0: never, and the store has no such number
 
     @property
     def allocated(self) -> int:
@@ -82,13 +88,18 @@ class Transaction:
     def put_record(self, key: bytes, record: Record) -> None:
         self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
 
+    def put_damaged(self, key: bytes) -> None:
+        """Its record was damaged on another host, and couldn't come with the others."""
+        self._handle.put(key, DAMAGED_BEFORE, db=self._tables["entries"])
+
     def replace_record(self, key: bytes, record: Record) -> Replaced:
         """Returns what is to be known of the record that was there, if there was one."""
         stored = self._handle.replace(key, encode_record(key, record), self._tables["entries"])
         return Replaced((), None) if stored is None else replaced_by(key, bytes(stored))
 
-    def delete_record(self, key: bytes) -> None:
-        self._handle.delete(key, db=self._tables["entries"])
+    def delete_record(self, key: bytes) -> bool:
+        """Returns whether there was one."""
+        return bool(self._handle.delete(key, db=self._tables["entries"]))
 
     def keys(self, prefix: bytes, after: bytes | None, limit: int) -> list[bytes]:
         """Up to `limit` keys with the prefix, in order, beyond `after`."""
@@ -159,10 +170,11 @@ class Transaction:
 
     def put_counters(self, counters: Counters) -> None:
         numbers = msgspec.structs.astuple(counters)
+        layout, numbers = (_SERVED_COUNTERS, numbers) if counters.membership else (_COUNTERS, numbers[:-1])
         try:
-            packed = _COUNTERS.pack(*numbers)
+            packed = layout.pack(*numbers)
         except struct.error:  # a damaged row has made a sum negative
-            packed = _COUNTERS.pack(*(max(number, 0) for number in numbers))
+            packed = layout.pack(*(max(number, 0) for number in numbers))
         self._handle.put(b"counters", with_checksum(b"counters", packed), db=self._tables["counters"])
 
     # --- retired segments ---------------------------------------------------------------------------------------------
@@ -236,6 +248,15 @@ class Transaction:
                 more = cursor.next()
         return found
 
+    def create(self, database: Any, names: Sequence[str]) -> dict[str, Any]:
+        """LMDB's handles of tables, which are made where they aren't there; they are good once this is committed."""
+        return {name: database.open_db(name.encode(), self._handle, create=True) for name in names}
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this process knows the tables of a store that is served."""
+        return SERVED[0] in self._tables
+
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)
 
@@ -261,7 +282,8 @@ def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
 
 
 def read_counters(value: bytes) -> Counters:
-    return Counters(*_COUNTERS.unpack(checked(b"counters", value, _COUNTERS.size)))
+    layout = _COUNTERS if len(value) <= UNSERVED else _SERVED_COUNTERS
+    return Counters(*layout.unpack(checked(b"counters", value, layout.size)))
 
 
 def _pair(packed: bytes | memoryview) -> tuple[int, int]:

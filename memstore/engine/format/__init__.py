@@ -9,6 +9,7 @@ from memstore.engine.format.extents import (
     SegmentExtent,
     base_after,
     decode_external,
+    decode_segments,
     encode_extents,
     end_of,
 )
@@ -25,9 +26,11 @@ from memstore.engine.format.header import (
     objects_at,
     state_word,
 )
+from memstore.engine.format.header_copy import copy_header
 from memstore.engine.format.header_reader import (
     Found,
     leading_base64,
+    may_be_mutable,
     names_put,
     read_header,
     read_objects,
@@ -43,6 +46,7 @@ from memstore.engine.format.mutable import (
     plan_bytes,
 )
 from memstore.engine.format.record import (
+    DAMAGED_BEFORE,
     FILLING,
     LIVE,
     OBJECTS_IN_RECORD,
@@ -90,6 +94,7 @@ __all__ = [
     "PREPARED",
     "PUT_ID_AT",
     "RETIRED",
+    "DAMAGED_BEFORE",
     "ELEMENT_SIZES",
     "SAFETENSORS_DTYPES",
     "SLOTS_OFFSET",
@@ -113,7 +118,9 @@ __all__ = [
     "belongs",
     "check_header",
     "checked",
+    "copy_header",
     "decode_external",
+    "decode_segments",
     "decode_mutable",
     "decode_record",
     "decode_row",
@@ -127,6 +134,7 @@ __all__ = [
     "lay_out",
     "leading_base64",
     "make_header",
+    "may_be_mutable",
     "names_put",
     "objects_at",
     "plan_bytes",

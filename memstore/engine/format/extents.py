@@ -15,6 +15,7 @@ import msgspec
 
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
 from memstore.errors import CorruptionError
+from memstore.undecodable import UNDECODABLE
 
 MAPPED_LIMIT = 1 << 46  # bytes of address space for one entry; there are 2^47
 _ALIGNMENT = 1 << 16  # of bases: pages are that large on some machines
@@ -58,19 +59,23 @@ def decode_external(stored: bytes) -> tuple[ExternalExtent, ...]:
     """The external files that a record names. Raises CorruptionError unless they lie one behind the other."""
     try:
         extents = _decode_external(stored)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"the names of its files can't be read: {error}") from None
     return _checked(extents)
 
 
-def decode_segments(stored: bytes) -> tuple[SegmentExtent, ...]:
-    """The segments of a sharded value. Raises CorruptionError unless they lie one behind the other."""
+def decode_segments(stored: bytes, *, of_one_host: bool = True) -> tuple[SegmentExtent, ...]:
+    """The segments of a sharded value. Raises CorruptionError unless they lie one behind the other.
+
+    Args:
+        of_one_host: each is there once; on several hosts, segments may have the same number.
+    """
     try:
         extents = _decode_segments(stored)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
     segments = {extent.segment for extent in extents}
-    if len(segments) < len(extents) or not all(map(_is_possible, extents)):
+    if (of_one_host and len(segments) < len(extents)) or not all(map(_is_possible, extents)):
         raise CorruptionError("the numbers of its segments are none that segments have")
     return _checked(extents)
 

@@ -23,13 +23,15 @@ from memstore.engine.format.header import (
     store_mark,
 )
 from memstore.engine.format.layout import SLACK
+from memstore.engine.format.mutable import MARK
 from memstore.engine.format.record import FILLING, STATE_NAMES
-from memstore.engine.format.safetensors import header_size, read_tensors, split_header
+from memstore.engine.format.safetensors import Entry, header_size, read_tensors, split_header
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.keys import encode_key
 
 _STATES = {state_word(state): state for state in STATE_NAMES}
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_MUTABLE = b'"description":"' + base64.b64encode(MARK)[: 8 * len(MARK) // 6]  # the others depend on what follows
 _LARGEST_NUMBER = 1 << 62  # of versions and put ids: a repair counts on from them
 
 
@@ -72,6 +74,16 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
 
     It may come from a file that somebody tampered with, digest and all: everything that is returned is checked.
     """
+    return read_header_and_tensors(header, size)[0]
+
+
+def may_be_mutable(header: bytes) -> bool:
+    """Whether a whole header can be that of a mutable entry, by one look: to read it takes a hundred times as long."""
+    return _MUTABLE in header
+
+
+def read_header_and_tensors(header: bytes | memoryview, size: int) -> tuple[Found, dict[str, Entry]]:
+    """As `read_header`, and what it says of its tensors, by name, in the data's order; the slack is one of them."""
     view = memoryview(header)
     if header_size(bytes(view[:8]), size) != len(view):
         raise CorruptionError(f"the header has {len(view):,} bytes, and says otherwise")
@@ -81,7 +93,7 @@ def read_header(header: bytes | memoryview, size: int) -> Found:
         raise CorruptionError(f"the header can't be read: {error}") from None
 
 
-def _read_checked(header: memoryview, size: int) -> Found:
+def _read_checked(header: memoryview, size: int) -> tuple[Found, dict[str, Entry]]:
     nbytes = size - len(header)
     metadata, values = split_header(bytes(header[8:]))
     entries = read_tensors(values, nbytes)
@@ -96,7 +108,7 @@ def _read_checked(header: memoryview, size: int) -> Found:
     start, stop = entries[SLACK].data_offsets if SLACK in entries else (nbytes, nbytes)
     if stop != nbytes:
         raise ValueError("its slack isn't at its end")
-    return Found(
+    found = Found(
         put_id=slots.put_id,
         state=slots.state,
         version=slots.version,
@@ -110,6 +122,7 @@ def _read_checked(header: memoryview, size: int) -> Found:
         start=len(header),
         nbytes=start,
     )
+    return found, entries
 
 
 def _read_slots(text: bytes) -> Slots:

@@ -7,7 +7,7 @@ Order: what fills whole 64-byte lines first, then the rest by element size, larg
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memstore.engine.format.record import Path
@@ -58,11 +58,15 @@ def lay_out(spans: Sequence[Span], *, aligned: bool = True, first: int = 0) -> L
         raw = span.shape is None or span.dtype not in SAFETENSORS_DTYPES
         shape = [span.nbytes] if raw or span.shape is None else span.shape
         entries.append((names.unique(".".join(map(str, span.name))), code, shape, start, end))
-    header = "".join(
+    return Layout(tuple(offsets), end, encode_entries(entries))
+
+
+def encode_entries(entries: Iterable[tuple[str, str, Sequence[int], int, int]]) -> bytes:
+    """The entries of a header behind its metadata, of name, code of the dtype, shape, and where its bytes lie."""
+    return "".join(
         f',{json.dumps(name)}:{{"dtype":"{code}","shape":{json.dumps(shape)},"data_offsets":[{start},{stop}]}}'
         for name, code, shape, start, stop in entries
-    )
-    return Layout(tuple(offsets), end, header.encode())
+    ).encode()
 
 
 class _HeaderNames:

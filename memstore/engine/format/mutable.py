@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from memstore.errors import CorruptionError
+from memstore.undecodable import UNDECODABLE
 
 MARK = b"\xc1rows"
 
@@ -40,7 +41,7 @@ def decode_mutable(description: bytes) -> MutableDescription:
     """Raises CorruptionError."""
     try:
         return _decode(memoryview(description)[len(MARK) :])
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"what it says of its rows can't be read: {error}") from None
 
 

@@ -16,6 +16,7 @@ from memstore.engine.format.extents import Extent, SegmentExtent, decode_externa
 from memstore.engine.format.mutable import MARK, MutableKind, decode_mutable, is_mutable
 from memstore.errors import CorruptionError
 from memstore.info import Kind
+from memstore.undecodable import UNDECODABLE
 
 Path = tuple[str | int, ...]
 
@@ -41,6 +42,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     `segment` is 0 for a value that lies in `inline`, in the files that `adopted` names, or in several segments: those
     of a sharded value stand in `parts`, with `put_id` that of the first, and `size` their number.
+
+    `hosts` is None where all bytes are on this host. Else it names the member of the cluster where each segment of
+    `parts` lies, or the external files do; a value in a single segment stands in `parts` then too, and keeps its
+    `start`, which is 0 for a sharded one.
     """
 
     version: int
@@ -58,6 +63,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     adopted: bytes | None = None  # the external files that hold the data: see `extents.py`
     parts: bytes | None = None  # the segments that hold the parts of a sharded value: see `extents.py`
     boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/boxes.py
+    hosts: tuple[bytes, ...] | None = None
 
     @property
     def kind(self) -> Kind:
@@ -65,14 +71,14 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
             return self.mutable_kind
         if self.adopted is not None:
             return "adopted"
-        if self.parts is not None:
+        if self.parts is not None and not self.start:
             return "sharded"
-        return "segment" if self.segment else "inline"
+        return "segment" if self.segment or self.parts is not None else "inline"
 
     @property
     def is_mutable(self) -> bool:
         """Whether its rows are written in place: see `mutable.py`."""
-        return self.segment != 0 and self.description.startswith(MARK)
+        return (self.segment != 0 or self.hosts is not None) and self.description.startswith(MARK)
 
     @property
     def mutable_kind(self) -> MutableKind:
@@ -84,7 +90,20 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         """The segments that hold the value's bytes; none where it is inline, or in external files."""
         if self.segment:
             return (SegmentExtent(self.segment, self.put_id, self.size, self.start),)
-        return () if self.parts is None else decode_segments(self.parts)
+        return () if self.parts is None else decode_segments(self.parts, of_one_host=self.hosts is None)
+
+    def here(self, member: bytes) -> tuple[SegmentExtent, ...]:
+        """The segments that lie on this host, whose id in its cluster is `member`."""
+        if self.hosts is None:
+            return self.segments
+        return tuple(one for one, host in zip(self.segments, self.hosts, strict=False) if host == member)
+
+    def elsewhere(self, member: bytes) -> tuple[tuple[bytes, SegmentExtent], ...]:
+        """The segments that lie on other hosts, with the ids of these."""
+        if self.hosts is None:
+            return ()
+        pairs = zip(self.hosts, self.segments, strict=False)
+        return tuple((host, one) for host, one in pairs if host != member)
 
     @property
     def extents(self) -> Sequence[Extent]:
@@ -124,18 +143,27 @@ def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> 
     return body
 
 
+# What a catalog has in place of a record that was damaged on the host where the key was at home before. No checksum.
+DAMAGED_BEFORE = b"damaged"
+_SIXTEEN, _FIFTEEN = b"\xdc\x00\x10", b"\x9f"  # msgpack's heads of arrays of that length
+
+
 def encode_record(key: bytes, record: Record) -> bytes:
-    return with_checksum(key, _encode(record))
+    """Without `hosts`, as a store writes it that was never served, byte for byte: an array without its last field."""
+    body = _encode(record)
+    if record.hosts is None:
+        body = _FIFTEEN + body[len(_SIXTEEN) : -1]
+    return with_checksum(key, body)
 
 
 def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
     """Raises CorruptionError unless the bytes are those that were stored for this key."""
     body = stored[_CHECKSUM:]
     if stored[:_CHECKSUM] != _digest(key + body):
-        raise _damaged(key, "the checksum of its record doesn't fit")
+        raise _misfit(key, stored)
     try:
         return _decode_record(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _damaged(key, f"its record can't be read: {error}") from None
 
 
@@ -160,25 +188,35 @@ _decode_long_head = msgspec.msgpack.Decoder(_LongHead).decode
 
 
 class Replaced(NamedTuple):
-    """What a put needs of the record that it replaces: the segments that it had, and what kind it was if mutable."""
+    """What a put needs of the record that it replaces.
+
+    Attributes:
+        segments: those that it had; with `record`, ask that.
+        mutable: what kind it was, if it was mutable.
+        record: if it names other hosts.
+    """
 
     segments: tuple[int, ...]
     mutable: MutableKind | None
+    record: Record | None = None
 
 
 def replaced_by(key: bytes, stored: bytes) -> Replaced:
     """As `decode_record`, in less time."""
     body = stored[_CHECKSUM:]
     if stored[:_CHECKSUM] != _digest(key + body):
-        raise _damaged(key, "the checksum of its record doesn't fit")
+        raise _misfit(key, stored)
     try:
         head = _decode_head(body)
         if head.segment:
             description = _decode_long_head(body).description
             return Replaced((head.segment,), decode_mutable(description).kind if is_mutable(description) else None)
+        if body[0] == _SIXTEEN[0]:
+            record = _decode_record(body)
+            return Replaced((), record.mutable_kind if record.is_mutable else None, record)
         segments = tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
         return Replaced(segments, None)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise _damaged(key, f"its record can't be read: {error}") from None
 
 
@@ -191,8 +229,14 @@ def decode_row(key: bytes, stored: bytes | memoryview) -> SegmentRow:
     body = checked(key, stored)
     try:
         return _decode_row(body)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"a row of the catalog's segments can't be read: {error}", detail=str(error)) from None
+
+
+def _misfit(key: bytes, stored: bytes | memoryview) -> CorruptionError:
+    if bytes(stored) == DAMAGED_BEFORE:
+        return _damaged(key, "its record was damaged on the host where it was at home before")
+    return _damaged(key, "the checksum of its record doesn't fit")
 
 
 def _damaged(key: bytes, detail: str) -> CorruptionError:

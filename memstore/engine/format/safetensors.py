@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.strict_json import Document, read_texts, split_object
+from memstore.undecodable import UNDECODABLE
 from memstore.wording import short
 
 _DATA_ALIGNMENT = 64  # of the first tensor in a file for others, who map it
@@ -118,7 +119,7 @@ def _parse(values: Document) -> dict[str, Entry]:
         text = b",".join([entries[name] for name in part])
         try:
             found = _read_entries(b"[%s]" % text)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        except UNDECODABLE:
             found = [_parse_one(name, entries[name]) for name in part]
         if text.count(b":") != _FIELDS * len(part):
             for name in part:
@@ -132,7 +133,7 @@ def _parse(values: Document) -> dict[str, Entry]:
 def _parse_one(name: str, text: msgspec.Raw) -> Entry:
     try:
         return _read_entry(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"its entry {short(name)} is no dtype, shape and data_offsets: {error}") from None
 
 

@@ -15,6 +15,9 @@ the next put.
   puts finds no room, and when it closes the store.
 - A file is booked only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
   in turn, pays nothing. The file that was booked last takes the place of the one before.
+- A put whose key has its home on another host replaces nothing here: that host tells later what it has replaced, and
+  that is retired then. So the transaction that lends its segment *claims* a retired file for the next put, if there is
+  one, by the rules of any claim (`claim.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import ClaimedFile, LockFile, SegmentWriter, segment_path, vacate, write_state
 from memstore.engine.format import FILLING, RETIRED, SegmentRow
 from memstore.engine.protocols.leases import is_leased
-from memstore.engine.protocols.reuse import suits, unclaim
+from memstore.engine.protocols.reuse import Reuse, begin_filling, suits, unclaim
 from memstore.engine.root import KeptFile, Root
 from memstore.engine.sync import boot_clock
 from memstore.errors import MemstoreError
@@ -64,10 +67,7 @@ class Booking:
         if self._replaced is not None:
             _unbook(transaction, counters, self._replaced)
         self._segment, self._row = segment, row
-        self._put_id = counters.number = counters.number + 1
-        counters.filling += size
-        transaction.put_segment(segment, SegmentRow(row.key, self._put_id, FILLING, size))
-        transaction.put_number("filling", segment, self._put_id)
+        self._put_id = begin_filling(transaction, counters, segment, row.key, size)
         return True
 
     def _open(self, segment: int, size: int) -> bool:
@@ -111,6 +111,62 @@ class Booking:
         """
         if self._file is not None:
             self._file.close()
+        if self._replaced is not None:
+            _release(self._replaced.file)
+
+
+class NextFile:
+    """The claim of a file for the next put: `claim` in a transaction, `keep` it once that is done, `close` at the end.
+
+    Call all of it under the mutex and the guard.
+    """
+
+    __slots__ = ("_put_id", "_replaced", "_reuse", "_root")
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._reuse: Reuse | None = None
+        self._put_id = 0
+        self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
+
+    def claim(self, transaction: Transaction, counters: Counters, need: int) -> None:
+        """If this put and the one before used about as many bytes. It is called again if the transaction is repeated.
+
+        Args:
+            need: how many bytes of its file this put has used.
+        """
+        root = self._root
+        if self._reuse is None:
+            before, root.filled_before = root.filled_before, need
+            is_as_large = before and (suits(before, need) or suits(need, before))
+            if need >= syscalls.HUGE_PAGE or not is_as_large:
+                return
+            self._reuse = Reuse(need)
+        try:
+            self._reuse.take(root, transaction, counters)
+        except OSError:  # too many files are open: the next put says so, if it is still the case
+            return
+        row = self._reuse.row
+        if row is None:
+            return
+        if root.ahead is not None:
+            self._replaced, root.ahead = root.ahead, None
+        if self._replaced is not None:
+            _unbook(transaction, counters, self._replaced)
+        found = transaction.segment(row.segment)
+        self._put_id = begin_filling(transaction, counters, row.segment, b"" if found is None else found.key, row.size)
+
+    def keep(self) -> None:
+        """The transaction is committed."""
+        if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
+            row, file = self._reuse.row, self._reuse.file
+            self._root.ahead = KeptFile(row.segment, self._put_id, row.size, file)
+            self._reuse = None
+
+    def close(self) -> None:
+        """Lets go of what was not kept, whatever became of the transaction."""
+        if self._reuse is not None:
+            self._reuse.close()
         if self._replaced is not None:
             _release(self._replaced.file)
 
@@ -159,7 +215,8 @@ def _is_whole(file: LockFile, size: int) -> bool:
 def keep(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     """Keeps a file that is filled, and could not be published because the mutex was not to be had in time.
 
-    To give it back takes the mutex too. Returns False if the file is none to be kept.
+    To give it back takes the mutex too. Returns False if the file is none to be kept: in a store on several hosts, one
+    that was lent to the home of its key belongs to this process no more.
     """
     if len(writers) != 1:
         return False
@@ -167,8 +224,15 @@ def keep(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     with root.guard:
         if root.ahead is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
             return False
+        if root.membership and not _is_filling(root, writer):
+            return False
         root.ahead = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
     return True
+
+
+def _is_filling(root: Root, writer: SegmentWriter) -> bool:
+    row = root.catalog.view(Transaction.segment, writer.segment)
+    return row is not None and (row.state, row.put_id) == (FILLING, writer.put_id)
 
 
 def give_back(root: Root) -> None:

@@ -8,6 +8,7 @@ from memstore.engine.catalog import Counters, Now, Outcome, Part, Transaction, a
 from memstore.engine.format import PREPARED, RETIRED, SegmentRow
 from memstore.engine.protocols.attempt_outcomes import Failure, ended, make_outcome, unknown
 from memstore.engine.protocols.attempts import Member, are_same, find, now, ring
+from memstore.engine.protocols.change import MembershipChanged
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.root import Root
 from memstore.engine.sync import boot_id
@@ -43,6 +44,8 @@ def give_up_if(
         if outcome is not None or is_gone or (only is not None and not are_same(parts, only)):
             return outcome, None
         counters = transaction.counters()
+        if counters.membership:
+            raise MembershipChanged
         outcome = end(transaction, counters, parts, failure, now(), member)
         counters.publications += 1
         transaction.put_counters(counters)
@@ -119,11 +122,11 @@ def _has_expired(transaction: Transaction, moment: Now) -> bool:
 
 
 def _expired(transaction: Transaction, moment: Now) -> list[list[Part]]:
-    """The parts of each attempt whose parts are all over."""
+    """The parts of each attempt whose parts are all over. One that has parts of other hosts is left to who serves."""
     found: dict[tuple[bytes, str], list[Part]] = {}
     for part in attempts.parts_of(transaction):
         found.setdefault((part.key, part.attempt), []).append(part)
-    return [parts for parts in found.values() if all(part.is_over(moment) for part in parts)]
+    return [parts for parts in found.values() if all(part.is_over(moment) and not part.host for part in parts)]
 
 
 def drop_expired(transaction: Transaction, counters: Counters, moment: Now) -> list[bytes]:
@@ -138,7 +141,7 @@ def drop_expired(transaction: Transaction, counters: Counters, moment: Now) -> l
 def forget_other_boots(transaction: Transaction, counters: Counters) -> bool:
     """Drops parts and outcomes of other boots: nobody waits for them any more. Returns whether there were any."""
     boot = boot_id()
-    parts = [part for part in attempts.parts_of(transaction) if part.boot != boot]
+    parts = [part for part in attempts.parts_of(transaction) if part.boot != boot and not part.host]
     for part in parts:
         retire_part(transaction, counters, part)
         attempts.delete_part(transaction, part)

@@ -10,6 +10,7 @@ from memstore.engine.format import PREPARED, SegmentRow
 from memstore.engine.protocols.attempt_ends import drop_expired, retire_part
 from memstore.engine.protocols.attempt_outcomes import OverAlready
 from memstore.engine.protocols.attempts import Member, find, nanoseconds, now, ring
+from memstore.engine.protocols.change import MembershipChanged
 from memstore.engine.protocols.features import need_boxes
 from memstore.engine.protocols.put import Draft, clean_up, close_published, write
 from memstore.engine.root import Root
@@ -18,8 +19,12 @@ from memstore.errors import ShardMismatchError
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
 
 
+Enter = Callable[[Root, Member, Draft, SealedSegment | None, bytes, float], Outcome | Member]
+"""Takes in a part whose segment, if it has one, is filled: `enter`, or another host's home does."""
+
+
 def prepare(
-    root: Root, member: Member, draft: Draft, content: Callable[[], bytes], deadline: float
+    root: Root, member: Member, draft: Draft, content: Callable[[], bytes], enter: Enter, deadline: float
 ) -> Outcome | Member:
     """Puts one rank's part. Returns the member with the attempt's number.
 
@@ -39,9 +44,7 @@ def prepare(
         change = write(root, draft, writers, deadline)
         said = content()
         segment = change.segments[0] if change.segments else None
-        found, bells = root.mutex.run(lambda: _prepare_locked(root, member, draft, segment, said), deadline)
-        for bell in bells:
-            root.doorbell.wake(bell)
+        found = enter(root, member, draft, segment, said, deadline)
         if isinstance(found, Outcome):
             raise OverAlready(found)
     except BaseException as error:
@@ -51,7 +54,17 @@ def prepare(
         raise
     close_published(root, writers)
     root.check_in_place()
-    return member._replace(number=found)
+    return found
+
+
+def enter(
+    root: Root, member: Member, draft: Draft, segment: SealedSegment | None, content: bytes, deadline: float
+) -> Outcome | Member:
+    """Of a store on one host. Raises MembershipChanged if it is served to others."""
+    found, bells = root.mutex.run(lambda: _prepare_locked(root, member, draft, segment, content), deadline)
+    for bell in bells:
+        root.doorbell.wake(bell)
+    return found if isinstance(found, Outcome) else member._replace(number=found)
 
 
 def _prepare_locked(
@@ -65,6 +78,8 @@ def _prepare_locked(
 
     def apply(transaction: Transaction) -> tuple[Outcome | int, list[bytes], Counters]:
         counters = transaction.counters()
+        if counters.membership:
+            raise MembershipChanged
         rung = drop_expired(transaction, counters, moment)
         attempts.drop_outcomes(transaction, moment, _DROPPED)
         outcome, there = find(transaction, member)

@@ -47,6 +47,7 @@ def outcome_of(root: Root, member: Member, merge: Merge, waits_until: float, dea
         UnknownOutcomeError: this was stopped for longer than outcomes are kept.
         StoreTimeoutError: the mutex was not to be had.
         NotAStoreError: the store was removed or moved.
+        MembershipChanged: it is served to other hosts by now.
     """
     doorbell = root.doorbell
     bell = doorbell.bell(member.key)

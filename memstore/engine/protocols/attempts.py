@@ -37,6 +37,7 @@ class Member(NamedTuple):
     Attributes:
         lease: seconds that its part waits for the others.
         number: of the attempt, once the rank's part is there; 0 before. It tells attempts of one name apart.
+        home: of a store on several hosts, the member that has the rank's part; empty: none has, or this one.
     """
 
     key: bytes
@@ -45,6 +46,7 @@ class Member(NamedTuple):
     world_size: int
     lease: float
     number: int = 0
+    home: bytes = b""
 
 
 def nanoseconds(lease: float) -> int:
@@ -74,7 +76,7 @@ def look_into(root: Root, member: Member) -> tuple[Outcome | None, list[Part], l
     return root.catalog.view(read)
 
 
-def pending_parts(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
+def parts_here(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
     """The parts of the attempts of a key, or of all, each with the seconds until it is over.
 
     What is over counts until it is ended; but nobody is left who could wait for what is of another boot.
@@ -84,9 +86,8 @@ def pending_parts(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
     return [(part, (part.expires - moment.clock) / 1e9) for part in parts if part.boot == moment.boot]
 
 
-def no_version(root: Root, key: bytes) -> KeyNotFoundError | PartialCommitError:
+def no_version_yet(key: bytes, parts: Sequence[Part]) -> KeyNotFoundError | PartialCommitError:
     """The error for a key that doesn't exist. If it has parts that wait for others, that is another one."""
-    parts = [part for part, _ in pending_parts(root, key)]
     if not parts:
         return missing(key)
     first, name = parts[0], key.decode()

@@ -9,7 +9,9 @@ import msgspec
 
 from memstore.engine.files import SealedSegment
 from memstore.engine.format import MutableKind, Record, is_mutable
+from memstore.engine.sync import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
+from memstore.wording import conflict, no_key
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -49,6 +51,13 @@ class Change(msgspec.Struct, frozen=True):
     segments: tuple[SealedSegment, ...] = ()
     version: int | None = None
     seals: int = 0
+
+
+class MembershipChanged(Refusal):
+    """A commit was given up before it changed anything: the homes of its keys may be on other hosts by now.
+
+    Its caller reads who the members are, and finds the homes anew. It is never seen by users.
+    """
 
 
 def record_of(content: Content, segments: Sequence[SealedSegment], version: int, put_id: int) -> Record:
@@ -91,13 +100,7 @@ def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) ->
 def check_version(key: bytes, expected: int | None, found: int) -> None:
     if expected is not None and expected != found:
         name = key.decode()
-        is_at = f"is at version {found}" if found else "doesn't exist"
-        raise VersionConflictError(
-            f"{name!r} {is_at}, and version {expected} was expected: get it again and decide anew",
-            key=name,
-            expected=expected,
-            found=found,
-        )
+        raise VersionConflictError(conflict(name, expected, found), key=name, expected=expected, found=found)
 
 
 def check_mutable(change: Change, old: Record | None) -> None:
@@ -105,8 +108,7 @@ def check_mutable(change: Change, old: Record | None) -> None:
     if change.content is None or change.content.is_mutable:
         return
     if change.seals and (old is None or old.put_id != change.seals):
-        name = change.key.decode()
-        raise MutableEntryError(f"{name!r} was deleted while it was sealed: nothing was put", key=name)
+        raise gone_while_sealed(change.key.decode())
     if not change.seals and old is not None and old.is_mutable:
         raise mutable_entry(change.key, old.mutable_kind)
 
@@ -125,6 +127,10 @@ def mutable_entry(key: bytes, kind: MutableKind) -> MutableEntryError:
     return MutableEntryError(f"{name!r} {_WAYS[kind].format(name)}", key=name)
 
 
+def gone_while_sealed(key: str) -> MutableEntryError:
+    return MutableEntryError(f"{key!r} was deleted while it was sealed: nothing was put", key=key)
+
+
 def missing(key: bytes) -> KeyNotFoundError:
     name = key.decode()
-    return KeyNotFoundError(f"no key {name!r}", key=name)
+    return KeyNotFoundError(no_key(name), key=name)

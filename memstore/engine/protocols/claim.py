@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import ClaimedFile, LockFile, OwnedFile, SegmentWriter, remove_file, segment_path
-from memstore.engine.format import FILLING, SegmentRow
+from memstore.engine.format import FILLING
 from memstore.engine.protocols import ahead
-from memstore.engine.protocols.reuse import Reuse, size_class, unclaim
+from memstore.engine.protocols.reuse import Reuse, begin_filling, size_class, unclaim
 from memstore.engine.protocols.sweep import close_unlinked
 from memstore.engine.root import Root, give_to_group
 from memstore.engine.sync import deadline_after
@@ -60,12 +60,9 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
             size = header + (nbytes if exact else size_class(nbytes))
             _check_capacity(root, counters, size)
             segment = counters.number = counters.number + 1
-        counters.number += 1
-        counters.filling += size
-        transaction.put_segment(segment, SegmentRow(key, counters.number, FILLING, size))
-        transaction.put_number("filling", segment, batch or counters.number)
+        put_id = begin_filling(transaction, counters, segment, key, size, batch)
         transaction.put_counters(counters)
-        return segment, counters.number, size
+        return segment, put_id, size
 
     with root.guard:
         try:

@@ -1,6 +1,7 @@
 """Steps 4 and 5 of a put or delete, see `put.py`: all changes of a batch are published at one moment.
 
 4. In one hold of the store's mutex:
+   - of a store that is served to other hosts: give up if who the members are has changed since this process read it;
    - check that the keys are at the versions that were expected, and assign the new versions;
    - note the batch in the lock page;
    - write into the segments' headers that they are live, and unlock their files;
@@ -24,11 +25,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.catalog import Counters, Transaction, served
 from memstore.engine.files import SealedSegment
 from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow, Slots
 from memstore.engine.protocols.ahead import Booking, booking_for
-from memstore.engine.protocols.change import Change, check_versions, record_of
+from memstore.engine.protocols.change import Change, MembershipChanged, check_versions, record_of
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.protocols.sweep import needs_sweep, sweep_some
@@ -53,15 +54,26 @@ class Publication:
         """Once the records are written; `version` is that of the first change."""
 
 
-def commit(root: Root, changes: Sequence[Change], deadline: float, publication: Publication | None = None) -> list[int]:
+def commit(
+    root: Root,
+    changes: Sequence[Change],
+    deadline: float,
+    publication: Publication | None = None,
+    *,
+    membership: int = 0,
+) -> list[int]:
     """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
 
-    Raises VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed; and NotAStoreError
-    if the store was removed or moved: nothing is acknowledged then.
+    `membership` is the counters' number under which the home of the keys was found to be here.
+
+    Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
+    and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
     # 4. Commit
     bells = {root.doorbell.bell(change.key) for change in changes if change.content is not None}
-    versions, retired, _, counters = root.mutex.run(lambda: _commit_locked(root, changes, bells, publication), deadline)
+    versions, retired, _, counters = root.mutex.run(
+        lambda: _commit_locked(root, changes, bells, publication, membership), deadline
+    )
     # 5. After the mutex
     for bell in bells:
         root.doorbell.wake(bell)
@@ -84,16 +96,22 @@ _Applied = tuple[list[int], list[int], list[int], Counters]
 
 
 def _commit_locked(
-    root: Root, changes: Sequence[Change], bells: Collection[int], publication: Publication | None
+    root: Root,
+    changes: Sequence[Change],
+    bells: Collection[int],
+    publication: Publication | None,
+    membership: int,
 ) -> _Applied:
     root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
     page = root.mutex
     with root.guard:
         booking = _booking(root, changes)
+
+        def apply(transaction: Transaction) -> _Applied:
+            return _apply(root, transaction, changes, booking, publication, membership)
+
         try:
-            applied = root.catalog.update(
-                lambda transaction: _apply(root, transaction, changes, booking, publication), is_delete=not bells
-            )
+            applied = root.catalog.update(apply, is_delete=not bells)
             page.batch = 0
             is_settled = booking is None or _settle(root, booking)
         finally:
@@ -136,19 +154,22 @@ def _apply(
     changes: Sequence[Change],
     booking: Booking | None,
     publication: Publication | None,
+    membership: int,
 ) -> _Applied:
     """The transaction of a commit. It is called again if the catalog's map had to grow."""
+    counters = transaction.counters()
+    if counters.membership != membership:
+        raise MembershipChanged
     if publication is not None:
         publication.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
-    counters = transaction.counters()
     versions = _assign_versions(changes, found, counters)
     placed = [
         (segment, version) for change, version in zip(changes, versions, strict=True) for segment in change.segments
     ]
     if placed:
-        _go_live(root, placed, counters)
+        go_live(root, placed[0][0].put_id, placed, counters)
     retired: list[int] = []
     gone: list[int] = []
     for change, old, version in zip(changes, found, versions, strict=True):
@@ -157,8 +178,8 @@ def _apply(
         elif old is not None:
             transaction.delete_record(change.key)
             if old.is_mutable:
-                gone.append(old.segment)
-        replaced = _segments_of(old)
+                gone += [extent.segment for extent in old.segments if old.hosts is None]
+        replaced = _segments_of(root, transaction, old)
         for segment in replaced:  # one file can be booked, and no more
             if not replace_segment(transaction, counters, segment, booking if len(replaced) == 1 else None):
                 retired.append(segment)
@@ -169,10 +190,28 @@ def _apply(
     return versions, retired, gone, counters
 
 
-def _segments_of(record: Record | None) -> tuple[int, ...]:
+def _segments_of(root: Root, transaction: Transaction, record: Record | None) -> tuple[int, ...]:
     if record is None or record.segment:
         return () if record is None else (record.segment,)
+    if record.hosts is not None:
+        return owe_what_lies_elsewhere(root, transaction, record)
     return tuple(extent.segment for extent in record.segments)
+
+
+def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record) -> tuple[int, ...]:
+    """Of a record that is replaced: other hosts are to be told. Returns its segments on this one.
+
+    They are compared by put id, as all that records say which may have come from elsewhere.
+    """
+    member = root.member_id()
+    for host, extent in record.elsewhere(member):
+        served.owe(transaction, host, extent.put_id, extent.segment)
+    rows = {extent: transaction.segment(extent.segment) for extent in record.here(member)}
+    return tuple(
+        extent.segment
+        for extent, row in rows.items()
+        if row is not None and (row.put_id, row.state) == (extent.put_id, LIVE)
+    )
 
 
 def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
@@ -198,9 +237,9 @@ def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], 
     return versions
 
 
-def _go_live(root: Root, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
+def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
     """Notes the batch in the lock page, and makes each segment live under its version."""
-    batch = root.mutex.batch = placed[0][0].put_id
+    root.mutex.batch = batch
     nbytes = 0
     for segment, version in placed:
         nbytes += segment.size

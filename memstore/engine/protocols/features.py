@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memstore.engine.root import MUTABLE, SHARDED, Feature, Root, folder
+from memstore.engine.root import CLUSTER, MUTABLE, SHARDED, Feature, Root, folder
 
 
 def need_boxes(root: Root, deadline: float) -> None:
@@ -13,6 +13,15 @@ def need_boxes(root: Root, deadline: float) -> None:
 def need_mutable(root: Root, deadline: float) -> None:
     """Lets the store have entries whose rows are written in place."""
     _need(root, MUTABLE, deadline)
+
+
+def need_cluster(root: Root, deadline: float) -> None:
+    """Lets the store be served to other hosts: it gets the tables for that. Raises NotAStoreError."""
+    if CLUSTER in root.settings.features and root.catalog.is_served:
+        return
+    root.member_id()  # raises, before anything is changed
+    _need(root, CLUSTER, deadline)
+    root.mutex.run(root.catalog.create_served, deadline)
 
 
 def _need(root: Root, feature: Feature, deadline: float) -> None:

@@ -10,6 +10,9 @@
 3. Check the size, map privately, close the file: the mapping keeps the lock (where it doesn't, the file stays open
    beside it). A reader that dies leaves nothing to clean up: the kernel unmaps the file and gives up the lock.
 
+Where there is no record, or it says that bytes lie on other hosts, and the store is served, it goes on elsewhere
+(`elsewhere.py`). What a record has without `hosts` is right, wherever the home of its key is by now.
+
 All of it runs under `root.guard`, so that no forked child inherits the file descriptor, and with it the lock.
 """
 
@@ -19,10 +22,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from memstore.engine.files import Mapping, map_external, map_segment, map_segments, segment_path
 from memstore.engine.format import Extent, Record, SegmentExtent, base_after, decode_external, end_of
+from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
+from memstore.engine.protocols.mapped_entry import MappedEntry
 from memstore.engine.root import Root, reopen_root
 from memstore.errors import ContentionError, CorruptionError
 
@@ -30,30 +33,32 @@ _RETRY_EVERY = 0.0005  # seconds, in mode "r"
 _Replaced = tuple[bytes, Record]  # a key, and its record when it was read
 
 
-class MappedEntry(msgspec.Struct, frozen=True):
-    """A version of a key, and its bytes in memory, which stay there as long as the mapping is referred to.
+def hold(
+    root: Root,
+    keys: Sequence[bytes],
+    deadline: float,
+    *,
+    may_lock: bool,
+    lazily: bool = False,
+    max_age: float | None = None,
+) -> list[MappedEntry | None]:
+    """The entries of one moment, mapped; None where there is no such key. `lazily`, `max_age` as in `Elsewhere.hold`.
 
-    The data section starts at `record.start` of the mapping, and is `record.nbytes` long.
-    """
-
-    record: Record
-    mapping: Mapping | None = None  # None: the value is in the record, or has no bytes
-
-    def header(self, extent: SegmentExtent | None = None) -> memoryview:
-        """The header of a segment: of the only one, or of one of several. It does not keep the mapping alive."""
-        if self.mapping is None:
-            return memoryview(b"")
-        base, start = (0, self.record.start) if extent is None else (extent.base, extent.start)
-        return self.mapping.view()[base : base + start]
-
-
-def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[MappedEntry | None]:
-    """The entries of one moment, mapped; None where there is no such key.
-
-    Raises NotAStoreError if files are missing because the path names another folder by now, and CorruptionError else.
+    Raises:
+        NotAStoreError: files are missing, because the path names another folder by now.
+        CorruptionError: else.
+        CrossHostError, HomeUnavailableError, StaleMembershipError: of a store on several hosts.
     """
     if root.catalog.is_released:
         reopen_root(root, deadline)
+    held = _hold_here(root, keys, deadline, may_lock=may_lock)
+    if all(entry is not None and entry.record.hosts is None for entry in held) or not is_served(root):
+        return held
+    return elsewhere_of(root).hold(keys, deadline, may_lock=may_lock, lazily=lazily, max_age=max_age)
+
+
+def _hold_here(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[MappedEntry | None]:
+    """By this host's catalog. What lies on other hosts is not mapped."""
     held, before = _map_all(root, keys)
     if before is None:
         return held
@@ -61,10 +66,10 @@ def hold(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) 
     if replaced is not None and may_lock:
         held, replaced = root.mutex.run(lambda: _map_all(root, keys), deadline)
         if replaced is not None:
-            raise _damaged(root, *replaced)
+            raise damaged_entry(root, *replaced)
     while replaced is not None and time.monotonic() < deadline:  # mode "r" never takes the mutex
         if replaced == before:  # twice the same, so nobody replaced it
-            raise _damaged(root, *replaced)
+            raise damaged_entry(root, *replaced)
         time.sleep(_RETRY_EVERY)
         before = replaced
         held, replaced = _map_all(root, keys)
@@ -101,8 +106,8 @@ def _map_all(root: Root, keys: Sequence[bytes]) -> tuple[list[MappedEntry | None
         else:
             records = root.catalog.view(lambda transaction: [transaction.record(key) for key in keys])
         for key, record in zip(keys, records, strict=True):
-            if record is None:
-                held.append(None)
+            if record is None or record.hosts is not None:
+                held.append(None if record is None else MappedEntry(record))
                 continue
             try:
                 mapped = map_entry(root, key, record, live=True)
@@ -119,8 +124,11 @@ def _map_all(root: Root, keys: Sequence[bytes]) -> tuple[list[MappedEntry | None
 def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> MappedEntry | None:
     """Maps the extents of a record; None if a segment holds another put by now. Call it under the guard.
 
+    All of them lie on this host: segments of others may have the same numbers.
+
     With `live`, also None if it was replaced: a reference to a version doesn't mind.
     """
+    assert record.hosts is None, "its bytes lie on other hosts"
     try:
         store, dir_fd, keep_open = root.settings.store, root.segments_fd, root.locks_need_files
         if record.segment:
@@ -144,6 +152,16 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
 
 
+def map_beside(root: Root, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
+    """Maps segments of this host at their bases, in a range of addresses that is zeros elsewhere, for others' bytes.
+
+    None if one of them holds another put by now. Call it under the guard.
+    """
+    store, dir_fd = root.settings.store, root.segments_fd
+    segments = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
+    return map_segments(segments, size, store=store, dir_fd=dir_fd, keep_open=root.locks_need_files)
+
+
 def _check_room(record: Record, extents: Sequence[Extent]) -> None:
     """Raises CorruptionError where the room behind the files is more than leaves can need that are put together."""
     end = base_after(end_of(extents), 0)
@@ -151,7 +169,7 @@ def _check_room(record: Record, extents: Sequence[Extent]) -> None:
         raise CorruptionError(f"{record.nbytes:,} bytes can't come of {end:,} bytes of files")
 
 
-def _damaged(root: Root, key: bytes, record: Record) -> CorruptionError:
+def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
     if record.adopted is not None:
         try:
             map_entry(root, key, record)

@@ -8,7 +8,8 @@ page; the commit expects that there is no such key.
    mutex. A kill in between leaves a page that the next one writes anew.
 3. *Look*, before each write, whether it is gone, or sealed.
 4. *Seal*, under the entry's mutex: say so, put its rows as an ordinary value, say that this is done. If the sealer
-   dies, the next owner of the mutex looks at the catalog.
+   dies, or doesn't know whether they were put, the next owner of the mutex finds it out: of the catalog, and where the
+   key's home is on another host, of that one (`Elsewhere.is_unsealed`). Until then nobody writes.
 
 The entry's mutex comes before the store's. Nobody waits for an entry's mutex under the store's.
 """
@@ -18,22 +19,33 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
 from memstore.engine import syscalls
+from memstore.engine.catalog import Transaction
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import Mapping, map_segment, segment_path
-from memstore.engine.format import MutableKind, Record, SegmentExtent
-from memstore.engine.protocols.change import missing, mutable_entry
-from memstore.engine.root import Root, abandon_root, reopen_root, retain_root
+from memstore.engine.format import LIVE, MutableKind, Record, SegmentExtent
+from memstore.engine.protocols.change import gone_while_sealed, missing, mutable_entry
+from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, is_served
+from memstore.engine.root import Root, reopen_root, use_root
 from memstore.engine.sync import OPEN, SEALED, SEALING, ControlPage, FileIdentity
-from memstore.errors import ContentionError, CorruptionError, MutableEntryError, VersionGoneError
+from memstore.errors import (
+    ContentionError,
+    CorruptionError,
+    CrossHostError,
+    HomeUnavailableError,
+    MutableEntryError,
+    StoreFullError,
+    StoreTimeoutError,
+    VersionGoneError,
+)
 
 Result = TypeVar("Result")
 
 _TRIES = 2  # before the store's mutex is taken
+_NOTHING_PUT = (HomeUnavailableError, StoreFullError, StoreTimeoutError)  # these say so for certain
 
 
 class MutableEntry:
@@ -46,17 +58,12 @@ class MutableEntry:
         page: the control page. The mutex is for who may write.
     """
 
-    __slots__ = ("__weakref__", "_root_is_held", "key", "mapping", "page", "record", "root", "writable")
+    __slots__ = ("__weakref__", "_use", "key", "mapping", "page", "record", "root", "writable")
 
     def __init__(self, root: Root, key: str, record: Record, mapping: Mapping, page: ControlPage, *, writable: bool):
-        retain_root(root)
-        self._root_is_held = True
+        self._use = use_root(root)
         self.root, self.key, self.record, self.mapping = root, key, record, mapping
         self.page, self.writable = page, writable
-
-    def __del__(self) -> None:
-        if getattr(self, "_root_is_held", False):
-            abandon_root(self.root)
 
     @property
     def length(self) -> int:
@@ -67,10 +74,21 @@ class MutableEntry:
         return page.length
 
     def run(self, action: Callable[[], Result], deadline: float) -> Result:
-        """Calls `action` under the entry's mutex. Raises StoreTimeoutError, which names who holds it."""
+        """Calls `action` under the entry's mutex.
+
+        Raises StoreTimeoutError, which names who holds it, and HomeUnavailableError while it isn't known whether it was
+        sealed.
+        """
         with resource_errors(self.root.path, self.key, self.root):
             self.reopen(deadline)
-            return self.page.run(action, deadline)
+            return self.page.run(functools.partial(self._settled, action, deadline), deadline)
+
+    def _settled(self, action: Callable[[], Result], deadline: float) -> Result:
+        page, record = self.page, self.record
+        if page.state == SEALING:  # who seals holds the mutex: this one died, or didn't hear what came of it
+            is_open = _is_unsealed(self.root, self.key.encode(), record.segment, record.put_id, deadline)
+            page.state = OPEN if is_open else SEALED
+        return action()
 
     def check_held(self) -> None:
         """In the middle of an action of `run`. Raises ContentionError in a child that was forked there."""
@@ -121,23 +139,36 @@ class MutableEntry:
         fence()
         try:
             result = put_rows(page.length)
-        except BaseException:
-            _recover(self.root, weakref.ref(page), self.key, self.record.put_id)
+        except _NOTHING_PUT:
+            page.state = OPEN
             raise
-        page.state = SEALED
+        page.state = SEALED  # after another error, the next owner of the mutex finds out what it is
         return result
 
+    def version_to_seal(self, deadline: float) -> int:
+        """Its version, which a seal expects: so that it can be made sure that a seal is not made any more.
 
-def _recover(root: Root, place: weakref.ref[ControlPage], key: str, put_id: int) -> None:
-    """Under the mutex: if a sealer died or failed, the catalog says whether it had put the rows."""
-    page = place()  # it refers to this function
-    if page is not None and page.state == SEALING:
-        page.state = OPEN if _is_live(root, key, put_id) else SEALED
+        Raises MutableEntryError where it was deleted; HomeUnavailableError.
+        """
+        record = find_record(self.root, self.key.encode(), deadline)
+        if record is None or record.put_id != self.record.put_id:
+            raise gone_while_sealed(self.key)
+        return record.version
 
 
-def _is_live(root: Root, key: str, put_id: int) -> bool:
-    record = root.catalog.read(key.encode())
-    return record is not None and record.put_id == put_id
+def _is_live(root: Root, segment: int, put_id: int) -> bool:
+    row = root.catalog.view(Transaction.segment, segment)
+    return row is not None and row.put_id == put_id and row.state == LIVE
+
+
+def _is_unsealed(root: Root, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
+    """Whether it is neither sealed nor deleted, and no seal that was begun can be made any more.
+
+    By the segment's row; but another host that is the key's home may tell this one a while later that it has sealed it.
+    """
+    if not _is_live(root, segment, put_id):
+        return False
+    return not is_served(root) or elsewhere_of(root).is_unsealed(key, segment, put_id, deadline)
 
 
 def _nothing() -> None:
@@ -185,49 +216,62 @@ def open_mutable(
         MutableEntryError: an entry of another kind.
         VersionGoneError: another one than `put_id`.
         CorruptionError: the file, or its control page, isn't whole.
+        CrossHostError: it is on another host.
     """
     if root.catalog.is_released:
         reopen_root(root, deadline)
     name = key.encode()
     before: Record | None = None
     for _ in range(_TRIES):
-        record, mapping = _map(root, name, kind, writable=writable, put_id=put_id)
+        record = _checked(root, name, find_record(root, name, deadline), kind, put_id)
+        mapping = _map(root, name, record, writable=writable)
         if mapping is not None:
             return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
-        if before is not None and before.put_id == record.put_id and root.lock is None:
+        if before is not None and before.put_id == record.put_id and (root.lock is None or root.membership):
             raise _damaged(root, key, record)
         before = record
-    if root.lock is None:
+    if root.lock is None or root.membership:
         raise ContentionError(f"{key!r} was replaced each time it was opened: open it again", key=key)
-    action = functools.partial(_map, root, name, kind, writable=writable, put_id=put_id)
-    record, mapping = root.mutex.run(action, deadline)
+
+    def under_the_mutex() -> tuple[Record, Mapping | None]:
+        record = _checked(root, name, root.catalog.read(name), kind, put_id)
+        return record, _map(root, name, record, writable=writable)
+
+    record, mapping = root.mutex.run(under_the_mutex, deadline)
     if mapping is None:
         root.check_in_place()
         raise _damaged(root, key, record)
     return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
 
 
-def _map(root: Root, name: bytes, kind: MutableKind, *, writable: bool, put_id: int) -> tuple[Record, Mapping | None]:
-    """The record, and its file; None for that if it was replaced since."""
+def _checked(root: Root, name: bytes, record: Record | None, kind: MutableKind, put_id: int) -> Record:
+    """The record, if it is the one that is meant, and on this host."""
+    key = name.decode()
+    if record is not None and put_id and record.put_id != put_id:
+        record = None
+    if record is None and put_id:
+        raise VersionGoneError(f"{key!r} was deleted, sealed or created anew since the reference was made", key=key)
+    if record is None:
+        raise missing(name)
+    if not record.is_mutable:
+        text = f"{key!r} is an ordinary entry, and no {kind}: read it with store.get or store.view"
+        raise MutableEntryError(text, key=key)
+    if record.mutable_kind != kind:
+        raise mutable_entry(name, record.mutable_kind)
+    if record.hosts is not None:
+        host = elsewhere_of(root).name_of(record.hosts[0])
+        text = f"{key!r} is a {kind} on {host}, and its rows are written in place: open it there"
+        raise CrossHostError(text, key=key)
+    return record
+
+
+def _map(root: Root, name: bytes, record: Record, *, writable: bool) -> Mapping | None:
+    """Its file; None if it was replaced since."""
     with root.guard:
-        record = root.catalog.read(name)
-        if record is not None and put_id and record.put_id != put_id:
-            record = None
-        if record is None and put_id:
-            key = name.decode()
-            raise VersionGoneError(f"{key!r} was deleted, sealed or created anew since the reference was made", key=key)
-        if record is None:
-            raise missing(name)
-        if not record.is_mutable:
-            key = name.decode()
-            text = f"{key!r} is an ordinary entry, and no {kind}: read it with store.get or store.view"
-            raise MutableEntryError(text, key=key)
-        if record.mutable_kind != kind:
-            raise mutable_entry(name, record.mutable_kind)
         path = segment_path(root.segments, record.segment)
         extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
         try:
-            mapping = map_segment(
+            return map_segment(
                 path,
                 extent,
                 store=root.settings.store,
@@ -239,7 +283,6 @@ def _map(root: Root, name: bytes, kind: MutableKind, *, writable: bool, put_id: 
         except CorruptionError as error:
             key = name.decode()
             raise CorruptionError(f"{key!r}: {error}", key=key, path=error.path, detail=error.detail) from None
-        return record, mapping
 
 
 def _entry(
@@ -256,14 +299,22 @@ def _entry(
     entry = MutableEntry(root, key, record, mapping, page, writable=writable)
     if writable:
         if not page.is_ours:
-            root.mutex.run(functools.partial(_write_anew, root, page, key, record.put_id), deadline)
-        page.recover = functools.partial(_recover, root, weakref.ref(page), key, record.put_id)
+            _write_anew(entry, deadline)
+        page.recover = _nothing  # what a dead owner left is seen by the page's words
     return entry
 
 
-def _write_anew(root: Root, page: ControlPage, key: str, put_id: int) -> None:
-    if not page.is_ours:
-        page.write_anew(survived=not root.settings.durable, is_live=_is_live(root, key, put_id))
+def _write_anew(entry: MutableEntry, deadline: float) -> None:
+    root, page, record = entry.root, entry.page, entry.record
+    # What another boot began to seal its home knows, which is asked before the store's mutex is taken.
+    is_open = not page.was_used or _is_unsealed(root, entry.key.encode(), record.segment, record.put_id, deadline)
+
+    def write() -> None:
+        if not page.is_ours:
+            is_live = is_open and _is_live(root, record.segment, record.put_id)
+            page.write_anew(survived=not root.settings.durable, is_live=is_live)
+
+    root.mutex.run(write, deadline)
 
 
 def _damaged(root: Root, key: str, record: Record) -> CorruptionError:

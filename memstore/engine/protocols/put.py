@@ -5,7 +5,8 @@
    filling row with an unlocked file or none: others claim or sweep it.
 3. *Fill*: allocate, which is where a full disk shows, and let the caller copy its tensors. `seal` writes the header and
    what was assembled in memory, and syncs if the store is durable. A kill leaves what it leaves in step 2.
-4. *Commit* (`commit.py`): publish all drafts at one moment, in one hold of the store's mutex.
+4. *Commit* (`commit.py`): publish all drafts at one moment, in one hold of the store's mutex. If the keys have their
+   home on another host, it commits them (`publish.py`).
 5. *After the mutex* (`commit.py`): wake the waiters, look whether the path still names this store, and sweep if there
    is something to do. Then close the files.
 
@@ -31,8 +32,7 @@ from memstore.engine.format import Header
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.change import Change, Content, check_mutable
 from memstore.engine.protocols.claim import abandon, claim, park
-from memstore.engine.protocols.commit import commit
-from memstore.engine.protocols.commit_inline import commit_inline
+from memstore.engine.protocols.publish import check_one_home, publish, publish_inline
 from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root import Root
 from memstore.errors import MemstoreError, StoreTimeoutError, VersionConflictError
@@ -72,20 +72,22 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         VersionConflictError: a key is at another version than its draft expects.
         StoreFullError, ResourceLimitError, StoreTimeoutError.
         NotAStoreError: the store was removed or moved.
+        CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
     first = drafts[0]
     if len(drafts) > 1:
+        check_one_home(root, [draft.key for draft in drafts])
         return retry_after_sweep(_put, root, drafts, deadline, None)
     key = first.key.decode()
     if first.expect is None and first.content.inline is not None and not first.seals:
-        return [retry_after_sweep(commit_inline, root, Change(first.key, first.content), deadline, key)]
+        return [retry_after_sweep(publish_inline, root, Change(first.key, first.content), deadline, key)]
     return retry_after_sweep(_put, root, drafts, deadline, key)
 
 
 def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Deletes keys at one moment, or none of them. Returns the versions that they had, or 0."""
     key = changes[0].key.decode() if len(changes) == 1 else None
-    return retry_after_sweep(commit, root, changes, deadline, key)
+    return retry_after_sweep(publish, root, changes, deadline, key)
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -97,7 +99,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     try:
         changes = [write(root, draft, writers, deadline) for draft in drafts]
         # 4. Commit, 5. After the mutex
-        versions = commit(root, changes, deadline)
+        versions = publish(root, changes, deadline)
     except BaseException as error:
         clean_up(root, writers, error)
         raise
@@ -129,6 +131,21 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     if checksums is not None:
         content = msgspec.structs.replace(content, checksums=checksums)
     return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals)
+
+
+def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], Result], deadline: float) -> Result:
+    """Steps 2 and 3 for what is no put: `publish` makes the segments live, all of them, in a way of its own.
+
+    Raises what `publish` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
+    """
+    writers: list[SegmentWriter] = []
+    try:
+        published = publish([write(root, draft, writers, deadline) for draft in drafts])
+    except BaseException as error:
+        clean_up(root, writers, error)
+        raise
+    close_published(root, writers)
+    return published
 
 
 def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:

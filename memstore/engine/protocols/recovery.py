@@ -22,6 +22,7 @@ from memstore.engine.format import (
     Slots,
     header_size,
     is_mutable,
+    may_be_mutable,
     read_header,
     read_slots,
 )
@@ -66,7 +67,8 @@ def after_death(root: Root) -> None:
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         filling = transaction.numbers("filling", _MOST)
         if page.batch or page.is_new:  # a new page has lost the note
-            filling += [(part.segment, page.batch) for part in attempts.parts_of(transaction) if part.segment]
+            parts = [part for part in attempts.parts_of(transaction) if not part.host]
+            filling += [(part.segment, page.batch) for part in parts if part.segment]
         return filling, retired, counters
 
     # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
@@ -78,9 +80,7 @@ def after_death(root: Root) -> None:
                 _mark(root, segment, FILLING)
         page.batch = 0
     if page.publications_rung != counters.publications:
-        mark_retired(root, retired)
-        for segment in retired:
-            say_gone(root, segment)
+        mark_gone(root, retired)
         root.doorbell.ring_all()
         page.publications_rung = counters.publications
     log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
@@ -116,28 +116,43 @@ def mark_retired(root: Root, segments: Iterable[int]) -> None:
             log.info("%s: a header could not be marked retired: %s", root.path, str(error))
 
 
-def say_gone(root: Root, segment: int) -> None:
-    """If a retired file was that of a mutable entry, its control page says so to who has it open.
+def mark_gone(root: Root, segments: Iterable[int]) -> None:
+    """As `mark_retired`, of files that may be those of mutable entries, which say so to who has them open too.
 
-    Under the mutex, after the commit, as `mark_retired`. (One that was sealed before its sealer died is called gone
-    too: both say that nobody writes there any more.)
+    (One that was sealed before its sealer died is called gone too: both say that nobody writes there any more.)
     """
+    for segment in segments:
+        try:
+            file = _open_to_mark(root, segment)
+            if file is not None:
+                write_state(file.fd, RETIRED)
+                _say_gone(file)
+        except CorruptionError:
+            continue  # nothing is known of it
+        except OSError as error:  # the commit stands
+            log.info("%s: a header could not be marked retired: %s", root.path, str(error))
+
+
+def say_gone(root: Root, segment: int) -> None:
+    """If a retired file was that of a mutable entry, its control page says so. Under the mutex, after the commit."""
     try:
         file = _open_to_mark(root, segment)
-        if file is None:
-            return
-        size = syscalls.size_of(file.fd)
-        found = read_header(syscalls.read_at(file.fd, header_size(_head(file), size), 0), size)
-        if is_mutable(found.description):
-            syscalls.write_at(file.fd, (1).to_bytes(8, "little"), found.start + GONE_AT)
+        if file is not None:
+            _say_gone(file)
     except CorruptionError:
         return  # nothing is known of it
     except OSError as error:  # the commit stands
         log.info("%s: a control page could not be told that its key is gone: %s", root.path, str(error))
 
 
-def _head(file: OwnedFile) -> bytes:
-    return syscalls.read_at(file.fd, HEAD_SIZE, 0)
+def _say_gone(file: OwnedFile) -> None:
+    size = syscalls.size_of(file.fd)
+    header = syscalls.read_at(file.fd, header_size(syscalls.read_at(file.fd, HEAD_SIZE, 0), size), 0)
+    if not may_be_mutable(header):
+        return
+    found = read_header(header, size)
+    if is_mutable(found.description):
+        syscalls.write_at(file.fd, (1).to_bytes(8, "little"), found.start + GONE_AT)
 
 
 def _mark(root: Root, segment: int, state: int) -> None:

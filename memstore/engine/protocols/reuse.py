@@ -18,7 +18,7 @@ from typing import NamedTuple
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import LockFile, erase_put_id, segment_path
-from memstore.engine.format import RETIRED, SegmentRow
+from memstore.engine.format import FILLING, RETIRED, SegmentRow
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.root import Root
 from memstore.engine.sync import boot_clock
@@ -60,9 +60,9 @@ class Reuse:
 
     def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
         """Locks a file, erases its put id, and books it; sets the refused ones aside. Call it under the guard."""
-        if not self._asked and counters.retired:
+        was_asked, self._asked = self._asked, True
+        if not was_asked and counters.retired:
             self._ask(root, transaction)
-        self._asked = True
         for row in self.refused:
             set_aside(transaction, counters, row)
         if self.row is None:
@@ -78,8 +78,8 @@ class Reuse:
             if not is_leased(transaction, row.segment, now):
                 self.file = lock_retired(root, transaction, row.segment)
             if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
-                self.row = row
                 erase_put_id(self.file.fd)
+                self.row = row
                 return
             self.close()  # cut by somebody: left to the sweep
             self.refused.append(row)
@@ -113,6 +113,17 @@ def retire(transaction: Transaction, counters: Counters, segment: int, size: int
     counters.sequence += 1
     counters.retired += size
     transaction.put_retired(size, counters.sequence, segment)
+
+
+def begin_filling(
+    transaction: Transaction, counters: Counters, segment: int, key: bytes, size: int, batch: int = 0
+) -> int:
+    """A file is claimed: from here on its row says so. Returns the new put id, which names the batch if that is 0."""
+    put_id = counters.number = counters.number + 1
+    counters.filling += size
+    transaction.put_segment(segment, SegmentRow(key, put_id, FILLING, size))
+    transaction.put_number("filling", segment, batch or put_id)
+    return put_id
 
 
 def unclaim(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:

@@ -8,7 +8,8 @@ the files of acknowledged puts as if their writers had died. Three things tell, 
 2. The lock page: it counts publications after their commits, so a catalog that has fewer was rolled back. This holds
    after a reboot and in a copy too; but the page may be older than the catalog then, and prove nothing.
 3. Headers of segments: none may say live under a put id and a version that are higher than any the catalog has given. A
-   put whose commit was cut off has no such header: the catalog knows it as filling, under that put id.
+   put whose commit was cut off has no such header: the catalog knows it as filling, under that put id. What is lent to
+   another home, or is a copy, says version 0: there the put id tells by itself.
 """
 
 from __future__ import annotations
@@ -94,11 +95,12 @@ def check_header(root: Root, fd: int, segment: int, put_id: int, counters: Count
         return
     if slots is None or slots.state != LIVE or slots.put_id in (0, put_id):
         return
-    if slots.put_id > counters.number and slots.version > counters.version:
+    if slots.put_id > counters.number and (slots.version > counters.version or not slots.version):
         path = segment_path(root.segments, segment)
-        raise rolled_back(
-            root, f"{path} has version {slots.version:,}, and the last one that it knows is {counters.version:,}"
-        )
+        what, last = f"version {slots.version:,}", counters.version
+        if not slots.version:
+            what, last = f"put {slots.put_id:,}", counters.number
+        raise rolled_back(root, f"{path} has {what}, and the last one that it knows is {last:,}")
 
 
 def rolled_back(root: Root, what: str) -> CorruptionError:

@@ -24,6 +24,7 @@ from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file
 from memstore.engine.format import FILLING, RETIRED
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.attempt_ends import end_expired, end_expired_locked
+from memstore.engine.protocols.copies import drop_copies
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.protocols.reuse import Row, lock_in_state, lock_retired, retire, set_aside
 from memstore.engine.protocols.rollback import check_header
@@ -68,8 +69,13 @@ def _may_look_for_dead(root: Root, counters: Counters) -> bool:
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
-    """Looks at everything once, this process's file for its next put and dead readers too. As `sweep` otherwise."""
+    """Looks at everything once, this process's file for its next put and dead readers too. As `sweep` otherwise.
+
+    With `keep` 0, copies of what lies on other hosts go too.
+    """
     root.mutex.run(lambda: _give_up_what_is_kept(root), deadline)
+    if keep == 0:
+        drop_copies(root, deadline)
     end_expired(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))

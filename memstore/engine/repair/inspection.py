@@ -19,7 +19,18 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from memstore.engine.catalog import NAMES, OPTIONAL, Catalog, Part, Transaction, attempts, check_row, read_segment
+from memstore.engine.catalog import (
+    NAMES,
+    OPTIONAL,
+    SERVED,
+    Catalog,
+    Part,
+    Transaction,
+    attempts,
+    check_row,
+    read_segment,
+    served,
+)
 from memstore.engine.format import (
     FILLING,
     LIVE,
@@ -29,6 +40,7 @@ from memstore.engine.format import (
     Record,
     SegmentExtent,
     SegmentRow,
+    checked,
     decode_record,
 )
 from memstore.errors import CorruptionError
@@ -85,7 +97,7 @@ class _Look:
     def __init__(self, sender: _Sender, *, with_rows: bool, longest: float) -> None:
         self._sender, self._with_rows, self._longest = sender, with_rows, longest
         self._moments = set[int]()
-        self._left = [*NAMES, *OPTIONAL]
+        self._left = [*NAMES, *OPTIONAL, *SERVED]
         self._last: bytes | None = None  # key of the first table that is left
         self._began = 0  # the moment when its first row was looked at
         self._seen = self._seen_before = 0  # rows; before that table
@@ -149,6 +161,8 @@ class _Look:
                 self._look_at_part(attempts.read_part(key, value))
             elif table == attempts.OUTCOMES:
                 attempts.read_outcome(key, value)
+            elif table in SERVED:
+                self._look_at_served(table, key, value)
             elif table != attempts.CONTENTS:  # these are read with their parts
                 check_row(table, key, value)
                 if table in ("filling", "retired", "held"):
@@ -164,8 +178,15 @@ class _Look:
         self._keys += 1
         self._nbytes += record.nbytes
         self._largest_version = max(self._largest_version, record.version)
-        for extent in record.segments:
+        for extent in self._here(record):
             self._compare_row(key, extent)
+
+    def _here(self, record: Record) -> tuple[SegmentExtent, ...]:
+        """The segments of a record that lie on this host: those of others have numbers of their own."""
+        return record.segments if record.hosts is None else record.here(self._member())
+
+    def _member(self) -> bytes:
+        return bytes.fromhex(self._transaction.store_id() or "")
 
     def _compare_row(self, key: bytes, extent: SegmentExtent) -> None:
         try:
@@ -185,14 +206,33 @@ class _Look:
         if row.state == LIVE:
             try:
                 record = self._transaction.record(row.key)
+                is_named = record is not None and any(extent.segment == segment for extent in self._here(record))
+                is_named = is_named or served.is_kept(self._transaction, segment, row)
             except CorruptionError:
                 return
-            if record is None or all(extent.segment != segment for extent in record.segments):
+            if not is_named:
                 self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
 
+    def _look_at_served(self, table: str, key: bytes, value: bytes) -> None:
+        if table in served.KEEPING:
+            for segment, put_id in served.read_kept(table, key, value).segments:
+                self._look_at_kept(table, segment, put_id)
+        elif table == served.OWED:
+            served.read_owed(key, value)
+        else:
+            checked(key, value)
+
+    def _look_at_kept(self, table: str, segment: int, put_id: int) -> None:
+        try:
+            row = self._transaction.segment(segment)
+        except CorruptionError:
+            return  # reported with its own table
+        if row is None or (row.put_id, row.state) != (put_id, LIVE):
+            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
+
     def _look_at_part(self, part: Part) -> None:
-        self._largest_number = max(self._largest_number, part.put_id, part.number)
-        if part.segment:
+        self._largest_number = max(self._largest_number, 0 if part.host else part.put_id, part.number)
+        if part.segment and not part.host:
             self._look_at_listed("pending", part.segment)
         attempts.content_of(self._transaction, part)
 
@@ -208,6 +248,8 @@ class _Look:
             counters = self._transaction.counters()
         except CorruptionError:
             return  # reported with its own table
+        if counters.membership and self._transaction.row(served.CLUSTER, served.MEMBERS) is None:
+            self._damage("the store is a member of a cluster, and the row that says of which is lost")
         if counters.version < self._largest_version or counters.number < self._largest_number:
             self._damage("the counters are behind the rows: numbers would repeat")
         if not self._is_one_moment:

@@ -10,9 +10,10 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
    can be repaired again; what was set aside is then missing, and so lost, as it was.
 5. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
-The new catalog has rows in the tables entries, segments and counters only: nothing is being filled, kept for reuse or
-leased any more, and no attempt waits for parts. Tables of later versions are dropped on purpose, since nobody here can
-tell whether their rows are right; segments that only those name are files without an entry.
+The new catalog has rows in the tables entries, segments and counters, and in those of a store that was served
+(`membership.py`): nothing is being filled, kept for reuse or leased any more, and no attempt waits for parts. Tables of
+later versions are dropped on purpose, since nobody here can tell whether their rows are right; segments that only those
+name are files without an entry.
 
 The inodes of lock page and doorbell stay. Versions and numbers go on 2**32 above all that was seen.
 """
@@ -26,24 +27,27 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import TypeVar
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.files import LockFile, OwnedFile, write_slots
-from memstore.engine.format import LIVE, Record, SegmentExtent, SegmentRow, Slots
+from memstore.engine.format import LIVE, Record, SegmentExtent, Slots
+from memstore.engine.repair.membership import IsHome
 from memstore.engine.repair.salvage import read_catalog, read_segments
 from memstore.engine.repair.sharded import Merge
 from memstore.engine.repair.triage import Choice, Mend
 from memstore.engine.root import (
     CATALOG,
+    CLUSTER,
     DOORBELL,
     LOCK,
     SEGMENTS,
     SETTINGS,
     Settings,
     check_filesystem,
-    close_abandoned,
+    close_unused,
     folder,
     lock_holders,
 )
@@ -53,12 +57,17 @@ from memstore.info import Progress, RepairReport
 
 log = logging.getLogger("memstore")
 
+Name = TypeVar("Name")
+Row = TypeVar("Row")
+
 DAMAGED = ".damaged"
 _NAMED = 8  # keys at most, in a warning
 _ROWS_A_COMMIT = 4096
 
 
-def repair_store(path: str, mend: Mend, merge: Merge, timeout: float, progress: Progress | None) -> RepairReport:
+def repair_store(
+    path: str, mend: Mend, merge: Merge, is_home: IsHome, timeout: float, progress: Progress | None
+) -> RepairReport:
     """Repairs the store at `path`. Raises NotAStoreError without its settings, StoreTimeoutError while it is used.
 
     `progress` is told of segments whose headers were read.
@@ -66,7 +75,7 @@ def repair_store(path: str, mend: Mend, merge: Merge, timeout: float, progress: 
     deadline = deadline_after(timeout)
     folder.ensure_folder(path, None, create=False)
     path = os.path.realpath(path)
-    close_abandoned()
+    close_unused()
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
         settings = folder.read_settings(path)
         if settings is None and not os.path.isdir(f"{path}/{SEGMENTS}"):
@@ -82,7 +91,10 @@ def repair_store(path: str, mend: Mend, merge: Merge, timeout: float, progress: 
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
             files = {file.segment: file for file in read_segments(f"{path}/{SEGMENTS}", progress)}
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
-            choice = Choice(old, files, settings.store, notes.batch, notes.publications_rung, mend, merge)
+            noted, is_served = notes.batch, CLUSTER in settings.features
+            choice = Choice(
+                *(old, files, settings.store, noted, notes.publications_rung, mend, merge, is_home, is_served)
+            )
             _apply(path, settings, choice)
             _warn(path, settings, choice)
             swept = _sweep(choice)
@@ -121,7 +133,7 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
 def _apply(path: str, settings: Settings, choice: Choice) -> None:
     """Steps 3 and 4."""
     for record in choice.entries.values():
-        for extent in record.segments:
+        for extent in choice.here(record):
             _mark_live(choice, record, extent, settings)
     for file in choice.quarantined():
         syscalls.rename(file.path, file.path + DAMAGED)
@@ -174,18 +186,12 @@ def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: 
 def _build(where: str, settings: Settings, choice: Choice) -> None:
     catalog = Catalog(where, durable=settings.durable, writable=True)
     try:
-        entries = list(choice.entries.items())
-        for i in range(0, len(entries), _ROWS_A_COMMIT):
-            part = entries[i : i + _ROWS_A_COMMIT]
-
-            def write(transaction: Transaction, part: list[tuple[bytes, Record]] = part) -> None:
-                for key, record in part:
-                    transaction.put_record(key, record)
-                    for extent in record.segments:
-                        row = SegmentRow(key, extent.put_id, LIVE, extent.size)
-                        transaction.put_segment(extent.segment, row)
-
-            catalog.update(write)
+        _write_rows(catalog, list(choice.entries.items()), Transaction.put_record)
+        _write_rows(catalog, list(choice.rows().items()), Transaction.put_segment)
+        if choice.membership.number:
+            catalog.create_served()
+            rows = list(choice.membership.rows.items())
+            _write_rows(catalog, rows, lambda transaction, name, stored: transaction.put_row(*name, stored))
         counters = choice.counters()
         catalog.update(lambda transaction: transaction.put_counters(counters))
         catalog.update(lambda transaction: transaction.put_store_id(settings.store))
@@ -198,6 +204,18 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
             syscalls.sync(fd)
         finally:
             syscalls.close(fd)
+
+
+def _write_rows(
+    catalog: Catalog, rows: Sequence[tuple[Name, Row]], write: Callable[[Transaction, Name, Row], None]
+) -> None:
+    for i in range(0, len(rows), _ROWS_A_COMMIT):
+
+        def act(transaction: Transaction, part: Sequence[tuple[Name, Row]] = rows[i : i + _ROWS_A_COMMIT]) -> None:
+            for name, row in part:
+                write(transaction, name, row)
+
+        catalog.update(act)
 
 
 def _sweep(choice: Choice) -> int:
@@ -231,6 +249,12 @@ def _check_doorbell(path: str, settings: Settings) -> None:
 def _warn(path: str, settings: Settings, choice: Choice) -> None:
     """Of what nobody can know, and so no report can name: what is lost or old, or was deleted and may be back."""
     old = choice.old
+    if choice.membership.is_lost:
+        log.warning(
+            "%s: it was served as a member of a cluster, and what said of which is lost: it can't be one any more. "
+            "What it still has can be read and exported: remove the host from its cluster, and serve an empty store",
+            path,
+        )
     if old.is_sound:
         return
     inline = [key for key, record in choice.entries.items() if not record.segments]

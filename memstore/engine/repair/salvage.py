@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, has_gone_back, read_counters, read_segment
+from memstore.engine.catalog import SERVED, Counters, has_gone_back, read_counters, read_segment
 from memstore.engine.files import OwnedFile
 from memstore.engine.format import (
     HEAD_SIZE,
@@ -33,6 +33,7 @@ from memstore.engine.sync import CONTROL_SIZE, check_page
 from memstore.errors import CorruptionError, ResourceLimitError
 from memstore.info import Progress
 from memstore.keys import KEY_LIMIT
+from memstore.undecodable import UNDECODABLE
 
 _ANY_CAPACITY = 1 << 62  # rows: what a mutable entry has room for, its description says, which is opaque here
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
@@ -47,6 +48,7 @@ class OldCatalog:
         is_sound: all rows are there and fit one another, so that what isn't there never was.
         is_older: what is there may be all of an earlier moment: whole, and not the truth.
         damaged: keys whose records are damaged.
+        served: by table and key, the rows of a store that was served to other hosts.
     """
 
     is_sound: bool = False
@@ -54,6 +56,7 @@ class OldCatalog:
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     rows: dict[int, SegmentRow] = field(default_factory=dict[int, SegmentRow])
     damaged: set[bytes] = field(default_factory=set[bytes])
+    served: dict[tuple[str, bytes], bytes] = field(default_factory=dict[tuple[str, bytes], bytes])
     counters: Counters = field(default_factory=Counters)
 
 
@@ -71,6 +74,8 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
         elif table == "segments":
             segment, row = read_segment(key, value)
             old.rows[segment] = row
+        elif table in SERVED:
+            old.served[table, key] = value
         elif (table, key) == ("counters", b"counters"):
             old.counters = read_counters(value)
         elif (table, key) == ("counters", b"store"):
@@ -170,5 +175,5 @@ def _guess_key(head: bytes) -> bytes | None:
     match = _KEY.search(head)
     try:
         return msgspec.json.decode(match[1], type=str).encode() if match else None
-    except (msgspec.MsgspecError, UnicodeError):
+    except UNDECODABLE:
         return None

@@ -29,8 +29,10 @@ from memstore.engine.format import (
     Found,
     Record,
     SegmentExtent,
+    SegmentRow,
     encode_extents,
 )
+from memstore.engine.repair.membership import IsHome, Membership, membership_of, said_of
 from memstore.engine.repair.salvage import OldCatalog, SegmentFile
 from memstore.engine.repair.sharded import Merge, by_version, is_part, merged
 
@@ -49,6 +51,8 @@ class Choice:
     Attributes:
         noted: the batch that was being published when the store was last used, or 0.
         publications_rung: how many publications the lock page has counted.
+        is_served: it was served to other hosts, or about to be.
+        membership: what it keeps of that.
         entries: what the new catalog is made of.
         mended: by segment, headers made of records.
         cut_off: batches that were being published and got no further.
@@ -63,6 +67,9 @@ class Choice:
     publications_rung: int
     mend: Mend
     merge: Merge
+    is_home: IsHome
+    is_served: bool = False
+    membership: Membership = field(default_factory=Membership)
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
     cut_off: set[int] = field(default_factory=set[int])
@@ -83,8 +90,13 @@ class Choice:
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
                 self.entries[key] = kept
-        for files in by_version(file for file in self._ours() if self._is_published(file)):
+        published = [file for file in self._ours() if self._is_published(file)]
+        for files in by_version(published):
             self._consider(files)
+        if self.is_served:
+            used = self._used_here()
+            unnamed = [file for file in published if file.segment not in used]
+            self.membership = membership_of(self.old, self.files, self.store, unnamed)
 
     def _is_older(self) -> bool:
         """Whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
@@ -93,8 +105,11 @@ class Choice:
             return False
         if self.publications_rung > old.counters.publications:
             return True
-        versions = [file.found.version for file in self._ours() if file.found is not None and self._is_published(file)]
-        return max(versions, default=0) > old.counters.version
+        published = [file.found for file in self._ours() if file.found is not None and self._is_published(file)]
+        return any(
+            found.version > old.counters.version or (not found.version and found.put_id > old.counters.number)
+            for found in published
+        )
 
     def _is_published(self, file: SegmentFile) -> bool:
         """Whether a file's header says that it was published, and nothing says that this was cut off."""
@@ -134,7 +149,11 @@ class Choice:
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
         """The record, if all of its segments are there, under whatever names; None if they aren't."""
         extents: list[SegmentExtent] = []
+        here = record.here(self._member)
         for extent in record.segments:
+            if extent not in here:  # on another host
+                extents.append(extent)
+                continue
             segment = self._place(key, record, extent, by_put)
             if segment is None:
                 return None
@@ -163,6 +182,9 @@ class Choice:
         found, key = files[0].found, files[0].key
         if found is None or key is None or key in self.incomplete:
             return
+        said = said_of(self.old) if self.is_served else None
+        if said is not None and not self.is_home(said, key):
+            return  # its home is on another host, which has the record
         known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
         if found.version <= max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
             return
@@ -175,18 +197,32 @@ class Choice:
 
     def lost(self) -> set[bytes]:
         """Keys that the store had, as far as anything tells, and that have no entry now."""
-        known = {*self.old.records, *self.old.damaged, *self.incomplete}
+        known = {*self.old.records, *self.old.damaged, *self.incomplete, *self.membership.lost}
         if not self.old.is_sound:
             known |= {file.key for file in self.files.values() if file.found is None and file.key is not None}
         return known - set(self.entries)
 
     def used(self) -> set[int]:
-        """Segments of the entries that are kept."""
-        return _segments_of(self.entries.values())
+        """Segments of the entries that are kept, and of what other hosts need."""
+        return self._used_here() | set(self.membership.segments)
+
+    def _used_here(self) -> set[int]:
+        return self._segments_of(self.entries.values())
+
+    def here(self, record: Record) -> tuple[SegmentExtent, ...]:
+        """The segments of a record that lie on this host."""
+        return record.segments if record.hosts is None else record.here(self._member)
+
+    @property
+    def _member(self) -> bytes:
+        return bytes.fromhex(self.store) if self.is_served else b""
+
+    def _segments_of(self, records: Iterable[Record]) -> set[int]:
+        return {extent.segment for record in records for extent in self.here(record)}
 
     def quarantined(self) -> list[SegmentFile]:
         """Files that nobody may delete: they have the bytes of a record, or did have a header, and no entry."""
-        used, named = self.used(), _segments_of(self.old.records.values()).union(*self.incomplete.values())
+        used, named = self.used(), self._segments_of(self.old.records.values()).union(*self.incomplete.values())
         return [
             file
             for file in self.files.values()
@@ -214,6 +250,15 @@ class Choice:
             if file.segment not in keep and (file.found is None or file.found.store == self.store)
         ]
 
+    def rows(self) -> dict[int, SegmentRow]:
+        """Of the segments that are kept."""
+        named = {
+            extent.segment: SegmentRow(key, extent.put_id, LIVE, extent.size)
+            for key, record in self.entries.items()
+            for extent in self.here(record)
+        }
+        return {**self.membership.segments, **named}
+
     def counters(self) -> Counters:
         old, found = self.old, [file.found for file in self._ours() if file.found]
         records = [*old.records.values(), *self.entries.values()]
@@ -221,6 +266,7 @@ class Choice:
             *(record.put_id for record in records),
             *(number for record in records for one in record.segments for number in (one.put_id, one.segment)),
             *(number for segment, row in old.rows.items() for number in (row.put_id, segment)),
+            *(row.put_id for row in self.membership.segments.values()),
             *(one.put_id for one in found),
             *self.files,
         )
@@ -230,8 +276,9 @@ class Choice:
             number=max(old.counters.number, *numbers, 0) + _FAR,
             sequence=old.counters.sequence + _FAR,
             publications=max(old.counters.publications, self.publications_rung if old.is_older else 0) + _FAR,
-            live=sum(extent.size for record in self.entries.values() for extent in record.segments),
+            live=sum(row.nbytes for row in self.rows().values()),
             capacity=old.counters.capacity,
+            membership=self.membership.number,
         )
 
 
@@ -248,17 +295,13 @@ def is_whole(batch: Sequence[Found], last: int | None) -> bool:
     return has_no_gap and all(found.count == len(puts) for found in batch)
 
 
-def _segments_of(records: Iterable[Record]) -> set[int]:
-    return {extent.segment for record in records for extent in record.segments}
-
-
 def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, store: str) -> bool:
     found = file.found
     if found is None or (found.store, file.key, found.put_id, found.start, file.size) != (
         *(store, key, extent.put_id, extent.start, extent.size),
     ):
         return False
-    return is_part(file) if record.parts is not None else found.nbytes == record.nbytes
+    return is_part(file) if record.parts is not None and not record.start else found.nbytes == record.nbytes
 
 
 def _at(record: Record, extents: Sequence[SegmentExtent]) -> Record:

@@ -18,15 +18,17 @@ from memstore.engine.root.folder import (
     SEGMENTS,
     SETTINGS,
     absolute_path,
+    create_file,
     give_to_group,
 )
 from memstore.engine.root.holders import holders_of, lock_holders
-from memstore.engine.root.registry import abandon_root, close_abandoned, close_root, reopen_root, retain_root
+from memstore.engine.root.registry import RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.root import KeptFile, Root
-from memstore.engine.root.settings import MUTABLE, SHARDED, Feature, Settings, new_settings
+from memstore.engine.root.settings import CLUSTER, MUTABLE, SHARDED, Feature, Settings, new_settings
 
 __all__ = [
     "CATALOG",
+    "CLUSTER",
     "DOORBELL",
     "LOCK",
     "MUTABLE",
@@ -39,11 +41,12 @@ __all__ = [
     "KeptFile",
     "Root",
     "Settings",
-    "abandon_root",
     "absolute_path",
     "check_filesystem",
-    "close_abandoned",
+    "RootUse",
     "close_root",
+    "close_unused",
+    "create_file",
     "filesystem_name",
     "is_in_memory",
     "folder",
@@ -54,5 +57,5 @@ __all__ = [
     "new_settings",
     "registry",
     "reopen_root",
-    "retain_root",
+    "use_root",
 ]

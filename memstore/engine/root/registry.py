@@ -1,6 +1,7 @@
 """Which roots this process has open, who uses them, and what becomes of them in a fork.
 
-LMDB wants one environment a process, so a folder has one Root, with a count of its users.
+LMDB wants one environment a process, so a folder has one Root, with a RootUse for each of its users. A use ends when
+it is closed, or when nothing refers to it any more: so whoever is interrupted leaves no store open.
 
 Before a fork every Root's guard is taken, so that no transaction is split, and no file that is to be locked is between
 its opening and its registration. The child closes its copies of the catalog and of the files that were opened to be
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 
 from memstore.engine.files import close_all
 from memstore.engine.root.root import Root
@@ -22,31 +22,56 @@ from memstore.late_imports import Hooks, around_forks
 
 roots: dict[tuple[int, int], Root] = {}
 lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
-_abandoned: deque[Root] = deque()
+_replaced: list[Root] = []  # some of their uses may go on
 _known: weakref.WeakSet[Root] = weakref.WeakSet()  # closed and replaced ones too: a put may still end there
 _forking: list[Root] = []
 
 
-def register(identity: tuple[int, int], root: Root) -> None:
-    """Call it under the lock."""
+class RootUse:
+    """One user of an opened root, which stays open as long as it has any."""
+
+    __slots__ = ("__weakref__", "root")
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+
+
+def use_root(root: Root) -> RootUse:
+    """One more use. When nothing refers to it, the next opening or closing closes the root, if it was the last one.
+
+    Not at once: a finalizer may run anywhere, and must take no lock. What notes it here, and forgets it, is C: no
+    signal's handler comes in between.
+    """
+    use = RootUse(root)
+    with lock:
+        root.uses.add(weakref.ref(use, root.uses.discard))
+        _close_unused()
+    return use
+
+
+def register(identity: tuple[int, int], root: Root) -> RootUse:
+    """A new root, with its first use. Call it under the lock."""
+    use = RootUse(root)
+    root.uses.add(weakref.ref(use, root.uses.discard))
     _known.add(root)
     roots[identity] = root
+    return use
 
 
-def registered(identity: tuple[int, int], settings: Settings | None) -> Root | None:
-    """The root that this process has on the folder already, with one more user."""
+def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse | None:
+    """One more use of the root that this process has on the folder already."""
     with lock:
-        _close_abandoned()
+        _close_unused()
         root = roots.get(identity)
         if root is None:
             return None
         is_other = settings is None or settings.store != root.settings.store  # emptied or replaced while it was open
         if is_other or not root.is_in_place():  # or moved: it does all by its old path
+            _replaced.append(root)
             del roots[identity]
             _end(root)
             return None
-        root.users += 1
-        return root
+        return use_root(root)
 
 
 def reopen_root(root: Root, deadline: float) -> None:
@@ -57,43 +82,39 @@ def reopen_root(root: Root, deadline: float) -> None:
         root.lock.run(root.catalog.reopen, deadline)
 
 
-def retain_root(root: Root) -> None:
-    """One more user of an opened root, to be answered by one more `close_root`."""
+def close_root(use: RootUse) -> None:
+    """Ends a use, and closes the root if it was the last one. May be called again."""
     with lock:
-        root.users += 1
-        _close_abandoned()
+        use.root.uses.discard(weakref.ref(use))
+        _close_unused()
 
 
-def close_root(root: Root) -> None:
-    abandon_root(root)
+def close_unused() -> None:
+    """Closes the roots whose last use was dropped."""
     with lock:
-        _close_abandoned()
+        _close_unused()
 
 
-def abandon_root(root: Root) -> None:
-    """As `close_root`, but done by the next opening or closing: a finalizer may run anywhere, and must take no lock."""
-    _abandoned.append(root)
-
-
-def close_abandoned() -> None:
-    """Closes what finalizers gave up."""
-    with lock:
-        _close_abandoned()
-
-
-def _close_abandoned() -> None:
-    while _abandoned:
-        root = _abandoned.popleft()
-        root.users -= 1
-        if root.users == 0:
-            for identity in [identity for identity, other in roots.items() if other is root]:
-                del roots[identity]
+def _close_unused() -> None:
+    for identity, root in list(roots.items()):
+        if not root.uses:
             _end(root)
-            if root.lock is not None:
-                root.lock.recover = None  # it refers to the root
+            del roots[identity]
+            _forget(root)
+    for root in [root for root in _replaced if not root.uses]:
+        _replaced.remove(root)
+        _forget(root)
+
+
+def _forget(root: Root) -> None:
+    if root.lock is not None:
+        root.lock.recover = None  # it refers to the root
 
 
 def _end(root: Root) -> None:
+    elsewhere, root.elsewhere = root.elsewhere, None
+    if elsewhere is not None:
+        elsewhere.close()
     root.before_close(root)
     with root.guard:
         root.catalog.close()

@@ -1,6 +1,6 @@
 """Root: one opened store folder in this process. All Store objects of a process on one folder share one Root.
 
-`opening.py` makes them, and `registry.py` counts their users.
+`opening.py` makes them, and `registry.py` knows their users.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
@@ -22,6 +23,7 @@ from memstore.engine.sync import Doorbell, LockPage
 from memstore.errors import NotAStoreError, PermissionDeniedError, StoreClosedError
 
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
+MEMBER_SIZE = 16  # bytes
 _ADVICE = "open the store again, where it is now"
 
 
@@ -46,7 +48,7 @@ class Root:
     on_tmpfs: bool
     locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
     segments_folder: OwnedFile  # whatever its path names by now
-    users: int = 0
+    uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `registry.py`
     spares: Spares = field(default_factory=Spares)
     ahead: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
@@ -56,6 +58,9 @@ class Root:
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
+    membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
+    homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `publish.py`
+    elsewhere: Any = None  # what this process asks of other hosts, if it did: see `protocols/elsewhere.py`
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     segments: str = field(init=False)  # the path of its folder
     identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
@@ -70,6 +75,7 @@ class Root:
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
         self.ahead, self.filled_before = None, 0
+        self.membership, self.elsewhere = 0, None  # its connections are the parent's
         if self.lock is not None:
             self.lock.forget_threads()
 
@@ -123,6 +129,19 @@ class Root:
                 f"({error.strerror}): give it back the x bits of the folders above"
             )
         return error
+
+    def member_id(self) -> bytes:
+        """What the store is called as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
+        try:
+            member = bytes.fromhex(self.settings.store)
+        except ValueError:
+            member = b""
+        if len(member) != MEMBER_SIZE:
+            raise NotAStoreError(
+                f"{self.path} can't be served: its id {self.settings.store!r} is not one of 32 hexadecimal digits; "
+                "copy its values into a new store"
+            )
+        return member
 
     @property
     def mutex(self) -> LockPage:

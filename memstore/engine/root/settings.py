@@ -10,13 +10,15 @@ from msgspec import Meta
 
 from memstore.engine.root.filesystem import Durability
 from memstore.errors import FormatVersionError, NotAStoreError
+from memstore.undecodable import UNDECODABLE
 
-Feature = Literal["sharded", "mutable"]
+Feature = Literal["sharded", "mutable", "cluster"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
 SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
 MUTABLE: Feature = "mutable"  # entries whose rows are written in place
+CLUSTER: Feature = "cluster"  # the store was served to other hosts: records name what lies there
 
 
 class _AnyFormat(msgspec.Struct):
@@ -95,5 +97,5 @@ def decode_settings(text: bytes, path: str) -> Settings:
                 f"{path} has the feature {', '.join(unknown)}, which this version of memstore doesn't know: upgrade it"
             )
         return msgspec.json.decode(text, type=Settings)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None

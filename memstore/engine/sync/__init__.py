@@ -17,10 +17,11 @@ from memstore.engine.sync.control_page import (
     check_page,
     new_page,
 )
-from memstore.engine.sync.doorbell import Doorbell
+from memstore.engine.sync.doorbell import Doorbell, Watch
 from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
 from memstore.engine.sync.mutex import Refusal, RobustMutex
 from memstore.engine.sync.ring_numbers import RingNumbers
+from memstore.engine.sync.seats import INSERTS, SAMPLES, SEATS, Seats
 from memstore.engine.sync.shared_page import SharedPage
 
 __all__ = [
@@ -31,8 +32,12 @@ __all__ = [
     "Claim",
     "ClaimTable",
     "FREE",
+    "INSERTS",
     "PUBLISHING",
     "RingNumbers",
+    "SAMPLES",
+    "SEATS",
+    "Seats",
     "CONTROL_SIZE",
     "ControlPage",
     "FileIdentity",
@@ -47,6 +52,7 @@ __all__ = [
     "Refusal",
     "RobustMutex",
     "SharedPage",
+    "Watch",
     "boot_clock",
     "boot_id",
     "check_page",

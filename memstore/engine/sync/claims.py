@@ -74,11 +74,24 @@ class ClaimTable:
             return last
         if len(self._mine) > 2 * CLAIMS:  # of threads that are gone
             self._mine = {thread: number for thread, number in self._mine.items() if self.owner(number) == thread}
-        return next((number for number in range(CLAIMS) if self._take(number, me)), None)
+        for number in range(CLAIMS):  # a generator's end swallows an interrupt
+            if self._take(number, me):
+                return number
+        return None
+
+    def find_free(self) -> int | None:
+        """A free claim, for a thread that lets go of it before it lets go of the entry's mutex. None: there is none."""
+        for number in range(CLAIMS):
+            if self._is_free(number):
+                return number
+        return None
+
+    def _is_free(self, number: int) -> bool:
+        at = number * _WORDS
+        return self._words[at + _STAGE] == FREE and not self._words[at] & syscalls.MUTEX_OWNER
 
     def _take(self, number: int, me: int) -> bool:
-        at = number * _WORDS
-        if self._words[at + _STAGE] != FREE or self._words[at] & syscalls.MUTEX_OWNER:
+        if not self._is_free(number):
             return False
         address = self._address + number * CLAIM_SIZE
         self._mine[me] = number  # before the mutex is: what an interrupt leaves is found by `left_over`

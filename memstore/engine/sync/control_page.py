@@ -9,9 +9,9 @@ The first page of the segment's data. All numbers have 8 bytes; what different c
     192  length, flushed: in rows
     256  doorbell (4 bytes), 264 whether somebody sleeps on it
 
-From 320 on it belongs to replay buffers (see `ring_numbers.py`), and from `SPARE_AT` to `SPARE_END` to what is built on
-a dataset: zeros at first, written under the mutex. The words of a page that isn't of this boot, or of another file, say
-nothing of the mutex: `ControlPage.write_anew`.
+From 320 on it belongs to replay buffers (`ring_numbers.py`, `seats.py`), and from `SPARE_AT` to `SPARE_END` to what is
+built on a dataset: zeros at first, written under the mutex. The words of a page that isn't of this boot, or of another
+file, say nothing of the mutex: `ControlPage.write_anew`.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ class ControlPage(RobustMutex):
     def is_ours(self) -> bool:
         """Whether its mutex means something: it was written in this boot, for this file."""
         return tuple(self._words[_MAGIC_WORD:_END_OF_IDENTITY]) == self._identity
+
+    @property
+    def was_used(self) -> bool:
+        """Whether somebody has opened the entry to write, in whatever boot."""
+        return any(self._words[_BOOT_WORD:_END_OF_IDENTITY])
 
     @property
     def is_of_this_boot(self) -> bool:

@@ -12,24 +12,57 @@ from memstore.engine import syscalls
 from memstore.engine.sync.shared_page import SharedPage
 
 BELLS = 1024  # words in a page
+_AWAKE, _ASLEEP = 0, 1
+
+
+class Watch:
+    """One word by which one thread hears of every change, whatever it is of: 1 while that thread sleeps, else 0.
+
+    1. The watcher calls `mark`, **then** looks for what it waits for, then calls `sleep`.
+    2. Who has changed something, and finds the word marked, takes the mark away and wakes the watcher.
+    So a change that the look missed finds the mark. While nobody watches, it costs one comparison.
+    """
+
+    __slots__ = ("_memory", "address", "word")
+
+    def __init__(self, address: int, memory: object) -> None:
+        """`memory` keeps the word mapped."""
+        self.address, self._memory = address, memory
+        self.word = syscalls.words(address, 1)
+
+    def mark(self) -> None:
+        self.word[0] = _ASLEEP
+
+    def sleep(self, seconds: float) -> None:
+        """Until somebody rings, and `seconds` at most; may return early."""
+        syscalls.futex_wait(self.address, _ASLEEP, seconds)
+
+    def ring(self) -> None:
+        self.word[0] = _AWAKE
+        syscalls.futex_wake(self.address)
 
 
 class Doorbell:
-    """Words at an address. What they stand for is hashed onto them, so a waiter may wake for something else."""
+    """Words at an address. What they stand for is hashed onto them, so a waiter may wake for something else.
 
-    __slots__ = ("_count", "_memory", "_words", "address")
+    Attributes:
+        watch: told of each wake; None: nobody can watch.
+    """
 
-    def __init__(self, address: int, count: int, memory: object) -> None:
+    __slots__ = ("_count", "_memory", "_watched", "_words", "address", "watch")
+
+    def __init__(self, address: int, count: int, memory: object, watch: Watch | None = None) -> None:
         """`memory` keeps the words mapped: a thread may wait on them after everybody else has let go of this."""
-        self.address, self._count, self._memory = address, count, memory
+        self.address, self._count, self._memory, self.watch = address, count, memory, watch
         self._words = syscalls.words(address, count)
+        self._watched = (_AWAKE,) if watch is None else watch.word
 
     @classmethod
-    def open(cls, path: str, *, writable: bool) -> Doorbell:
+    def open(cls, path: str, *, writable: bool, watch: Watch | None = None) -> Doorbell:
         """The one that fills a file of one page. Its inode is never replaced while somebody may wait."""
         page = SharedPage(path, writable=writable)
         page.close_file()
-        return cls(page.address, BELLS, page)
+        return cls(page.address, BELLS, page, watch)
 
     def bell(self, key: bytes) -> int:
         return xxhash.xxh3_64_intdigest(key) % self._count
@@ -43,6 +76,12 @@ class Doorbell:
 
     def wake(self, bell: int) -> None:
         syscalls.futex_wake(self.address + 4 * bell)
+        if self._watched[0]:
+            self._ring_watch()
+
+    def _ring_watch(self) -> None:
+        if self.watch is not None:
+            self.watch.ring()
 
     def wait(self, bell: int, seen: int, seconds: float) -> None:
         """Sleeps while the word is `seen`, and `seconds` at most; may return early."""

@@ -1,7 +1,8 @@
 """The lock page of a store: the robust mutex under which the store changes, and what its owner notes for the next one.
 
 Layout: the mutex; the page's identity; three long words: how many publications have rung the doorbell, the batch that
-is being published, and the mutex's dirty word. The file's inode is never replaced while the store lives.
+is being published, and the mutex's dirty word; a word by which an index process hears of publications. The file's
+inode is never replaced while the store lives.
 
 The identity says for whom the page was written: boot, device, inode, pid namespace. If it doesn't fit, the page lived
 through a reboot or was copied, and its mutex may look held though its owner is no more: the page is written anew,
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.sync.clocks import boot_id
+from memstore.engine.sync.doorbell import Watch
 from memstore.engine.sync.mutex import Refusal, RobustMutex
 from memstore.engine.sync.shared_page import SharedPage
 from memstore.errors import (
@@ -33,12 +35,17 @@ _IDENTITY_AT = syscalls.MUTEX_SIZE  # magic, boot id (2 words), device, inode, p
 _IDENTITY_SIZE = 6
 _NOTES_AT = _IDENTITY_AT + 8 * _IDENTITY_SIZE
 _PUBLICATIONS, _BATCH, _DIRTY = range(3)
+_WATCH_AT = _NOTES_AT + 8 * 3
 
 
 class LockPage(RobustMutex):
-    """The store's mutex, and its owner's notes. Open it only while the root folder is locked."""
+    """The store's mutex, and its owner's notes. Open it only while the root folder is locked.
 
-    __slots__ = ("_notes", "_page")
+    Attributes:
+        watch: for the store's doorbell.
+    """
+
+    __slots__ = ("_notes", "_page", "watch")
 
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
         """With `keep_open`, the file stays open as long as the page: see `filesystem.mappings_keep_locks`."""
@@ -47,6 +54,7 @@ class LockPage(RobustMutex):
         nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, Refusal)
         super().__init__(page.address, name=path, dirty_at=notes_at + 8 * _DIRTY, refusals=nothing_changed)
         self._page, self._notes = page, syscalls.long_words(notes_at, 2)
+        self.watch = Watch(page.address + _WATCH_AT, page)
         self._take_over(path)
         if not keep_open:
             page.close_file()

@@ -41,6 +41,26 @@ class RingNumbers:
                 "memstore.repair"
             )
 
+    # --- several at once ----------------------------------------------------------------------------------------------
+
+    def hand_out(self, head: int, covered: int) -> None:
+        """Positions before `head` are handed out; in their slots `covered` rows lay."""
+        self._words[_ROWS] -= covered
+        self._words[_HEAD] = head
+
+    def publish(self, first: int, end: int, added: int, capacity: int) -> None:
+        """Rows from `first` to before `end` are whole, with which `added` were. Made twice, it is as made once."""
+        words = self._words
+        words[_ADDED] = added
+        if first < words[_CURSOR]:
+            words[_CURSOR] = first
+        if end > words[_TOP]:
+            words[_TOP] = end
+        if first < words[_HEAD] - capacity:
+            words[_LATE] = True
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
+
     @property
     def head(self) -> int:
         """How many positions were handed out."""

@@ -1,4 +1,5 @@
-"""The seam between memstore and the kernel, for all calls that tests make fail: files, locks, mappings, mutexes.
+"""The seam between memstore and the kernel, for all calls that tests make fail: files, locks, mappings, mutexes,
+processes.
 
 Everything calls `syscalls.name(...)` through this package, its own modules too, and never by a module in it: so a test
 that replaces a name here sees every call, and can fail or kill the process at each. Errors are OSErrors; the callers
@@ -14,11 +15,13 @@ from memstore.engine.syscalls.files import (
     filesystem_type,
     free_blocks,
     link,
+    lock_byte,
     lock_exclusive,
     lock_shared,
     make_folder,
     memory_file,
     open_file,
+    open_file_of,
     open_into,
     pid_namespace,
     read_at,
@@ -34,6 +37,7 @@ from memstore.engine.syscalls.files import (
     truncate,
     unlink,
     unlock,
+    unlock_byte,
     write_at,
     write_parts_at,
 )
@@ -80,6 +84,7 @@ from memstore.engine.syscalls.mutexes import (
     mutex_unlock,
     thread_id,
 )
+from memstore.engine.syscalls.processes import die_with_parent
 
 __all__ = [
     "BOOT_ID",
@@ -100,6 +105,7 @@ __all__ = [
     "collapse",
     "copy",
     "copy_briefly",
+    "die_with_parent",
     "doubles",
     "drain",
     "filesystem_type",
@@ -110,6 +116,7 @@ __all__ = [
     "keep_from_children",
     "map_nothing",
     "link",
+    "lock_byte",
     "lock_exclusive",
     "lock_shared",
     "long_words",
@@ -125,6 +132,7 @@ __all__ = [
     "mutex_recovered",
     "mutex_unlock",
     "open_file",
+    "open_file_of",
     "open_into",
     "pid_namespace",
     "populate",
@@ -146,6 +154,7 @@ __all__ = [
     "truncate",
     "unlink",
     "unlock",
+    "unlock_byte",
     "unmap",
     "will_need",
     "words",

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import functools
 import os
+import struct
 from collections.abc import Sequence
 
 from memstore.engine import syscalls
@@ -17,6 +18,8 @@ IOV_MAX = 1024  # parts that one call takes, on Linux
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _SYNC_FILE_RANGE_WRITE = 2
+
+_FLOCK = struct.Struct("@hhqqi4x")  # struct flock
 
 _fallocate = bind(releasing_gil, "fallocate", Int, Int, Int, Long, Long)
 _sync_file_range = bind(releasing_gil, "sync_file_range", Int, Int, Long, Long, Int)
@@ -43,6 +46,11 @@ def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = Non
     owner: list[int] = []
     syscalls.open_into(owner, path, flags, mode, dir_fd)
     return owner[0]
+
+
+def open_file_of(pid: int, number: int) -> int:
+    """Opens the file that a process has as its descriptor `number`, anew. The process must be of this user."""
+    return os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def close_all(owner: list[int]) -> None:
@@ -202,3 +210,22 @@ def _flock(fd: int, operation: int) -> bool:
 
 def unlock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+# --- locks of ranges --------------------------------------------------------------------------------------------------
+
+
+def lock_byte(fd: int, at: int) -> bool:
+    """Tries to lock one byte for oneself, never waits; it may lie beyond the file's end. `fd` is open for writing.
+
+    The lock belongs to the open file description, as that of `flock`, and neither is in the other's way.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+    except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES
+        return False
+    return True
+
+
+def unlock_byte(fd: int, at: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))

@@ -27,6 +27,7 @@ MUTEX_OWNER = 0x3FFFFFFF  # mask of the owner's thread id in a mutex's first wor
 MUTEX_SIZE = 64  # sizeof(pthread_mutex_t) is 40 on x86-64 and 48 on aarch64
 HELD, OWNER_DIED, TIMED_OUT = 0, errno.EOWNERDEAD, errno.ETIMEDOUT
 _SLICE = 0.2  # seconds
+_SPINS = 40  # some 10 us
 
 _syscall = bind(
     releasing_gil, "syscall", Long, Long, Pointer, Int, ctypes.c_uint32, ctypes.POINTER(Timespec), Pointer, Int
@@ -77,6 +78,10 @@ def mutex_create(address: int) -> None:
 def mutex_lock(address: int, deadline: float) -> int:
     """Returns HELD, OWNER_DIED (held too: recover, then `mutex_recovered`) or TIMED_OUT. `deadline` is monotonic."""
     code = _mutex_trylock(address)
+    for _ in range(_SPINS):  # holds are short: to sleep and be woken takes longer than most of them
+        if code != errno.EBUSY:
+            break
+        code = _mutex_trylock(address)
     while code == errno.EBUSY:
         # In slices, so that a signal's handler runs before the deadline: the C call is not interrupted by it.
         until = min(max(deadline, 0.0), time.monotonic() + _SLICE)

@@ -13,6 +13,7 @@ from torchrl.data.replay_buffers.storages import LazyTensorStorage, TensorStorag
 
 from memstore.errors import CorruptionError, StructureMismatchError
 from memstore.integrations.torchrl.entry import StorageOfEntry
+from memstore.undecodable import UNDECODABLE
 
 Found = TypeVar("Found")
 
@@ -114,6 +115,6 @@ def _read(path: Path, kind: type[Found]) -> Found:
     """Raises FileNotFoundError, CorruptionError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except UNDECODABLE as error:
         detail = f"no checkpoint of a storage: {error}"
         raise CorruptionError(path=str(path), detail=detail) from None

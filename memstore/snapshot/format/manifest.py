@@ -28,6 +28,7 @@ from memstore.snapshot.format.manifest_nouns import (
 from memstore.snapshot.format.names import MANIFEST
 from memstore.snapshot.storage import FileStorage
 from memstore.strict_json import count_names
+from memstore.undecodable import UNDECODABLE
 from memstore.wording import short
 
 __all__ = [
@@ -132,7 +133,7 @@ def _decode(path: str, text: bytes | bytearray, start: int) -> Manifest:
         _damaged(path, f"its JSON can't be read: it has {rest.count(b'{'):,} objects")
     try:
         manifest = _read(rest)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read(rest)):
             raise
         _damaged(path, f"its JSON can't be read: {error}")

@@ -35,6 +35,7 @@ from memstore.snapshot.format import (
 from memstore.snapshot.parts.merging import index_of, merge
 from memstore.snapshot.parts.part import Part, Take, with_sums
 from memstore.snapshot.storage import Storage, is_unfinished
+from memstore.undecodable import UNDECODABLE
 
 PUBLISHED = b"published"
 
@@ -76,7 +77,7 @@ def read_parts(storage: Storage, take: Take) -> list[Part] | None:
             parts.append(msgspec.msgpack.decode(storage.read_bytes(name, LIMIT), type=Part))
         except KeyNotFoundError:
             return None  # another rank's writer has published meanwhile, and removes them
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise CorruptionError(path=f"{take.path}/{name}", detail=f"it is no part of a snapshot: {error}") from None
     return parts
 

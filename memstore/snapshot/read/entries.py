@@ -14,6 +14,7 @@ from memstore.errors import KeyNotFoundError, UnsupportedValueError
 from memstore.snapshot.format import StoredTensor, path_of
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.structure import DTYPES, name_of
+from memstore.undecodable import UNDECODABLE
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
 
@@ -142,7 +143,7 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
 def _raw_objects(stored: Stored, value: Value) -> list[msgspec.Raw]:
     try:
         found = msgspec.msgpack.decode(value.objects, type=list[msgspec.Raw])
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise stored.damaged(f"the value {value.key!r:.100}: its objects can't be read: {error}") from error
     if len(found) != len(value.plan.object_names):
         raise stored.damaged(f"the value {value.key!r:.100} has other objects than its structure names")

@@ -36,6 +36,7 @@ from memstore.snapshot.storage import Storage
 from memstore.snapshot.take.abandoning import abandon
 from memstore.snapshot.take.drafts import FileDraft
 from memstore.snapshot.take.preparing import Prepared
+from memstore.undecodable import UNDECODABLE
 
 _PROGRESS_FAILED = "the snapshot is there, but progress= was called no more after it raised {!r}"
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder
@@ -158,7 +159,7 @@ class PendingTake:
         for rank in range(self._take.world_size):
             name = failure_name(self._take.id, rank)
             if self._storage.size(name) is not None:
-                with contextlib.suppress(KeyNotFoundError, CorruptionError, msgspec.MsgspecError):
+                with contextlib.suppress(KeyNotFoundError, CorruptionError, *UNDECODABLE):
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
                     if not self._has_part(rank):
                         self._abandon(self._all_files())

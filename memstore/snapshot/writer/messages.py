@@ -15,6 +15,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.errors import MemstoreError, ResourceLimitError
+from memstore.undecodable import UNDECODABLE
 
 JOB_LIMIT = 1 << 30  # bytes: ten million tensors
 OUTCOME_LIMIT = 1 << 16  # bytes, which a socket's buffer has room for
@@ -141,5 +142,5 @@ def receive_outcome(channel: socket.socket) -> Outcome | Advance | None:
 def _decode(body: bytes, kind: Any, what: str) -> Any:
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise MemstoreError(f"a message is no {what}: {error}") from None

@@ -19,6 +19,7 @@ from memstore.structure.get.like import get_like
 from memstore.structure.get.parts import (
     assemble,
     box_bytes,
+    box_tensor,
     boxes_of_leaf,
     check_box,
     check_boxes,
@@ -39,6 +40,7 @@ __all__ = [
     "assemble",
     "bare_array",
     "box_bytes",
+    "box_tensor",
     "boxes_of_leaf",
     "build",
     "check_box",

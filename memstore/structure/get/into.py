@@ -37,6 +37,7 @@ def get_into(
     *,
     boxes: Boxes = NO_BOXES,
     checks: Checks | None = None,
+    need: Callable[[Sequence[torch.Tensor]], None] | None = None,
     count: Callable[[int], None] | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
@@ -47,6 +48,7 @@ def get_into(
     Args:
         boxes: of the leaves that don't lie whole in `memory`.
         checks: compares what is read with its checksums, before anything is written.
+        need: brings what tensors over `memory` have, if some of it lies on other hosts.
         count: is told how many bytes were read, of boxes or into shards.
         strict: each leaf must have a counterpart on the other side; where `out` has DTensors or the like, each leaf of
             `out`, for other ranks may hold others. False: leaves that have one are filled, and others are left alone.
@@ -59,11 +61,9 @@ def get_into(
     found = match_target(plan, out, "out", strict)
     match, targets, differences = found.match, found.tensors, found.differences
     with torch.inference_mode(False):
-        sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None))
+        sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None), need)
     for have, want in match.exact:
-        if checks is not None:
-            checks.compare(have)
-        target, source = targets[want], sources.whole(have)
+        target, source = targets[want], sources.whole(have, checks)
         alike = target.shape == source.shape and target.dtype == source.dtype and want not in found.missing
         if alike and not torch.equal(target.cpu(), source):
             name = render_path(match.tensor_names[want])
@@ -77,6 +77,7 @@ def get_into(
     pieces: list[Piece] = []
     if not differences:  # those that overlap can be compared then
         pieces = sources.pieces(found, checks)
+        sources.bring(pieces)
         differences = disagreements(plan, found, pieces)
     raise_differences(differences, "out")
     _copy_all(found, pieces, non_blocking)

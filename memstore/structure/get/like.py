@@ -27,6 +27,7 @@ def get_like(
     *,
     boxes: Boxes = NO_BOXES,
     checks: Checks | None = None,
+    need: Callable[[Sequence[torch.Tensor]], None] | None = None,
     count: Callable[[int], None] | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
@@ -37,7 +38,7 @@ def get_like(
     A DTensor or TensorShard becomes another one with the same placements, of which this rank's part alone is read.
 
     Args:
-        boxes, checks, count: as in `get_into`.
+        boxes, checks, need, count: as in `get_into`.
         strict: each leaf must have a counterpart on the other side; where `like` has DTensors or the like, each leaf of
             `like`. False: tensors that only `like` has are copied, its other leaves are taken as they are, and stored
             leaves that `like` lacks are left out.
@@ -52,8 +53,9 @@ def get_like(
     chosen = choose_objects(like, match.object_names, dict(zip(plan.object_names, values, strict=True)), differences)
     raise_differences(differences, "like")
     with torch.inference_mode(False), torch.no_grad():
-        sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None))
+        sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None), need)
         made = _Made(found, sources, checks)
+        sources.bring(made.pieces)
         for piece in made.pieces:
             traits.copyable(piece.target).copy_(traits.copyable(piece.source), non_blocking=non_blocking)
         if count is not None and (boxes or found.sharded):

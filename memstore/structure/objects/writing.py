@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec.msgpack import Ext
 
@@ -23,6 +22,7 @@ from memstore.structure.objects.advice import why_refused
 from memstore.structure.objects.pickled import write_pickle
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tree import Tree, from_msgpack, to_msgpack
+from memstore.undecodable import UNDECODABLE
 
 NATIVE = frozenset({type(None), bool, int, float, str, bytes})
 _NESTED_BYTES = 1 << 22  # of a tuple in a set or slice: what such tuples share is written for each place
@@ -55,7 +55,7 @@ def written_objects(encoded: bytes) -> list[Any]:
     """The written forms back, not looked into. Raises CorruptionError."""
     try:
         found = from_msgpack(encoded) if encoded else []
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise CorruptionError(f"the non-tensor leaves are damaged: {error}") from None
     if type(found) is not list:
         raise CorruptionError("the non-tensor leaves are damaged: they are no list")

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 import xxhash
 
@@ -26,6 +25,7 @@ from memstore.structure.plans.clusters import cluster_leaves
 from memstore.structure.plans.plan import Plan
 from memstore.structure.tensors import DTYPES, PLAIN, Traits, read_device, read_flags, to_flags, traits
 from memstore.structure.tree import ObjectNode, Reader, TensorNode, from_msgpack, leaf_names, to_msgpack
+from memstore.undecodable import UNDECODABLE
 
 _MAX_BYTES = 1 << 60
 _CACHED_PLANS = 256
@@ -87,7 +87,7 @@ def _remember(name: int | bytes, plan: Plan) -> None:
 def _read(description: bytes) -> Plan:
     try:
         return _read_checked(description)
-    except (MalformedError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except (MalformedError, *UNDECODABLE) as error:
         if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _read_checked(description)):
             raise
         raise CorruptionError(f"the description of the value is damaged: {error}") from error

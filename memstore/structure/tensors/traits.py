@@ -157,8 +157,11 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 def is_cut(tensor: torch.Tensor) -> bool:
     """Whether its storage was freed or made shorter, and so lacks some of its bytes: FSDP frees parameters so."""
-    end = (int(tensor.storage_offset()) + reach(tensor.shape, tensor.stride())) * tensor.itemsize
-    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() < end
+    elements = tensor.numel()
+    if elements and not tensor.is_contiguous():
+        elements = reach(tensor.shape, tensor.stride())
+    end = (int(tensor.storage_offset()) + elements) * tensor.itemsize
+    return elements > 0 and tensor.untyped_storage().nbytes() < end
 
 
 def repeats(tensor: torch.Tensor) -> bool:

@@ -55,6 +55,10 @@ class Host:
         full, options = self._entering(command, options)
         return subprocess.run(full, **options)
 
+    def entering(self) -> list[str]:
+        """The words before a command that is to run on the host; it begins in the root folder there."""
+        return self.holder.enter(*KINDS)
+
     def processes(self) -> list[int]:
         """The pids of what runs on the host."""
         return holding.pids_of(self.holder.pid)
@@ -86,7 +90,7 @@ class Host:
         folder = os.path.abspath(options.get("cwd") or os.getcwd())
         words = [os.fspath(word) for word in command]
         rest = {name: value for name, value in options.items() if name != "cwd"}
-        return [*self.holder.enter(*KINDS), "/bin/sh", "-c", _IN_FOLDER, folder, *words], rest
+        return [*self.entering(), "/bin/sh", "-c", _IN_FOLDER, folder, *words], rest
 
     def __repr__(self) -> str:
         return f"Host({self.name}, {self.address})"

@@ -125,8 +125,10 @@ class Hosts:
         return [(first, second)] if one_way else [(first, second), (second, first)]
 
     def _lay(self, way: tuple[int, int], **changes: Any) -> None:
-        cable = self._cables[way] = replace(self._cables.get(way, Cable()), **changes)
-        self._hosts[way[0]].holder.set_links(cables.aim(way[1], cable))
+        before = self._cables.get(way, Cable())
+        cable = self._cables[way] = replace(before, **changes)
+        if cable != before:
+            self._hosts[way[0]].holder.set_links(cables.aim(way[1], cable))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.sync.doorbell import BELLS, Doorbell
+from memstore.engine.sync.doorbell import BELLS, Doorbell, Watch
 from memstore.errors import CorruptionError
 from tests.children import Child, Wire, in_child
 from tests.engine.bytes_store import opened
@@ -49,6 +49,54 @@ def _wait(wire: Wire, doorbell: Doorbell, bell: int) -> bool:
     while doorbell.load(bell) == seen and time.monotonic() < deadline:
         doorbell.wait(bell, seen, 30)
     return doorbell.load(bell) != seen and time.monotonic() < deadline
+
+
+@pytest.fixture
+def watched() -> Doorbell:
+    """As `doorbell`, with a word for who watches all of it."""
+    memory = mmap.mmap(-1, 2 * syscalls.PAGE)
+    address = syscalls.buffer_address(memory)
+    return Doorbell(address, BELLS, memory, Watch(address + syscalls.PAGE, memory))
+
+
+@pytest.mark.parametrize("bell", [7, 8])
+def test_who_watches_hears_of_any_change(watched: Doorbell, bell: int) -> None:
+    with Child(_watch, watched) as child:
+        child.receive()
+        child.wait_until_it_sleeps_on_a_futex()
+        watched.change(bell)
+        watched.wake(bell)
+        assert child.receive() < 20  # it would sleep for 30
+
+
+def _watch(wire: Wire, doorbell: Doorbell) -> float:
+    assert doorbell.watch is not None
+    doorbell.watch.mark()
+    wire.send("about to sleep")
+    started = time.monotonic()
+    doorbell.watch.sleep(30)
+    return time.monotonic() - started
+
+
+def test_a_change_between_mark_and_sleep_is_not_slept_through(watched: Doorbell) -> None:
+    assert watched.watch is not None
+    watched.watch.mark()
+    watched.wake(5)
+    started = time.monotonic()
+    watched.watch.sleep(30)
+    assert time.monotonic() - started < 20
+
+
+def test_while_nobody_watches_no_one_is_woken(watched: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(syscalls, "futex_wake", woken.append)
+    assert watched.watch is not None
+    watched.wake(5)
+    watched.watch.mark()
+    watched.wake(5)
+    watched.wake(5)  # the mark is gone: the watcher is awake
+    bell = watched.address + 4 * 5
+    assert woken == [bell, bell, watched.watch.address, bell]
 
 
 def test_a_wait_ends_in_time(doorbell: Doorbell) -> None:

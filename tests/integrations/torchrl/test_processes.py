@@ -38,7 +38,7 @@ def _write(wire: Wire, writer: int, path: str, rounds: int) -> list[list[int]]:
     return [rb.extend(batch([1000 * writer + number] * 20)).tolist() for number in range(rounds)]
 
 
-@pytest.mark.parametrize("rounds", [300, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rounds", [300, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(1200)])])
 def test_two_writers_and_a_sampler_without_a_lock_see_whole_rows_only(root: str, rounds: int) -> None:
     """TorchRL's own shared storage, without its lock, gave 85 torn rows of 12,160 in such a test."""
     with memstore.open(root) as store:
@@ -49,7 +49,7 @@ def test_two_writers_and_a_sampler_without_a_lock_see_whole_rows_only(root: str,
                 writer.receive()
             for writer in writers:
                 writer.send()
-            while any(writer.process.is_alive() for writer in writers) or not sampled:
+            while not (sampled and all(writer.has_message for writer in writers)):
                 if len(rb):
                     sampled += len(numbers_of(rb.sample()))
             slots = [one for writer in writers for one in writer.receive()]

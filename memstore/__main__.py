@@ -1,0 +1,5 @@
+"""`python -m memstore`, as the script `memstore`."""
+
+from memstore.cli import main
+
+main()

@@ -1,0 +1,112 @@
+"""Commands about a store on several hosts."""
+
+from __future__ import annotations
+
+import click
+
+from memstore.cli import render
+from memstore.cli.group import as_json, cli, root
+from memstore.info import ClusterStatus, HostStatus
+
+
+@cli.command()
+@root
+@click.option("--address", required=True, help="Where the other hosts reach this one: tcp://IP:PORT. It is for life.")
+@click.option("--join", "seeds", multiple=True, help="The address of the cluster's seed. None, or its own: the seed.")
+@click.option("--no-homes", is_flag=True, help="No key has its home here: for hosts that come and go, or are to leave.")
+@click.option(
+    "--insecure", is_flag=True, help="Serve without a secret: frames are neither encrypted nor authenticated."
+)
+@click.option("--monarch", is_flag=True, help="Answer actors of Monarch, too. It lets whoever can connect run code.")
+@click.option("--ready-fd", type=int, help="A line is written there when the host is a member, or can't be.")
+@click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
+def serve(
+    root: str,
+    address: str,
+    seeds: tuple[str, ...],
+    no_homes: bool,
+    insecure: bool,
+    monarch: bool,
+    ready_fd: int | None,
+    hang_after: float,
+) -> None:
+    """Serve the store to other hosts, until SIGTERM, SIGINT or SIGHUP. MEMSTORE_SECRET_FILE names the secret of all.
+
+    **Whoever knows the secret may read and change the store. The network is trusted beyond that.**
+    """
+    from memstore.distributed.serving import serve as serve_root
+
+    serve_root(
+        root,
+        address,
+        join=seeds,
+        insecure=insecure,
+        is_home=not no_homes,
+        monarch=monarch,
+        ready_fd=ready_fd,
+        hang_after=hang_after,
+    )
+
+
+@cli.command()
+@root
+@as_json
+def status(root: str, as_json: bool) -> None:
+    """Show the hosts that serve the store, and how they are."""
+    from memstore.distributed.serving import status_at
+
+    found = status_at(root)
+    if as_json:
+        render.print_json({"served": False} if found is None else {"served": True, **render.plain(found)})
+    elif found is None:
+        render.console.print(f"{render.printable(root)} is not served")
+    else:
+        _show(found)
+
+
+def _show(found: ClusterStatus) -> None:
+    columns = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
+    made = render.table(columns, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
+    render.print_whole(made)
+    for host in found.hosts:
+        if not host.alive:
+            render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
+    alive = [host for host in found.hosts if host.alive]
+    render.console.print(f"epoch {found.epoch}, seed {found.seed}: {len(alive)} of {len(found.hosts)} hosts answer")
+    versions: dict[str, list[str]] = {}
+    for host in alive:
+        text = f"memstore {host.memstore}, torch {host.torch or 'missing'}, monarch {host.monarch or 'missing'}"
+        versions.setdefault(text, []).append(host.address)
+    for text, addresses in versions.items():
+        where = f" at {', '.join(addresses)}" if len(versions) > 1 else ""
+        render.console.print(render.printable(f"{text}{where}"))
+
+
+def _row(host: HostStatus) -> tuple[str, ...]:
+    if not host.alive:
+        return (host.address, host.name, "no", *[""] * 7)
+    return (
+        host.address,
+        host.name,
+        "yes",
+        str(host.epoch),
+        str(host.incarnation),
+        f"{host.keys:,}",
+        render.size(host.live_bytes),
+        host.transport,
+        render.size(host.sent),
+        render.size(host.received),
+    )
+
+
+@cli.command()
+@root
+@click.argument("host")
+@click.option("--force", is_flag=True, help="Also if it answers and has keys: they are lost.")
+@as_json
+def remove(root: str, host: str, force: bool, as_json: bool) -> None:
+    """Remove a HOST that is dead from the cluster: its address, name or id. Its keys and bytes are gone."""
+    from memstore.distributed.serving import remove_host
+
+    removed = remove_host(root, host, force=force)
+    render.tell({"removed": removed.address, "id": removed.id.hex()}, f"{removed.address} removed", as_json=as_json)

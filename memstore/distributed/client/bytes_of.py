@@ -1,0 +1,109 @@
+"""The bytes of entries, mapped: they lie here, or are copied here, or lie on another host and are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memstore.distributed import catalog
+from memstore.distributed.rules import Entry, Member
+from memstore.distributed.transfers import Streamer, Transfers
+from memstore.engine import MappedEntry, Record, Root, damaged_entry, map_entry
+from memstore.errors import CorruptionError, CrossHostError
+
+
+class Bytes:
+    """Of one root, in one process. Thread-safe.
+
+    Args:
+        members: finds a member by its id; None: it is none any more.
+    """
+
+    def __init__(self, root: Root, links: Streamer, members: Callable[[bytes], Member | None]) -> None:
+        self._root, self._members, self._transfers = root, members, Transfers(root, links, members)
+
+    def reading(self, deadline: float, *, may_lock: bool, lazily: bool) -> Reading:
+        """For one call. Arguments as of `Elsewhere.hold`."""
+        return Reading(self._root, self._members, self._transfers, deadline, may_lock=may_lock, lazily=lazily)
+
+    def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
+        """As `Elsewhere.hold_version`."""
+        if lazily:
+            return self._transfers.hold_lazily(key, record, deadline)
+        return self._transfers.hold(key, record, deadline, may_lock=self._root.lock is not None)
+
+    def close(self) -> None:
+        self._transfers.close()
+
+
+class Reading:
+    """One call that maps entries, and looks them up again where their bytes are gone."""
+
+    def __init__(
+        self,
+        root: Root,
+        members: Callable[[bytes], Member | None],
+        transfers: Transfers,
+        deadline: float,
+        *,
+        may_lock: bool,
+        lazily: bool,
+    ) -> None:
+        self._root, self._members, self._transfers = root, members, transfers
+        self._deadline, self._may_lock, self._lazily = deadline, may_lock, lazily
+        self._misfits: set[tuple[bytes, Entry]] = set()
+
+    def map(self, key: bytes, entry: Entry) -> MappedEntry | None:
+        """None: the entry's bytes aren't there; it was replaced since it was looked up, if this is the first time.
+
+        Raises:
+            CrossHostError: its bytes lie in files of others, on another host.
+            CorruptionError: the entry can't be one; or its bytes aren't what it says.
+        """
+        record = catalog.record_of(entry, self._root.member_id())
+        if record.hosts is None:
+            with self._root.guard:
+                held = map_entry(self._root, key, record, live=True)
+            return held or self._missed(key, entry, record)
+        if record.is_mutable:
+            return MappedEntry(record)  # its reader refuses it, or opens it in place
+        if record.adopted is not None:
+            raise self._of_another_host(key, record.hosts[0])
+        if self._lazily:
+            held = self._transfers.hold_lazily(key, record, self._deadline)
+        else:
+            held = self._transfers.hold(key, record, self._deadline, may_lock=self._may_lock)
+        return held or self._missed(key, entry, record)
+
+    def _missed(self, key: bytes, entry: Entry, record: Record) -> None:
+        """Its bytes are not there. The first time they may have been replaced.
+
+        Hosts are told to let go of a version after it was replaced. So one that is still the present version after its
+        bytes were missed was the present one then, too.
+        """
+        if (key, entry) not in self._misfits:
+            self._misfits.add((key, entry))
+        elif record.hosts is None:
+            raise damaged_entry(self._root, key, record)
+        else:
+            raise self._damaged_elsewhere(key, record.hosts)
+
+    def _damaged_elsewhere(self, key: bytes, hosts: Sequence[bytes]) -> CorruptionError:
+        name, where = key.decode(), " or ".join(name_of(self._members(host)) for host in dict.fromkeys(hosts))
+        return CorruptionError(
+            f"{name!r}: its bytes are missing, or another put's, on {where}, and no newer version has replaced it: run "
+            "memstore verify there",
+            key=name,
+        )
+
+    def _of_another_host(self, key: bytes, host: bytes) -> CrossHostError:
+        name = key.decode()
+        return CrossHostError(
+            f"{name!r} lies in files that were attached on {name_of(self._members(host))}: get it there, or put it "
+            "with attach(copy=True)",
+            key=name,
+        )
+
+
+def name_of(member: Member | None) -> str:
+    """A host, for errors."""
+    return "a host that was removed" if member is None else f"{member.name or 'the host'} at {member.address}"

@@ -1,0 +1,52 @@
+"""Connections between hosts, and who listens. Blocking calls, threads, no event loop; no torch, no pickle.
+
+    listener = Listener(address, secret=..., member=store_id, hello=..., serve=..., stream=...)
+    links = Links(secret=..., kind=CLIENT, hello=...)
+    links.send(listener.address, store_id, b"request", deadline)   # b"answer"; None: there was none
+
+address     where a host listens
+secret      what the hosts of a cluster share
+handshake   the first 192 bytes, which prove that both sides know the secret
+frames      messages as frames, and back
+hello       the first message both ways: versions
+forks       what a forked child closes
+outgoing    the sending half of a connection
+dialing     a connection is made
+connection  requests of many threads over one connection
+links       Links: a connection for each address, made again when it has broken
+traffic     how many bytes they move
+gate        who is let in
+guest       a connection at the listener: requests, their answers, and bounds of both
+listener    Listener: the thread that accepts and reads
+"""
+
+from __future__ import annotations
+
+from memstore.distributed.links.address import Address, parse_address
+from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT
+from memstore.distributed.links.guest import Asked
+from memstore.distributed.links.handshake import CLIENT, INDEX, PROTOCOL, STREAM
+from memstore.distributed.links.hello import Hello, hello_of_this_process
+from memstore.distributed.links.links import Links
+from memstore.distributed.links.listener import Listener
+from memstore.distributed.links.secret import read_secret
+from memstore.distributed.links.traffic import Moved, Traffic
+
+__all__ = [
+    "CLIENT",
+    "INDEX",
+    "MESSAGE_LIMIT",
+    "PROTOCOL",
+    "STREAM",
+    "Address",
+    "Asked",
+    "Hello",
+    "Links",
+    "Listener",
+    "NO_LIMIT",
+    "Moved",
+    "Traffic",
+    "hello_of_this_process",
+    "parse_address",
+    "read_secret",
+]

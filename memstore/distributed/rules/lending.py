@@ -1,0 +1,137 @@
+"""Segments of this host that records of other homes name: how they are let go.
+
+A home that replaces a value owes its host a *release*, and tells it until it is acknowledged. What a client has lent
+for a put and never heard of again, or whose home is gone, is found by an *audit*: the call is resolved, so that it
+can't be made any more, and the key's home asked whether it names the segment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from memstore.distributed.rules.calls import resolve
+from memstore.distributed.rules.members import Standing
+from memstore.distributed.rules.messages import (
+    ROWS_LIMIT,
+    Answer,
+    AreNamed,
+    Committed,
+    Done,
+    Ended,
+    Failed,
+    Named,
+    Never,
+    NoSession,
+    Place,
+    Prepared,
+    Release,
+    Resolve,
+)
+from memstore.distributed.rules.partition import is_here, is_named, passing_over
+from memstore.distributed.rules.steps import Steps, send, transact, view
+from memstore.distributed.rules.tables import Lent, Tables
+from memstore.errors import MemstoreError
+
+log = logging.getLogger("memstore")
+
+
+def give_back(places: Sequence[Place]) -> Steps[None]:
+    """What was filled, or lent, for a call that has failed. It raises nothing: the real error is the call's."""
+
+    def retire(tables: Tables) -> None:
+        standing = tables.standing()
+        for place in places:
+            if is_here(standing, place):
+                tables.retire(place)
+
+    try:
+        yield from transact(retire)
+    except (MemstoreError, OSError) as error:  # the store may be what failed
+        log.warning("bytes of a call that failed are left to an audit, or a sweep: %s", str(error))
+
+
+def release(tables: Tables, standing: Standing, request: Release) -> Answer:
+    """What is lent is retired. What records of this host name by now is not: the release is an old one then."""
+    for place in request.places:
+        with passing_over(tables, b"segment %016x" % place.segment):
+            if place.host == standing.member and tables.lent(place) is not None:
+                tables.retire(place)
+    return Done()
+
+
+def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
+    """Tells other hosts what they are owed, once."""
+    standing, owed = yield from view(lambda tables: (tables.standing(), tables.owed(ROWS_LIMIT)))
+    if standing is None:
+        return
+    for host in sorted({place.host for place in owed}):
+        places = tuple(place for place in owed if place.host == host and not is_pinned(place))
+        member = standing.view.member(host)
+        answer = Done() if member is None else None
+        if member is not None and places:
+            answer = yield from send(member, Release(places))
+        if isinstance(answer, Done):
+            yield from transact(lambda tables, paid=places: [tables.settle(place) for place in paid])
+
+
+class Audit:
+    """Which lent segments the records of their homes really name, since the index process was started.
+
+    Args:
+        clock: this host's clock since boot.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._epoch = 0
+        self._seen: set[Place] = set()
+
+    def run(self) -> Steps[None]:
+        """Looks at what is due, once."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or standing.is_removed or standing.missing:
+            return
+        if standing.view.epoch != self._epoch:
+            self._epoch = standing.view.epoch
+            self._seen.clear()
+        now, after = self._clock(), 0
+        while rows := (yield from view(lambda tables, start=after: tables.all_lent(start, ROWS_LIMIT))):
+            after = rows[-1][0].put_id
+            for place, lent in rows:
+                if place not in self._seen and lent.until <= now:
+                    yield from self._look_at(standing, place, lent)
+
+    def _look_at(self, standing: Standing, place: Place, lent: Lent) -> Steps[None]:
+        if lent.session and not (yield from self._resolved(standing, lent)):
+            return
+        home = standing.view.home_of(lent.key)
+        if home == standing.member:  # it is home, and no record came that names it
+            yield from transact(lambda tables: tables.standing() == standing and self._retire(tables, place, lent))
+            return
+        member = standing.view.member(home)
+        assert member is not None, "a home is a member"
+        answer = yield from send(member, Named(standing.view.epoch, ((lent.key, place),)))
+        if isinstance(answer, AreNamed):
+            if answer.named == (False,):
+                yield from transact(lambda tables: self._retire(tables, place, lent))
+            else:
+                self._seen.add(place)
+
+    def _resolved(self, standing: Standing, lent: Lent) -> Steps[bool]:
+        """Whether it is known that the call isn't under way any more."""
+        member = standing.view.member(lent.home)
+        if member is None:
+            return True
+        if member.id == standing.member:
+            request = Resolve(lent.session, lent.lane, lent.number)
+            yield from transact(lambda tables: resolve(tables, request))
+            return True
+        answer = yield from send(member, Resolve(lent.session, lent.lane, lent.number))
+        return isinstance(answer, Committed | Failed | Never | NoSession | Prepared | Ended)
+
+    def _retire(self, tables: Tables, place: Place, lent: Lent) -> None:
+        """Unless its client has lent it to another home meanwhile, or a record here may name it, or a part does."""
+        with passing_over(tables, lent.key):
+            if tables.lent(place) == lent and not is_named(tables, lent.key, place):
+                tables.retire(place)

@@ -1,0 +1,27 @@
+"""How a root is served: the agent of a host, and its index process.
+
+agent          starts the index process, and starts it again          ranks        memstore.join, under a launcher
+child, signals how it forks and hears it                               cluster      Cluster; how a dead host is removed
+watchdog       and when it takes it for hung                           asking       what they ask other hosts by
+agent_lock     who serves a root
+agent_process  its program
+
+index_process  the program: all of what follows, put together
+membership     how a root becomes a member                             taken_keys   and what it looks at before
+answering      requests, and their answers                             waiting      those that wait for a version
+connections    whose clients are there
+duties         what it does by itself                                  driving      how it takes the rules' steps
+reporting      how the host is                                         cluster_file ROOT/cluster
+pulse          and that it goes on                                     notices      what has changed, for people
+silence        and who hasn't answered for a while
+lines          what both print                                         service      what systemd is told
+options, news, messages, ending: what agent, index process and others tell each other
+"""
+
+from __future__ import annotations
+
+from memstore.distributed.serving.agent import serve
+from memstore.distributed.serving.cluster import Cluster, actors_at, remove_host, status_at
+from memstore.distributed.serving.ranks import join
+
+__all__ = ["Cluster", "actors_at", "join", "remove_host", "serve", "status_at"]

@@ -1,0 +1,100 @@
+"""ROOT/agent.lock: who serves a root holds it. The index process inherits it, so it is free when both are dead.
+
+In it stands one line: the boot in which the root was served last, as long as there was no clean end (else `-`), and how
+often its index process was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import NamedTuple
+
+from memstore.engine import lock_holders, syscalls
+from memstore.errors import NotServedError
+
+NAME = "agent.lock"
+_PATIENCE = 2.0  # seconds: an agent that was killed takes its index process with it, but not in the same moment
+_NO_BOOT = "-"
+
+
+class Note(NamedTuple):
+    """`boot`: hexadecimal; empty: the last service had a clean end, or there was none."""
+
+    boot: str
+    incarnation: int
+
+
+class AgentLock:
+    """Held until it is closed, and by whoever has inherited `fd`.
+
+    Raises:
+        NotServedError: somebody else serves the root.
+    """
+
+    def __init__(self, root: str, *, patience: float = _PATIENCE) -> None:
+        self.path = f"{root}/{NAME}"
+        self.fd = syscalls.open_file(self.path, os.O_RDWR | os.O_CREAT)
+        deadline = time.monotonic() + patience
+        while not syscalls.lock_exclusive(self.fd):
+            pids = holders(self.path)
+            if any(map(_lives, pids)) or time.monotonic() > deadline:
+                self.close()
+                raise NotServedError(f"{root} is served already, by {describe(pids)}: end that agent first (SIGTERM)")
+            time.sleep(0.01)
+
+    def read(self) -> Note:
+        text = syscalls.read_at(self.fd, 100, 0).decode(errors="replace").split()
+        with contextlib.suppress(ValueError):
+            boot, number = text
+            return Note("" if boot == _NO_BOOT else boot, int(number))
+        return Note("", 0)
+
+    def write(self, note: Note) -> None:
+        """Also to the disk, if there is one."""
+        line = f"{note.boot or _NO_BOOT} {note.incarnation}"
+        syscalls.write_at(self.fd, f"{line:<60}\n".encode(), 0)
+        syscalls.sync(self.fd)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            syscalls.close(self.fd)
+            self.fd = -1
+
+
+def is_served(root: str) -> bool:
+    """Whether an agent or its index process lives. It takes the lock for a moment, if it is free."""
+    try:
+        fd = syscalls.open_file(f"{root}/{NAME}", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        if not syscalls.lock_exclusive(fd):
+            return True
+        syscalls.unlock(fd)  # a child that is forked meanwhile has the file open too
+        return False
+    finally:
+        syscalls.close(fd)
+
+
+def holders(path: str) -> list[int]:
+    """The pids that have taken the lock, as far as the kernel tells."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return []
+    return sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
+
+
+def _lives(pid: int) -> bool:
+    """The kernel goes on to name who has taken a lock, when only a child of it has it still."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def describe(pids: list[int]) -> str:
+    return f"pid {', '.join(map(str, pids))}" if pids else "a process that can't be seen from here"

@@ -1,0 +1,179 @@
+"""Cluster: the hosts that serve one store, seen from one of them. And how a dead one is removed."""
+
+from __future__ import annotations
+
+import time
+
+from memstore.distributed.actors import FindActor, FoundActor
+from memstore.distributed.rules import IsView, Member, Refused, Remove, Standing, View
+from memstore.distributed.serving.agent_lock import is_served
+from memstore.distributed.serving.asking import Asker, served_standing, standing_at
+from memstore.distributed.serving.messages import Halt, Report, Reported
+from memstore.engine import absolute_path
+from memstore.errors import HomeUnavailableError, NotServedError, StoreTimeoutError
+from memstore.info import ClusterStatus, HostStatus
+
+_OPEN_WITHIN = 10.0  # seconds
+_REPORT_WITHIN = 3.0  # seconds: who doesn't answer in this time is told as not alive
+_BACK_WITHIN = 1.0  # seconds: an index process that was killed is
+_LOOK_EVERY = 0.02  # seconds
+
+
+class Cluster:
+    """The hosts that serve the store in a folder. It holds no connection, and may be used in forked children.
+
+    Attributes:
+        root: the store's folder on this host, as an absolute path.
+
+    Raises:
+        NotServedError: the root was never served.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = absolute_path(root)
+        served_standing(self.root, _OPEN_WITHIN)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses of the members, as this host knows them now."""
+        return tuple(member.address for member in served_standing(self.root, _OPEN_WITHIN).view.members)
+
+    def status(self) -> ClusterStatus:
+        """Asks all hosts how they are; who doesn't answer within 3 s is not alive."""
+        return status_of(served_standing(self.root, _OPEN_WITHIN))
+
+    def stop(self, *, timeout: float = 30.0) -> None:
+        """Ends the agents of all hosts, this one's last; nothing happens where none runs.
+
+        What the hosts hold stays: each is a member again when it is served again. Call it once, when all are done:
+        other hosts' keys can't be reached afterwards.
+
+        Args:
+            timeout: seconds, for all of it.
+
+        Raises:
+            HomeUnavailableError: some hosts did not answer, and may still serve; it names them. The others are ended.
+            StoreTimeoutError: this host's agent still runs.
+        """
+        deadline = time.monotonic() + timeout
+        standing = served_standing(self.root, timeout)
+        others = [member for member in standing.view.members if member.id != standing.member]
+        with Asker() as asker:
+            answers = asker.ask_all(others, Halt(), time.monotonic() + timeout / 2)
+            own = standing.view.member(standing.member)
+            while is_served(self.root):
+                if own is not None:
+                    asker.ask(own, Halt(), min(deadline, time.monotonic() + 1.0))
+                if time.monotonic() > deadline:
+                    raise StoreTimeoutError(f"{self.root}: its agent still runs after {timeout:g} s")
+                time.sleep(_LOOK_EVERY)
+        silent = [
+            f"{member.address} ({answers[member.id]})" for member in others if isinstance(answers[member.id], Exception)
+        ]
+        if silent:
+            raise HomeUnavailableError(f"not ended, as far as can be seen: {', '.join(silent)}")
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.root!r})"
+
+
+def status_at(root: str) -> ClusterStatus | None:
+    """The state of the cluster that a root belongs to; None: it was never served."""
+    standing = standing_at(root, _OPEN_WITHIN)
+    return None if standing is None else status_of(standing)
+
+
+def status_of(standing: Standing) -> ClusterStatus:
+    view = standing.view
+    with Asker() as asker:
+        answers = asker.ask_all(view.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
+    hosts = tuple(_host_status(member, answers[member.id]) for member in view.members)
+    return ClusterStatus(view.seed_address, view.epoch, hosts)
+
+
+def actors_at(root: str) -> dict[str, bytes]:
+    """References to the index actors of a cluster, for `use_actors`: by address, of the hosts that have one by now.
+
+    Raises NotServedError: the root was never served.
+    """
+    standing = served_standing(root, _OPEN_WITHIN)
+    with Asker() as asker:
+        members = standing.view.members
+        answers = asker.ask_all(members, FindActor(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
+    found: dict[str, bytes] = {}
+    for member in members:
+        answer = answers[member.id]
+        if isinstance(answer, FoundActor) and answer.reference:
+            found[member.address] = answer.reference
+    return found
+
+
+def _host_status(member: Member, answer: object) -> HostStatus:
+    if not isinstance(answer, Reported):
+        trouble = str(answer) if isinstance(answer, Exception) else "it answered what this version doesn't know"
+        return HostStatus(member.address, member.name, alive=False, trouble=trouble)
+    return HostStatus(
+        address=member.address,
+        name=answer.name,
+        epoch=answer.epoch,
+        incarnation=answer.incarnation,
+        alive=True,
+        keys=answer.keys,
+        live_bytes=answer.live_bytes,
+        transport=answer.transport,
+        sent=answer.sent,
+        received=answer.received,
+        memstore=answer.memstore,
+        torch=answer.torch,
+        monarch=answer.monarch,
+    )
+
+
+def remove_host(root: str, host: str, *, force: bool = False, timeout: float = 30.0) -> Member:
+    """Tells the seed that a host is dead, and won't come back. Keys that had their home there are gone.
+
+    Args:
+        root: of any other member.
+        host: its address, name or id.
+        force: remove it though it answers and has keys: its processes go on with them until it hears of it.
+
+    Returns: the member that was removed.
+
+    Raises:
+        NotServedError: there is no such host, it lives, or the seed refuses.
+        HomeUnavailableError: the seed doesn't answer.
+    """
+    deadline = time.monotonic() + timeout
+    standing = served_standing(root, timeout)
+    member = _named(standing.view, host)
+    seed = standing.view.member(standing.view.seed)
+    if seed is None or member == seed:
+        raise NotServedError(f"{host} is the seed, which can't be removed: without it the cluster can't change")
+    with Asker() as asker:
+        if not force:
+            within = min(deadline, time.monotonic() + _REPORT_WITHIN)
+            report = asker.ask(member, Report(), within, patience=_BACK_WITHIN)
+            if isinstance(report, Reported) and not _has_left(member, report, standing.view):
+                raise NotServedError(
+                    f"{member.address} lives, and would go on with its keys. To let it leave, end its agent, serve it "
+                    "with --no-homes, and remove it when it has given its keys away; or remove it now with --force"
+                )
+        answer = asker.ask(seed, Remove(member.id), deadline)
+    if isinstance(answer, Refused):
+        raise NotServedError(f"{member.address} was not removed: {answer.why}")
+    if not isinstance(answer, IsView):
+        raise HomeUnavailableError(f"the seed {seed.address} did not answer within {timeout:g} s, and alone may remove")
+    return member
+
+
+def _has_left(member: Member, report: Reported, view: View) -> bool:
+    return not member.is_home and report.is_settled and report.epoch == view.epoch
+
+
+def _named(view: View, host: str) -> Member:
+    found = [one for one in view.members if host in (one.address, one.name, one.id.hex())]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{one.address} ({one.name}, {one.id.hex()})" for one in view.members)
+    what = "is the name of several hosts: give an address" if found else "is no host of the cluster"
+    raise NotServedError(f"{host!r} {what}; it has {known}")

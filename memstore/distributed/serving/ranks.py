@@ -1,0 +1,209 @@
+"""memstore.join: ranks of a launcher (torchrun) make one store of their hosts. Whoever comes first starts the agent.
+
+1. A rank makes the root, if there is none, and takes its *turn*: an exclusive lock on ROOT/agent.log.
+2. If nobody serves the root, it starts the agent, detached: a session of its own, its output in ROOT/agent.log. It
+   waits until the host is a member, or the agent says why it can't be. Then it gives up its turn.
+3. The others find the root served, and the host a member.
+
+A rank that is killed in its turn leaves the lock free, and an agent that goes on. The agent outlives the ranks: a
+launcher that starts them anew finds it, until `Cluster.stop`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+
+from memstore.distributed.links import Address, parse_address
+from memstore.distributed.rules import Standing
+from memstore.distributed.serving.agent_lock import is_served
+from memstore.distributed.serving.asking import standing_at
+from memstore.distributed.serving.cluster import Cluster
+from memstore.distributed.serving.news import Kind, Lines
+from memstore.engine import Creation, absolute_path, close_root, deadline_after, open_root, resource_errors, syscalls
+from memstore.errors import NotServedError, StoreTimeoutError
+
+PORT = 7411
+PORT_VARIABLE, ADDRESS_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS"
+LOG = "agent.log"
+PROGRAM = "memstore.distributed.serving.agent_process"
+_LOOK_EVERY = 0.02  # seconds
+_TAIL = 2000  # characters of the agent's log, in errors
+
+
+def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0) -> Cluster:
+    """Makes this host's store a part of the cluster's, and returns when it is. Call it in every rank, or in one a host.
+
+    The host's first rank starts an agent, which outlives it; `memstore.open(root)` in any process of the host then has
+    the keys of all hosts. It may be called again, also in forked children.
+
+    Args:
+        root: the store's folder on this host, which is created if there is none.
+        cluster: the seed's address, "tcp://IP:PORT", the same on all hosts. None: the host that torchrun's MASTER_ADDR
+            names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
+            reaches the seed from; MEMSTORE_ADDRESS names another one.
+        timeout: seconds. The seed's host must have called it too by then.
+
+    Returns: the cluster.
+
+    Raises:
+        NotServedError: the host can't be a member; the message says why.
+        StoreTimeoutError: it is none yet: the seed doesn't answer, for instance.
+        ValueError: there is neither `cluster` nor MASTER_ADDR; or an address is none.
+        NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder.
+    """
+    deadline = deadline_after(timeout)
+    path = absolute_path(os.fspath(root))
+    seed = _seed_address(cluster)
+    own = _own_address(seed)
+    with resource_errors(path):
+        close_root(open_root(path, "a", Creation(), timeout))
+    path = os.path.realpath(path)
+    with _turn(path, deadline, timeout):
+        if not is_served(path):
+            _start_agent(path, own, seed, deadline, timeout)
+    standing = _wait_until_member(path, deadline, timeout)
+    if standing.view.seed_address != str(seed):
+        raise NotServedError(
+            f"{path} is served already, in the cluster of the seed {standing.view.seed_address}, not {seed}: end that "
+            "agent, and take an empty folder"
+        )
+    return Cluster(path)
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def _seed_address(cluster: str | None) -> Address:
+    if cluster is not None:
+        return parse_address(cluster)
+    master, port = os.environ.get("MASTER_ADDR"), os.environ.get(PORT_VARIABLE, str(PORT))
+    if not master:
+        raise ValueError("where is the seed? Neither cluster= nor MASTER_ADDR (which torchrun sets) says it")
+    if not port.isdecimal():
+        raise ValueError(f"{PORT_VARIABLE} is a port, and not {port!r}")
+    try:
+        found = socket.getaddrinfo(master, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotServedError(f"MASTER_ADDR {master!r} is no host that can be found: {error}") from None
+    ip = str(found[0][4][0])
+    address = parse_address(f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}")
+    if address.is_loopback and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE"):
+        raise NotServedError(
+            f"MASTER_ADDR {master!r} is {ip} here, which other hosts can't reach: give join(cluster='tcp://IP:PORT'), "
+            "the same on all hosts"
+        )
+    return address
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 1
+
+
+def _own_address(seed: Address) -> Address:
+    """Of this host: the seed's, if it is one of this host's; else the one from which it is reached."""
+    named = os.environ.get(ADDRESS_VARIABLE)
+    if named:
+        return parse_address(named)
+    with socket.socket(seed.family, socket.SOCK_DGRAM) as sock:
+        with contextlib.suppress(OSError):
+            sock.bind(Address(seed.ip, 0, seed.scope).for_socket())
+            return seed
+        try:
+            sock.connect(seed.for_socket())  # sends nothing
+        except OSError as error:
+            raise NotServedError(f"this host has no way to the seed {seed}: {error.strerror}") from None
+        ip, _, scope = str(sock.getsockname()[0]).partition("%")
+    return Address(ip, seed.port, scope or seed.scope)
+
+
+# --- whoever comes first ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _turn(path: str, deadline: float, timeout: float) -> Generator[None]:
+    """One process of the host at a time."""
+    fd = syscalls.open_file(f"{path}/{LOG}", os.O_RDWR | os.O_CREAT)
+    try:
+        while not syscalls.lock_exclusive(fd):
+            if time.monotonic() > deadline:
+                raise StoreTimeoutError(f"{path}: another process of this host has not joined within {timeout:g} s")
+            time.sleep(_LOOK_EVERY)
+        try:
+            yield
+        finally:
+            syscalls.unlock(fd)  # a child that was forked meanwhile has the file open too
+    finally:
+        syscalls.close(fd)
+
+
+def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeout: float) -> None:
+    """Returns when it says that the host is a member. It is ended if that takes too long."""
+    reader, writer = os.pipe()
+    try:
+        with open(f"{path}/{LOG}", "ab") as output:
+            agent = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, path, str(own), str(seed), str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+        os.close(writer)
+        writer = -1
+        refusal = _refusal(reader, deadline)
+        if refusal is None:
+            agent.terminate()
+            agent.wait()
+            raise StoreTimeoutError(f"{own} is no member of the cluster of {seed} after {timeout:g} s{_tail(path)}")
+        if refusal:
+            agent.wait()
+            raise NotServedError(refusal)
+        agent.returncode = 0  # it is nobody's child to wait for, and outlives this process
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+
+
+def _refusal(reader: int, deadline: float) -> str | None:
+    """Empty: the host is a member. None: it isn't yet."""
+    lines = Lines(reader)
+    while True:
+        ready, _, _ = select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            return None
+        told = lines.read()
+        if told is None:
+            return "the agent ended, and did not say why"
+        for news in told:
+            return "" if news.kind is Kind.READY else news.text
+
+
+def _wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
+    while True:
+        standing = standing_at(path, timeout)
+        if standing is not None:
+            return standing
+        if not is_served(path):
+            raise NotServedError(f"{path}: its agent has ended{_tail(path)}")
+        if time.monotonic() > deadline:
+            raise StoreTimeoutError(f"{path}: this host is no member after {timeout:g} s{_tail(path)}")
+        time.sleep(_LOOK_EVERY)
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(f"{path}/{LOG}", errors="replace") as log:
+            text = log.read()[-_TAIL:].strip()
+    except OSError:
+        text = ""
+    return f"; its agent said: {text}" if text else ""

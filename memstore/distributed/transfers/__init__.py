@@ -1,0 +1,27 @@
+"""How bytes move between hosts, over TCP. No torch.
+
+ranges     sets of ranges of bytes
+pieces     ranges of memory on their way through a socket
+messages   what is said on a stream
+sending    the sender: answers what is asked on one stream
+senders    the threads that do so
+keeping    segments of this host that readers of others look at
+streams    the reader's streams, of which a few are kept
+asking     one request, and its answer
+receiving  a transfer: what is asked of each host, over one or two streams
+kept       what this process looks at, and other hosts keep
+absent     values in memory of a process, of which the bytes come that are needed
+copies     values in segments of this host, for all of its processes
+trimming   which of these copies stay
+turn       one of these processes makes a copy, and the others wait
+transfers  what a process asks for: which of these it gets
+"""
+
+from __future__ import annotations
+
+from memstore.distributed.transfers.senders import Senders
+from memstore.distributed.transfers.streams import Links as Streamer
+from memstore.distributed.transfers.transfers import Transfers
+from memstore.distributed.transfers.trimming import trim
+
+__all__ = ["Senders", "Streamer", "Transfers", "trim"]

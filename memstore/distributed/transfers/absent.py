@@ -1,0 +1,139 @@
+"""Values of other hosts in memory of this process: the bytes that are needed come, and no others.
+
+The value gets a range of addresses as if it were mapped. Segments of this host are mapped there; where those of others
+would lie is memory without a file, which is filled before somebody reads it. What has come stays as long as the value
+is held. Rows that are read into new memory come straight to it, the first time: most are read once, and to keep them
+takes as long as to receive them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from memstore.distributed.rules import Member
+from memstore.distributed.transfers.asking import Part
+from memstore.distributed.transfers.kept import Kept
+from memstore.distributed.transfers.ranges import NO_RANGES, Ranges, merged, one_range, together
+from memstore.distributed.transfers.receiving import read_ranges
+from memstore.distributed.transfers.streams import Streams
+from memstore.engine import MappedEntry, Mapping, Record, SegmentExtent
+from memstore.errors import VersionGoneError
+
+GAP = 16  # bytes between two ranges: to name both takes as many
+
+
+class Whereabouts(Protocol):
+    """What finds the hosts of a record's segments. Raises HomeUnavailableError."""
+
+    def __call__(self, member: bytes) -> Member: ...
+
+
+class AbsentBytes:
+    """The bytes of one value that lie elsewhere.
+
+    Args:
+        elsewhere: segments of other hosts, with the ids of these.
+        mapping: the range of addresses of the whole value.
+        seconds: for each time that bytes are needed.
+        localize: makes a copy of the value in this host's store.
+        kept: as long as it lives, the other hosts keep the bytes; None: they don't.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        record: Record,
+        elsewhere: Sequence[tuple[bytes, SegmentExtent]],
+        mapping: Mapping,
+        streams: Streams,
+        members: Whereabouts,
+        seconds: float,
+        localize: Callable[[float], MappedEntry | None],
+        kept: Kept | None = None,
+    ) -> None:
+        self._key, self._record, self._elsewhere = key, record, elsewhere
+        self._address, self._size = mapping.address, mapping.size
+        self._streams, self._members, self._seconds, self._localize = streams, members, seconds, localize
+        self._there, self._kept = one_range(0, mapping.size).without(self._all()), kept
+        self._passed = NO_RANGES  # what has come, and lies elsewhere in this process
+
+    def _all(self) -> Ranges:
+        """Where the data sections of others' segments lie, in the range of addresses."""
+        if self._record.start:  # one plain segment; what is behind its data is slack
+            return one_range(self._record.start, self._record.start + self._record.nbytes)
+        found = [one_range(one.base + one.start, one.base + one.size) for _, one in self._elsewhere]
+        return together(found)
+
+    def need(self, starts: Any, stops: Any) -> None:
+        places, ends = np.asarray(starts, np.int64) - self._address, np.asarray(stops, np.int64) - self._address
+        self._bring(merged(places, ends).cut(0, self._size), time.monotonic() + self._seconds)
+
+    def receive(self, starts: Any, stops: Any, into: Any) -> bool:
+        """See `engine.Absent`. What has come so once, and is asked for again, is kept from then on."""
+        wanted = Ranges(np.asarray(starts, np.int64) - self._address, np.asarray(stops, np.int64) - self._address)
+        if wanted.meets(self._there) or wanted.meets(self._passed):
+            return False
+        hosts: dict[bytes, list[Part]] = {}
+        for host, extent in self._elsewhere:
+            inside = (wanted.starts >= extent.base) & (wanted.stops <= extent.base + extent.size)
+            if inside.any():
+                moved = Ranges(wanted.starts[inside] - extent.base, wanted.stops[inside] - extent.base)
+                hosts.setdefault(host, []).append(Part(extent, moved, into[inside] - moved.starts))
+        deadline = time.monotonic() + self._seconds
+        if self._kept is not None:
+            self._kept.renew(hosts, deadline)
+        if not read_ranges(self._streams, [(self._members(host), parts) for host, parts in hosts.items()], deadline):
+            raise self._gone()
+        self._passed = together([self._passed, wanted])
+        return True
+
+    def need_all(self) -> None:
+        self._bring(self._all(), time.monotonic() + self._seconds)
+
+    def bring_all(self, deadline: float) -> bool:
+        """As `need_all`, until a deadline (monotonic). False where the version was replaced."""
+        return self._read(self._all().without(self._there), deadline)
+
+    def header(self, deadline: float) -> bool:
+        """Brings the header of a plain segment. False where the version was replaced."""
+        return self._read(one_range(0, self._record.start), deadline)
+
+    def localized(self) -> MappedEntry:
+        held = self._localize(time.monotonic() + self._seconds)
+        if held is None:
+            raise self._gone()
+        return held
+
+    def _bring(self, wanted: Ranges, deadline: float) -> None:
+        lacking = wanted.without(self._there)
+        if lacking and not self._read(lacking, deadline):
+            raise self._gone()
+
+    def _read(self, lacking: Ranges, deadline: float) -> bool:
+        lacking = together([lacking], GAP)
+        hosts: dict[bytes, list[Part]] = {}
+        for host, extent in self._elsewhere:
+            ranges = lacking.cut(extent.base, extent.base + extent.size)
+            if ranges:
+                moved = Ranges(ranges.starts - extent.base, ranges.stops - extent.base)
+                hosts.setdefault(host, []).append(Part(extent, moved, self._address + extent.base))
+        if self._kept is not None:
+            self._kept.renew(hosts, deadline)
+        if not read_ranges(self._streams, [(self._members(host), parts) for host, parts in hosts.items()], deadline):
+            return False
+        # Another thread may have brought others meanwhile, and be forgotten here: then they come once more.
+        self._there = together([self._there, lacking])
+        return True
+
+    def _gone(self) -> VersionGoneError:
+        key = self._key.decode()
+        return VersionGoneError(
+            f"version {self._record.version} of {key!r} was replaced, and its host has let go of it before all of it "
+            "had come, since its index process was started again or the connection broke: get the key anew; where a "
+            "value must outlive that, get it whole instead of viewing it",
+            key=key,
+        )

@@ -1,0 +1,119 @@
+"""Senders: the threads of an index process that send segments, one for each stream of another host."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+
+from memstore.distributed.links import Traffic
+from memstore.distributed.transfers.keeping import Keeping
+from memstore.distributed.transfers.messages import Fetch, Keep, Request
+from memstore.distributed.transfers.sending import IDLE, answer, next_request, prepare
+from memstore.engine import Root
+from memstore.errors import MemstoreError
+
+log = logging.getLogger("memstore")
+
+MOST_STREAMS = 64
+_JOIN = 5.0  # seconds for threads to end
+
+
+class Senders:
+    """Serves streams until it is closed.
+
+    Args:
+        root: whose segments are sent.
+        most: streams at one time, beside those that keep something.
+        traffic: counts what they move.
+
+    Attributes:
+        keeping: what readers of other hosts look at.
+    """
+
+    def __init__(self, root: Root, *, most: int = MOST_STREAMS, traffic: Traffic | None = None) -> None:
+        self._root, self._most = root, most
+        self._traffic = Traffic() if traffic is None else traffic
+        self._lock = threading.Lock()
+        self._threads: dict[socket.socket, threading.Thread] = {}
+        self._idle: dict[socket.socket, None] = {}  # those that nobody asks anything, the longest idle first
+        self.keeping = Keeping(root)
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """How many streams there are."""
+        return len(self._threads)
+
+    def serve(self, stream: socket.socket) -> None:
+        """Takes a stream whose handshake is done, and returns at once.
+
+        Where there are too many, the one that was idle for longest ends, and its client makes another when it needs
+        one. If none is idle, the new one ends, and its client tries again.
+        """
+        thread = threading.Thread(target=self._run, args=(stream,), name="memstore-sender", daemon=True)
+        with self._lock:
+            is_full = len(self._threads) - len(self.keeping) >= self._most
+            if is_full and self._idle:
+                longest = next(iter(self._idle))
+                del self._idle[longest]
+                _end(longest)
+            elif is_full or self._is_closed:
+                stream.close()
+                return
+            self._threads[stream] = thread
+            self._idle[stream] = None
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: its client tries again
+            log.warning("%s: a stream can't be served: %s", self._root.path, str(error))
+            self._forget(stream)
+
+    def _run(self, stream: socket.socket) -> None:
+        try:
+            self._traffic.begin(stream)
+            prepare(stream)
+            while (request := next_request(stream, None if self.keeping.keeps(stream) else IDLE)) is not None:
+                with self._lock:
+                    self._idle.pop(stream, None)
+                self._answer(stream, request)
+                del request
+                if not self.keeping.keeps(stream):
+                    with self._lock:
+                        self._idle[stream] = None
+        except (OSError, MemstoreError) as error:
+            log.debug("%s: a stream ended: %s: %s", self._root.path, type(error).__name__, error)
+        finally:
+            self._forget(stream)
+
+    def _answer(self, stream: socket.socket, request: Request) -> None:
+        if isinstance(request, Fetch):
+            answer(self._root, stream, request)
+        elif isinstance(request, Keep):
+            self.keeping.answer(stream, request)
+        else:
+            self.keeping.let_go(stream, request)
+
+    def _forget(self, stream: socket.socket) -> None:
+        with self._lock:
+            self._threads.pop(stream, None)
+            self._idle.pop(stream, None)
+        self.keeping.forget(stream)
+        self._traffic.end(stream)
+        stream.close()
+
+    def close(self) -> None:
+        """Ends all streams, and waits for their threads."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._threads.items())
+        for stream, _ in running:
+            _end(stream)
+        for _, thread in running:
+            thread.join(_JOIN)
+
+
+def _end(stream: socket.socket) -> None:
+    """Whoever sends or waits on it fails at once. Its own thread closes it."""
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,211 @@
+"""What a root asks where its store goes on beyond this host. The engine knows the questions only.
+
+A root that nobody serves has `membership` 0 in its catalog's counters, and none of this is called. Of a served one:
+
+- who finds no record, or one that lies on other hosts, asks here (`get.py`, `index.py`);
+- who changes keys asks whether their home is here (`publish.py`). If it is, the commit compares the counters'
+  `membership` with the number under which that was so; if not, the change is committed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from memstore.engine.catalog import Outcome, Part
+from memstore.engine.files import SealedSegment
+from memstore.engine.format import Record
+from memstore.engine.protocols.attempt_outcomes import Failure
+from memstore.engine.protocols.attempt_publish import Merge
+from memstore.engine.protocols.attempts import Member
+from memstore.engine.protocols.change import Change
+from memstore.engine.protocols.mapped_entry import MappedEntry
+from memstore.engine.root import Root
+from memstore.errors import CrossHostError
+
+Thing = TypeVar("Thing")
+
+
+class Elsewhere(Protocol):
+    """One a root and process; thread-safe. Deadlines are monotonic; to ask a host takes some time, and gets it.
+
+    All raise HomeUnavailableError and StaleMembershipError, and CrossHostError where the keys of one call are to be of
+    one moment and have several homes.
+    """
+
+    def take_in(self) -> None:
+        """Reads the cluster's row of the catalog anew."""
+        ...
+
+    def home_here(self, keys: Sequence[bytes]) -> int:
+        """The number `membership` under which this host was the home of all of them, and ready; 0: it isn't.
+
+        By what was taken in last: nobody is asked, and nothing is read.
+        """
+        ...
+
+    def home_of(self, key: bytes) -> bytes:
+        """The id of the member that is its home, by what was taken in last."""
+        ...
+
+    def cluster(self) -> bytes:
+        """The id that all hosts of the store have in common."""
+        ...
+
+    def name_of(self, member: bytes) -> str:
+        """A member's name and address, for errors."""
+        ...
+
+    def commit(self, changes: Sequence[Change], deadline: float) -> list[int]:
+        """As `protocols.commit`, wherever the homes are. Raises UnknownOutcomeError too."""
+        ...
+
+    def is_member(self, member: bytes) -> bool:
+        """Whether it is a host of the store now."""
+        ...
+
+    def is_unsealed(self, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
+        """Whether the key has a mutable entry still, of this host's segment, and no seal of it is under way any more.
+
+        Raises HomeUnavailableError, too, where that can't be said.
+        """
+        ...
+
+    def hold(
+        self,
+        keys: Sequence[bytes],
+        deadline: float,
+        *,
+        may_lock: bool = True,
+        lazily: bool = False,
+        max_age: float | None = None,
+    ) -> list[MappedEntry | None]:
+        """As `protocols.hold`: bytes that lie elsewhere are fetched, once a host, and mapped from the copy.
+
+        Args:
+            lazily: what isn't here may be fetched when it is read.
+            max_age: seconds for which what this process has looked up may be taken for the present.
+        """
+        ...
+
+    def seen_from_here(self, member: bytes, record: Record) -> Record:
+        """The record that a member's catalog has of a version, as this host's would have it."""
+        ...
+
+    def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
+        """As `hold`, of that very version, whose bytes lie elsewhere. None: it is gone."""
+        ...
+
+    def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
+        """The records; nothing is fetched. Keys of several homes are not of one moment."""
+        ...
+
+    def keys(self, prefix: bytes, after: bytes, limit: int, deadline: float) -> list[tuple[bytes, int]]:
+        """The next keys of all homes in order, with their versions. Empty: there are no more."""
+        ...
+
+    def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
+        """The first version that is newer. None: the home is here by now, or the deadline is over."""
+        ...
+
+    # --- sharded puts -------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, member: Member, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+    ) -> Outcome | Member:
+        """Gives a rank's part to the home of its key. Returns the member with the attempt's number and home.
+
+        Args:
+            content: what the part says of the value.
+        """
+        ...
+
+    def outcome_of(self, member: Member, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
+        """As `protocols.outcome_of`."""
+        ...
+
+    def give_up(self, member: Member, failure: Failure, deadline: float) -> Outcome:
+        """As `protocols.give_up`."""
+        ...
+
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[Part, float]]:
+        """As `protocols.pending_parts`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+_open: list[Callable[[Root], Elsewhere]] = []
+
+
+def register_elsewhere(opener: Callable[[Root], Elsewhere]) -> Callable[[Root], Elsewhere]:
+    """Names what makes an Elsewhere for a root: the engine imports nothing that is above it. A decorator."""
+    _open[:] = [opener]
+    return opener
+
+
+def elsewhere_of(root: Root) -> Elsewhere:
+    """The one of this root in this process."""
+    found: Elsewhere | None = root.elsewhere
+    if found is not None:
+        return found
+    made = _open[0](root)  # it imports: not under the guard
+    with root.guard:
+        kept: Elsewhere = root.elsewhere or made  # another thread may have been first
+        root.elsewhere = kept
+    if kept is not made:
+        made.close()
+    return kept
+
+
+def is_served(root: Root) -> bool:
+    """Whether the root is a member of a cluster. It takes half a microsecond, so a get asks that finds no record."""
+    return root.membership != 0 or root.catalog.has_membership()
+
+
+def shared_id(root: Root) -> str:
+    """The store's id, and of one on several hosts the same on all of them."""
+    return elsewhere_of(root).cluster().hex() if is_served(root) else root.settings.store
+
+
+def is_fellow(root: Root, store: str) -> bool:
+    """Whether this store id is that of another host's folder of the same store."""
+    return store != root.settings.store and is_served(root) and elsewhere_of(root).is_member(bytes.fromhex(store))
+
+
+def at_each_home(
+    root: Root, things: Sequence[Thing], key_of: Callable[[Thing], bytes], make: Callable[[list[Thing]], None]
+) -> None:
+    """Calls `make` with parts of what is to be done, each for keys of one home.
+
+    If homes move meanwhile, it goes on with those of then. Raises what `make` raises: then later parts are not done.
+    """
+    todo: list[Thing] = list(things)
+    while todo:
+        part: list[Thing] = _of_one_home(root, todo, key_of)
+        try:
+            make(part)
+        except CrossHostError:
+            elsewhere_of(root).take_in()
+            if len(_of_one_home(root, part, key_of)) == len(part):
+                raise  # that isn't why
+        else:
+            done = set(map(id, part))
+            todo = [thing for thing in todo if id(thing) not in done]
+
+
+def _of_one_home(root: Root, things: Sequence[Thing], key_of: Callable[[Thing], bytes]) -> list[Thing]:
+    """Those that have the home of the first one."""
+    if not is_served(root):
+        return list(things)
+    home_of = elsewhere_of(root).home_of
+    home = home_of(key_of(things[0]))
+    return [thing for thing in things if home_of(key_of(thing)) == home]
+
+
+def find_record(root: Root, key: bytes, deadline: float) -> Record | None:
+    """The record of a key, wherever its home is."""
+    record = root.catalog.read(key)
+    if record is None and is_served(root):
+        return elsewhere_of(root).records([key], deadline)[0]
+    return record

@@ -1,0 +1,194 @@
+"""A change of a served store's catalog that is no put or delete of this host: one hold of the mutex, one transaction.
+
+The index process answers other hosts so, and a process that lends what it has put. What the change is, its action says;
+here is what it does to files, by the rules of `commit.py`:
+
+1. Check that the path still names this store. Call the action in a transaction: it reads, writes rows, and notes in
+   `Effects` which segments become live or are retired, and which keys change. Claim a file for the next put, if there
+   is one (`ahead.py`).
+2. Note the batch in the lock page, and write into the headers of segments that become live under which version: 0 for
+   what is lent to another home, or is a copy. Unlock their files.
+3. **Commit the transaction**; clear the note.
+4. Write into the headers of what was retired that it is, and of mutable entries that they are gone; change the
+   doorbell's words and the count of publications that have rung it.
+5. After the mutex: wake the waiters, look whether the path still names this store, sweep.
+
+An action that raises has changed nothing, whoever made it raise: no recovery is due. Unless it was called again after
+step 2: what that has written into headers a recovery takes back.
+
+Each change counts as a publication, so a kill after 3 is made up for by the mutex's next owner (`recovery.py`), and a
+catalog that was rolled back behind it is found out. A kill before 3 leaves headers that say live, which `filling` and
+the note undo. An action is called again if the catalog has to grow, or
+can't: it changes nothing but through the transaction. Of the tenth that is kept for deletes all may take but what adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from memstore.engine.catalog import Transaction
+from memstore.engine.files import PreparedFile, SealedSegment, segment_path
+from memstore.engine.format import FILLING, LIVE, PREPARED, RETIRED, SegmentRow
+from memstore.engine.protocols.ahead import NextFile
+from memstore.engine.protocols.commit import go_live, sweep_after
+from memstore.engine.protocols.recovery import mark_gone
+from memstore.engine.protocols.reuse import retire, unclaim
+from memstore.engine.root import Root
+from memstore.engine.sync import Refusal
+from memstore.errors import MemstoreError, StoreFullError
+
+Result = TypeVar("Result")
+
+
+class _ActionFailed(Refusal):
+    def __init__(self, error: MemstoreError) -> None:
+        self.error = error
+
+
+class Effects:
+    """What a change is to do beside its rows, noted while its transaction runs.
+
+    Attributes:
+        counters: the store's, to be changed in place.
+        is_change: whether a row was written. Without one, the transaction writes nothing.
+        adds: what it writes stays until somebody deletes it. Where the catalog is full, nothing else is done.
+        keys: that have changed: who waits for them is woken.
+        wakes_all: whoever waits for anything is to look again.
+    """
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self.counters = transaction.counters()
+        self.is_change = self.wakes_all = self.adds = False
+        self.keys: set[bytes] = set()
+        self.live: list[tuple[SealedSegment, int]] = []
+        self.prepared: list[tuple[int, SegmentRow, int]] = []
+        self.retired: list[int] = []
+        self.batch = 0
+
+    def publish(self, key: bytes, segment: SealedSegment, version: int) -> None:
+        """A segment that this process has filled becomes live."""
+        transaction, counters = self._transaction, self.counters
+        batch = transaction.number("filling", segment.segment)
+        assert batch and self.batch in (0, batch), "segments of one put become live together"
+        self.batch, self.is_change, self.adds = batch, True, True
+        transaction.put_segment(segment.segment, SegmentRow(key, segment.put_id, LIVE, segment.size))
+        transaction.delete_number("filling", segment.segment)
+        counters.filling -= segment.size
+        counters.live += segment.size
+        self.live.append((segment, version))
+
+    def prepare(self, key: bytes, segment: int, row: SegmentRow) -> None:
+        """A segment that was filled here, or was lent, is kept by a part of a sharded put."""
+        self.is_change = True
+        if row.state == LIVE:
+            self.counters.live -= row.nbytes
+            self.counters.filling += row.nbytes
+        else:
+            self._transaction.delete_number("filling", segment)
+        self._transaction.put_segment(segment, SegmentRow(key, row.put_id, PREPARED, row.nbytes))
+
+    def publish_prepared(self, key: bytes, segment: int, row: SegmentRow, version: int) -> None:
+        """The segment of a part becomes live."""
+        self.batch, self.is_change = self.batch or row.put_id, True
+        self._transaction.put_segment(segment, SegmentRow(key, row.put_id, LIVE, row.nbytes))
+        self.counters.filling -= row.nbytes
+        self.counters.live += row.nbytes
+        self.prepared.append((segment, row, version))
+
+    def retire(self, segment: int, row: SegmentRow) -> None:
+        """Nothing names a live segment any more, or what was filled is not to be published."""
+        self.is_change = True
+        if row.state == PREPARED:
+            self.counters.filling -= row.nbytes
+            self._transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+            retire(self._transaction, self.counters, segment, row.nbytes)
+        elif row.state == LIVE:
+            self.counters.live -= row.nbytes
+            self._transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+            retire(self._transaction, self.counters, segment, row.nbytes)
+        elif row.state == FILLING:
+            unclaim(self._transaction, self.counters, segment, row)
+        self.retired.append(segment)
+
+
+def change_served(root: Root, action: Callable[[Transaction, Effects], Result], deadline: float) -> Result:
+    """Calls `action` in one transaction under the store's mutex.
+
+    Raises what the action raises, and then nothing has changed; StoreTimeoutError; NotAStoreError if the store was
+    removed or moved: nothing is acknowledged then.
+    """
+    bells: list[int] = []
+    try:
+        result, effects = root.mutex.run(lambda: _change_locked(root, action, bells), deadline)
+    except _ActionFailed as failed:
+        raise failed.error from None
+    for bell in bells:
+        root.doorbell.wake(bell)
+    if effects.is_change:
+        root.check_in_place()
+        sweep_after(root, effects.counters, len(effects.retired))
+    return result
+
+
+def _change_locked(
+    root: Root, action: Callable[[Transaction, Effects], Result], bells: list[int]
+) -> tuple[Result, Effects]:
+    root.glance()
+    next_file = NextFile(root)
+    is_acting = has_gone_live = False
+
+    def apply(transaction: Transaction, full: StoreFullError | None = None) -> tuple[Result, Effects]:
+        nonlocal is_acting, has_gone_live
+        effects = Effects(transaction)
+        is_acting = True
+        result = action(transaction, effects)
+        if full is not None and effects.adds:
+            raise full
+        is_acting = False
+        live = [*effects.live, *[(_prepared(root, segment, row), at) for segment, row, at in effects.prepared]]
+        if len(effects.live) == 1 and not effects.retired:  # what is retired just now may still be read here
+            next_file.claim(transaction, effects.counters, effects.live[0][0].used)
+        if live:
+            has_gone_live = True
+            go_live(root, effects.batch, live, effects.counters)
+        if effects.is_change:
+            effects.counters.publications += 1
+            transaction.put_counters(effects.counters)
+        return result, effects
+
+    with root.guard:
+        try:
+            try:
+                result, effects = root.catalog.update(apply)
+            except StoreFullError as error:  # there is room for what deletes, releases, or says that a call has failed
+                full = error
+                result, effects = root.catalog.update(lambda transaction: apply(transaction, full), is_delete=True)
+            root.mutex.batch = 0
+            next_file.keep()
+        except MemstoreError as error:
+            if is_acting and not has_gone_live:  # and its transaction was aborted
+                raise _ActionFailed(error) from None
+            raise
+        finally:
+            next_file.close()
+    if effects.is_change:
+        _tell(root, effects, bells)
+    return result, effects
+
+
+def _prepared(root: Root, segment: int, row: SegmentRow) -> SealedSegment:
+    file = PreparedFile(segment_path(root.segments, segment), root.segments_fd)
+    return SealedSegment(segment, row.put_id, row.nbytes, 0, row.nbytes, file)
+
+
+def _tell(root: Root, effects: Effects, bells: list[int]) -> None:
+    """Step 4."""
+    mark_gone(root, effects.retired)
+    if effects.wakes_all:
+        root.doorbell.ring_all()
+    bells += {root.doorbell.bell(key) for key in effects.keys}
+    for bell in bells:
+        root.doorbell.change(bell)
+    root.mutex.publications_rung = effects.counters.publications

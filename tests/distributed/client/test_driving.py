@@ -1,0 +1,136 @@
+"""Steps are driven: what they ask for is done, and what they have to know is thrown into them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from memstore.distributed.client import drive
+from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Open, Pause, Send, Steps, Transact
+from memstore.engine import Creation, Root, close_root, deadline_after, open_root
+from memstore.errors import LinkRefusedError, StoreTimeoutError
+
+DONE = msgspec.msgpack.encode(Done())
+MESSAGE = Send("tcp://127.0.0.1:1", None, Open())
+
+
+class Answering:
+    """Links on which the other side says this, or raises it."""
+
+    def __init__(self, *answers: bytes | BaseException | None) -> None:
+        self.answers = list(answers)
+        self.sent = 0
+
+    def send(self, address: str, member: bytes | None, message: bytes, deadline: float) -> bytes | None:
+        self.sent += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def trouble_of(self, address: str) -> str:
+        return "no route"
+
+
+@pytest.fixture
+def served(scratch: str) -> Iterator[Root]:
+    use = open_root(scratch, "a", Creation(), 10.0)
+    yield use.root
+    close_root(use)
+
+
+def test_what_is_asked_for_comes_back(served: Root) -> None:
+    def steps() -> Steps[list[object]]:
+        answer = yield MESSAGE
+        yield Pause(0.001)
+        version = yield Transact(lambda tables: tables.version, is_read=True)
+        return [answer, version]
+
+    assert drive(steps(), served, Answering(DONE), deadline_after(10)) == [Done(), 0]
+
+
+def test_what_a_transaction_raises_reaches_the_steps(served: Root) -> None:
+    def fail(tables: object) -> None:
+        raise StoreTimeoutError("no")
+
+    def steps() -> Steps[str]:
+        try:
+            yield Transact(fail)
+        except StoreTimeoutError as error:
+            return str(error)
+        return ""
+
+    assert drive(steps(), served, Answering(DONE), deadline_after(10)) == "no"
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"\xc1", msgspec.msgpack.encode([99])])
+def test_an_answer_that_says_nothing_is_none(served: Root, answer: bytes | None) -> None:
+    def steps() -> Steps[object]:
+        return (yield MESSAGE)
+
+    assert drive(steps(), served, Answering(answer), deadline_after(10)) is None
+
+
+def test_the_deadline_is_told_in_place_of_a_message_with_the_reason_of_the_last_one(served: Root) -> None:
+    links = Answering(None)
+
+    def steps() -> Steps[str]:
+        try:
+            while True:
+                yield MESSAGE
+                yield Pause(0.01)
+        except DeadlinePassed as passed:
+            return str(passed)
+
+    started = time.monotonic()
+    assert drive(steps(), served, links, deadline_after(0.5)) == "no route"
+    assert 0.5 <= time.monotonic() - started < 5
+    assert links.sent > 1
+
+
+def test_transactions_go_on_after_the_deadline_and_then_it_is_told(served: Root) -> None:
+    done: list[str] = []
+
+    def steps() -> Steps[None]:
+        yield Transact(lambda tables: done.append("before"))
+        try:
+            yield MESSAGE
+        except DeadlinePassed:
+            yield Transact(lambda tables: done.append("after"))
+
+    links = Answering(DONE)
+    drive(steps(), served, links, time.monotonic() - 1)
+    assert (done, links.sent) == (["before", "after"], 0)
+
+
+def test_an_interrupt_ends_the_steps_at_once(served: Root) -> None:
+    ended: list[str] = []
+
+    def steps() -> Steps[None]:
+        try:
+            yield MESSAGE
+        finally:
+            ended.append("closed")
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(steps(), served, Answering(KeyboardInterrupt()), deadline_after(10))
+    assert ended == ["closed"]
+
+
+def test_a_refused_link_is_tried_again_and_then_an_error(served: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstore.distributed.client.driving.REFUSED_FOR", 0.2)
+
+    def steps() -> Steps[object]:
+        while True:
+            answer = yield MESSAGE
+            if answer is not NOT_SENT:
+                return answer
+            yield Pause(0.01)
+
+    refusal = LinkRefusedError("another secret")
+    assert drive(steps(), served, Answering(refusal, refusal, DONE), deadline_after(10)) == Done()
+    with pytest.raises(LinkRefusedError, match="another secret"):
+        drive(steps(), served, Answering(refusal), deadline_after(10))

@@ -1,0 +1,199 @@
+"""What tests let processes of their hosts do: functions that a worker there calls with its store, once it is open.
+
+No test's own module is imported there, which would take longer than what it does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+import memstore
+from memstore import TensorShard
+
+MOVED = 4 << 20  # bytes of the values that are moved
+
+
+def with_store(channel: Connection, root: str, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """The whole life of a worker: it sends what the action returns."""
+    with memstore.open(root, "r+") as store:
+        channel.send(action(store, *arguments))
+
+
+# --- values of all hosts ----------------------------------------------------------------------------------------------
+
+
+def put_all(store: memstore.Store, host: int) -> None:
+    for number in range(8):
+        store.put(f"from{host}-{number}/k", {"x": torch.full((1 << 14,), float(number)), "n": number})
+
+
+def get_all(store: memstore.Store) -> list[str]:
+    """What there is, once it was looked at."""
+    for host in range(3):
+        for number in range(8):
+            value = store.get(f"from{host}-{number}/k")
+            assert value["n"] == number and bool((value["x"] == number).all()), value
+    assert len(store) == 24 and len(list(store.keys("from1-"))) == 8
+    return sorted(store.keys())
+
+
+def put_and_get(store: memstore.Store, keys: list[str], timeout: float) -> list[str]:
+    """Which of these keys could be put and got within that time."""
+    done: list[str] = []
+    for key in keys:
+        try:
+            store.put(key, key, timeout=timeout)
+            assert store.get(key) == key
+            done.append(key)
+        except memstore.HomeUnavailableError:
+            pass
+    return done
+
+
+def delete_all(store: memstore.Store) -> None:
+    store.delete_many(list(store.keys()), missing_ok=True, atomic=False)
+    store.gc()
+
+
+def trouble_with(store: memstore.Store, key: str, timeout: float) -> tuple[str, str]:
+    """The error that a get ends with."""
+    try:
+        store.get(key, timeout=timeout)
+    except memstore.MemstoreError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+# --- what depends on time ---------------------------------------------------------------------------------------------
+
+
+def put_part(store: memstore.Store, key: str, attempt: str, rank: int, timeout: float) -> int | str:
+    """The version, or the name of the error."""
+    value = {"w": TensorShard(torch.full((2, 500), float(rank)), (4, 500), (2 * rank, 0))}
+    try:
+        return store.put_sharded(key, value, attempt=attempt, rank=rank, world_size=2, timeout=timeout)  # pyright: ignore[reportReturnType]
+    except memstore.MemstoreError as error:
+        return type(error).__name__
+
+
+def put_in_a_while(channel: Connection, root: str, key: str, seconds: float) -> None:
+    with memstore.open(root, "r+") as store:
+        channel.send("begins")
+        time.sleep(seconds)
+        channel.send(store.put(key, "late"))
+
+
+def wait(store: memstore.Store, key: str, timeout: float) -> tuple[int, float]:
+    """The version, 0 if none came; and how long that took."""
+    started = time.monotonic()
+    try:
+        version = store.wait(key, timeout=timeout)
+    except memstore.StoreTimeoutError:
+        version = 0
+    return version, time.monotonic() - started
+
+
+def refer(store: memstore.Store, key: str) -> bytes:
+    return pickle.dumps(store.ref(key))
+
+
+def sum_of(store: memstore.Store, reference: bytes) -> float:
+    return float(pickle.loads(reference).get().sum())
+
+
+def clock(store: memstore.Store) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def put_own(store: memstore.Store, name: str, count: int) -> None:
+    for number in range(count):
+        store.put(f"{name}{number}/k", torch.full((5000,), float(number)))
+
+
+def found(store: memstore.Store, keys: list[str]) -> list[str]:
+    """Those of these keys that can be got."""
+    return [key for key in keys if store.get(key, None) is not None]
+
+
+def put_again(store: memstore.Store, keys: list[str]) -> None:
+    for key in keys:
+        store.put(key, torch.ones(5000))
+
+
+# --- what crosses the network -----------------------------------------------------------------------------------------
+
+
+def put_rows(store: memstore.Store, key: str) -> None:
+    store.put(key, torch.arange(MOVED // 8).view(-1, 64))
+
+
+def read_in_children(store: memstore.Store, key: str, count: int) -> list[int]:
+    """The exit codes of children that were forked with the store open, and then of this process."""
+
+    def read() -> int:
+        try:
+            assert int(store.get(key)[-1, -1]) == MOVED // 8 - 1
+        except BaseException:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    readers: list[int] = []
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            os._exit(read())
+        readers.append(pid)
+    return [os.waitpid(pid, 0)[1] for pid in readers] + [read()]
+
+
+def read_a_slice(store: memstore.Store, key: str) -> None:
+    view: Any = store.view(key)
+    assert view[100:110].sum() == sum(range(6400, 7040))
+    assert view[:100, 3:5].shape == (100, 2) and view[:100, 3].sum() == sum(range(3, 6400, 64))
+
+
+def put_several(store: memstore.Store, count: int) -> None:
+    for number in range(count):
+        store.put(f"value/{number}", torch.full((MOVED // 4,), number, dtype=torch.int32))
+
+
+def read_until_all_have_come(channel: Connection, root: str, count: int) -> None:
+    """Says of each value that it has come, and in the end how many gets have failed."""
+    with memstore.open(root, "r+") as store:
+        left, failures = list(range(count)), 0
+        while left:
+            try:
+                value = store.get(f"value/{left[0]}", timeout=1.0)
+            except memstore.HomeUnavailableError:
+                failures += 1
+                continue
+            assert bool((value == left[0]).all()) and value.numel() == MOVED // 4
+            channel.send(left.pop(0))
+        channel.send(failures)
+
+
+def fetch(channel: Connection, root: str, key: str) -> None:
+    """Says that it begins, and has come."""
+    with memstore.open(root, "r+") as store:
+        channel.send("begins")
+        store.get(key)
+        channel.send("done")
+
+
+def bytes_left(store: memstore.Store) -> tuple[int, int]:
+    """What this host's folder holds that is being filled, and that is live, once what can be given back is."""
+    store.gc()
+    stats = store.stats()
+    return stats.filling_bytes, stats.live_bytes

@@ -1,0 +1,230 @@
+"""A store served on the hosts of a test: agents are started, watched and ended; workers run beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from memstore.distributed.rules import Member, View
+from memstore.testing.fork_server import ForkServer, Worker
+from memstore.testing.hosts import Host, Hosts
+from tests.distributed.hosts import actions
+
+ROOT = "/dev/shm/store"
+PORT = 7411
+SOURCES = Path(__file__).parent.parent.parent.parent
+AGENT = "memstore.distributed.serving.agent_process"
+LONG = 60.0  # seconds; nothing takes so long
+
+
+class ServedHosts:
+    """Hosts that serve one store, each at ROOT of its own `/dev/shm`. Host 0 is the seed.
+
+    Args:
+        hosts: whose processes, and `/dev/shm`, are its own.
+        secret: the file of the cluster's secret.
+        logs: a folder for what the agents print.
+    """
+
+    def __init__(self, hosts: Hosts, secret: Path, logs: Path) -> None:
+        self.hosts = hosts
+        self._secret, self._logs = secret, logs
+        self._agents: dict[int, subprocess.Popen[Any]] = {}
+        self._before: dict[int, Sequence[str]] = {}
+        self._options: dict[int, Sequence[str]] = {}
+        self._servers: dict[int, ForkServer] = {}
+        self.environment = {**os.environ, "PYTHONPATH": str(SOURCES), "MEMSTORE_SECRET_FILE": str(secret)}
+
+    # --- agents -------------------------------------------------------------------------------------------------------
+
+    def address(self, number: int) -> str:
+        return f"tcp://{self.hosts[number].address}:{PORT}"
+
+    def serve(self, number: int, *options: str, before: Sequence[str] = ()) -> None:
+        """Starts the agent of a host.
+
+        Args:
+            options: of its command line.
+            before: words before the commands of this agent, and of workers that are started there from now on.
+        """
+        self._options[number], self._before[number] = options, before
+        if options:  # as people do; else without the command line's own imports
+            words = ["memstore", "serve", ROOT, "--address", self.address(number), "--join", self.address(0), *options]
+        else:
+            words = [AGENT, ROOT, self.address(number), self.address(0)]
+        with open(self._logs / f"host{number}.log", "ab") as log:
+            self._agents[number] = self.hosts[number].popen(
+                [*before, sys.executable, "-m", *words], env=self.environment, stdout=log, stderr=log
+            )
+
+    def agent(self, number: int) -> subprocess.Popen[Any]:
+        return self._agents[number]
+
+    def kill_agent(self, number: int) -> None:
+        """And its index process with it, soon."""
+        self._agents[number].kill()
+        self._agents[number].wait(LONG)
+
+    def index_process(self, number: int) -> int:
+        """The pid of a host's index process, the agent's only child."""
+        pid = self._agents[number].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        wait_until(lambda: children.read_text().split(), f"host {number} has an index process: {self.log(number)}")
+        return int(children.read_text().split()[0])
+
+    def log(self, number: int) -> str:
+        return (self._logs / f"host{number}.log").read_text()
+
+    def view(self, number: int) -> dict[str, Any]:
+        """What ROOT/cluster says there; empty: nothing yet."""
+        path = Path(f"/proc/{self._agents[number].pid}/root{ROOT}/cluster")
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def home_of(self, key: str) -> int:
+        """The number of the host that is its home."""
+        members = self.view(0)["members"]
+        view = View(b"", 0, tuple(Member(bytes.fromhex(one["id"]), "", "", one["is_home"]) for one in members), ())
+        home = view.home_of(key.encode()).hex()
+        (address,) = [one["address"] for one in members if one["id"] == home]
+        return [self.address(number) for number in range(len(self.hosts))].index(address)
+
+    def wait_for_members(self, count: int, timeout: float = LONG) -> None:
+        """Until all agents that run know of so many members, and have settled."""
+        deadline = time.monotonic() + timeout
+        while True:
+            views = {number: self.view(number) for number in self._agents}
+            epochs = {view.get("epoch") for view in views.values()}
+            if len(epochs) == 1 and all(_is_settled(view, count) for view in views.values()):
+                return
+            for number, agent in self._agents.items():
+                if agent.poll() is not None:
+                    raise AssertionError(f"the agent of host {number} ended: {self.log(number)}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not {count} members after {timeout} s: {views}")
+            time.sleep(0.02)
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def start(self, number: int, function: Callable[..., object], *arguments: Any) -> Worker:
+        """Calls `function(channel, *arguments)` in a new process on a host."""
+        return self._server(number).start(function, *arguments)
+
+    def call(self, number: int, action: Callable[..., Any], *arguments: Any, timeout: float = LONG) -> Any:
+        """What `action(store, *arguments)` returns in a new process on a host. Raises WorkerError."""
+        with self.start(number, actions.with_store, ROOT, action, arguments) as worker:
+            return worker.recv(timeout)
+
+    def _server(self, number: int) -> ForkServer:
+        """One a host: torch is imported once."""
+        if number not in self._servers:
+            self._servers[number] = ForkServer(["tests.distributed.hosts.clients"], python=str(self._python(number)))
+        return self._servers[number]
+
+    def _python(self, number: int) -> Path:
+        """A program that is the interpreter, on that host."""
+        path = self._logs / f"python-on-host{number}"
+        secret = f"MEMSTORE_SECRET_FILE={self._secret}"
+        words = [*self.hosts[number].entering(), *self._before[number], "env", secret, sys.executable]
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        path.chmod(0o700)
+        return path
+
+    # --- their end ----------------------------------------------------------------------------------------------------
+
+    def kill_host(self, number: int) -> None:
+        """All of its processes. Its `/dev/shm` keeps its files."""
+        self.hosts[number].kill()
+        server = self._servers.pop(number, None)
+        if server is not None:
+            server.close()
+
+    def begin_anew(self, number: int, before: Sequence[str] = ()) -> None:
+        """As after a reboot: its processes are gone, and what was in its memory. It is served at once."""
+        self.kill_host(number)
+        self.hosts[number].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=LONG)
+        self.serve(number, before=before)
+        self.wait_for_members(len(self.hosts))
+
+    def restore(self) -> None:
+        """As it was in the beginning: all serve, nothing is cut, no key is there."""
+        for first in range(len(self.hosts)):
+            for second in range(first + 1, len(self.hosts)):
+                self.hosts.heal(first, second)
+                self.hosts.delay(first, second, 0)
+        for number, agent in self._agents.items():
+            if agent.poll() is not None:
+                self.serve(number, *self._options[number], before=self._before[number])
+        self.wait_for_members(len(self.hosts))
+        for number in self._agents:
+            self.call(number, actions.delete_all)
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        for agent in self._agents.values():
+            agent.kill()
+        for agent in self._agents.values():
+            agent.wait(LONG)
+
+
+@contextlib.contextmanager
+def served(hosts: Hosts, folder: Path, options: Sequence[Sequence[str]] | None = None) -> Generator[ServedHosts]:
+    """All of these hosts, serving one store.
+
+    Args:
+        folder: for the secret and the agents' logs.
+        options: of each agent's command line.
+    """
+    served = ServedHosts(hosts, new_secret(folder), folder)
+    try:
+        for number in range(len(hosts)):
+            served.serve(number, *(options[number] if options else ()))
+        served.wait_for_members(len(hosts))
+        yield served
+    finally:
+        served.close()
+        for host in hosts:
+            _clear(host)
+
+
+def wait_until(is_so: Callable[[], object], what: str, timeout: float = LONG) -> None:
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not in {timeout:g} s: {what}")
+        time.sleep(0.01)
+
+
+def new_secret(folder: Path) -> Path:
+    secret = folder / "secret"
+    secret.write_bytes(secrets.token_bytes(32))
+    secret.chmod(0o600)
+    return secret
+
+
+def _is_settled(view: dict[str, Any], count: int) -> bool:
+    """Not what an index process has left that was killed."""
+    if len(view.get("members", ())) != count or view["waits_for"] or view["is_joining"]:
+        return False
+    try:
+        return Path(f"/proc/{view['index_process']}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _clear(host: Host) -> None:
+    """The next test's hosts have nothing in their memory."""
+    host.kill()
+    host.run(["sh", "-c", "rm -rf /dev/shm/*"], timeout=LONG)

@@ -1,0 +1,117 @@
+"""Histories of one key, and whether some order of its operations explains them.
+
+An operation has an effect at one moment between its start and its end. One whose outcome is unknown may have it at any
+time after its start, or never. A *loss* is such an operation too: a host died, and with it a value that it had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PUT, DELETE, GET, LOSS = "put", "delete", "get", "loss"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a process saw of one call.
+
+    Attributes:
+        value: that was put or got; None: the key was deleted, or found missing. Each value is put once.
+        version: of that value; 0: the key was missing; None: unknown.
+        old: of a put or delete: the version that it must have replaced; None: any.
+        end: math.inf: its outcome is unknown.
+        lost: of a loss: the values that may be lost.
+    """
+
+    kind: str
+    start: float
+    end: float
+    value: int | None = None
+    version: int | None = None
+    old: int | None = None
+    lost: frozenset[int] = frozenset()
+
+    @property
+    def may_not_happen(self) -> bool:
+        return self.end == math.inf
+
+
+def check_history(operations: Sequence[Operation]) -> str | None:
+    """None if an order explains the operations of one key, else what can't be explained."""
+    versions: dict[int, int] = {}
+    put = {operation.value for operation in operations if operation.kind == PUT}
+    for operation in operations:
+        if operation.value is None:
+            continue
+        if operation.value not in put:
+            return f"{operation}: this value was never put"
+        if (
+            operation.version is not None
+            and versions.setdefault(operation.value, operation.version) != operation.version
+        ):
+            return f"{operation}: this value had version {versions[operation.value]} before"
+    told = {version for one in operations for version in (one.version, one.old) if version}
+    if told <= set(versions.values()):  # what nobody ever saw, and nobody was told of, explains nothing, unless lost
+        seen = {operation.value for operation in operations if operation.kind == GET} | set(versions)
+        seen |= {value for operation in operations for value in operation.lost}
+        operations = [one for one in operations if one.kind != PUT or not one.may_not_happen or one.value in seen]
+    deepest = _search(operations, versions)
+    return None if deepest is None else f"nothing explains {deepest} among {len(operations)} operations"
+
+
+def _search(operations: Sequence[Operation], versions: dict[int, int]) -> Operation | None:
+    """Depth first over all orders that respect time, each state once. Returns the operation where all of them end."""
+    operations = sorted(operations, key=lambda operation: operation.start)
+    everything = (1 << len(operations)) - 1
+    needed = sum(1 << number for number, operation in enumerate(operations) if not operation.may_not_happen)
+    waiting: list[tuple[int, int | None, int]] = [(0, None, 0)]  # done, the value, the largest version so far
+    known = set(waiting)
+    best, stuck = -1, None
+    while waiting:
+        done, value, largest = waiting.pop()
+        if done & needed == needed:
+            return None
+        left = [number for number in range(len(operations)) if not done >> number & 1]
+        first_end = min(operations[number].end for number in left)
+        if done.bit_count() > best:
+            best = done.bit_count()
+            stuck = min((operations[number] for number in left if needed >> number & 1), key=lambda one: one.end)
+        for number in left:
+            operation = operations[number]
+            if operation.start > first_end:
+                break
+            after = _apply(operation, value, largest, versions)
+            if after is None:
+                continue
+            following = (done | 1 << number, *after)
+            if following not in known:
+                known.add(following)
+                waiting.append(following)
+    assert everything, "an empty history is explained"
+    return stuck
+
+
+def _apply(
+    operation: Operation, value: int | None, largest: int, versions: dict[int, int]
+) -> tuple[int | None, int] | None:
+    """The value and the largest version afterwards; None: it can't happen here."""
+    at = 0 if value is None else versions.get(value)
+    if operation.old is not None and at is not None and at != operation.old:
+        return None
+    if operation.kind == LOSS:
+        return (None, largest) if value in operation.lost else None
+    if operation.kind == DELETE:
+        return (None, largest)
+    if operation.kind == PUT:
+        assert operation.value is not None
+        version = versions.get(operation.value, largest)
+        return (operation.value, version) if version > largest or operation.value not in versions else None
+    if operation.version == 0 and value is not None:
+        return None
+    if operation.value is not None and operation.value != value:
+        return None
+    if operation.version is not None and at is not None and operation.version != at:
+        return None
+    return (value, largest)

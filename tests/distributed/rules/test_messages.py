@@ -1,0 +1,97 @@
+"""What comes from the network is checked when it is decoded: kinds, types and bounds."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import hypothesis
+import hypothesis.strategies as st
+import msgspec
+import pytest
+
+from memstore.distributed.rules import messages
+from memstore.distributed.rules.messages import (
+    Answer,
+    Call,
+    Change,
+    Commit,
+    Found,
+    Give,
+    List,
+    Lookup,
+    Place,
+    Release,
+    Request,
+    Wait,
+)
+
+encode = msgspec.msgpack.encode
+REQUESTS = msgspec.msgpack.Decoder(Request)
+ANSWERS = msgspec.msgpack.Decoder(Answer)
+CALL = Call(1, 0, 1, 1)
+
+
+def test_every_kind_has_a_number_of_its_own() -> None:
+    kinds = [*get_args(Request), *get_args(Answer)]
+    numbers = [kind.__struct_config__.tag for kind in kinds]
+    assert len(set(numbers)) == len(kinds) == 37
+    assert {kind.__name__ for kind in kinds} <= set(vars(messages))
+
+
+@hypothesis.settings(max_examples=50)
+@hypothesis.given(
+    st.lists(st.binary(min_size=1, max_size=500), min_size=1, max_size=20),
+    st.none() | st.binary(max_size=100),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None, expect: int | None) -> None:
+    places = (Place(b"m" * 16, 7),)
+    for request in (
+        Commit(CALL, tuple(Change(key, body, places, expect) for key in keys)),
+        Lookup(3, tuple(keys), pin=True),
+    ):
+        assert REQUESTS.decode(encode(request)) == request
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Lookup(1, ()),
+        Lookup(1, (b"",)),
+        Lookup(1, (b"k" * 501,)),
+        Lookup(1, (b"k",) * 65_537),
+        Lookup(-1, (b"k",)),
+        Lookup(2**63, (b"k",)),
+        Wait(1, b"k", 0, 10_001),
+        List(1, b"", b"", 0),
+        List(1, b"", b"", 1025),
+        Commit(CALL, ()),
+        Commit(Call(1, 256, 1, 1), (Change(b"k", None),)),
+        Commit(CALL, (Change(b"k", None, (Place(b"short", 1),)),)),
+        Commit(CALL, (Change(b"k", None, expect=-1),)),
+        Release((Place(b"m" * 16, 2**64 - 1),)),
+        Give(1, b"m" * 17, ()),
+    ],
+    ids=repr,
+)
+def test_what_is_out_of_bounds_is_refused(request_: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        REQUESTS.decode(encode(request_))
+
+
+def test_an_answer_is_no_request() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        REQUESTS.decode(encode(Found(())))
+    with pytest.raises(msgspec.ValidationError):
+        ANSWERS.decode(encode(Lookup(1, (b"k",))))
+
+
+@hypothesis.settings(max_examples=300)
+@hypothesis.given(st.binary(max_size=200))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    for decoder in (REQUESTS, ANSWERS):
+        try:
+            found = decoder.decode(garbage)
+        except msgspec.MsgspecError:
+            continue
+        assert type(found) in get_args(Request) + get_args(Answer)

@@ -1,0 +1,107 @@
+"""Seals that are cut off: what becomes of them is found out, and rows that are acknowledged later are not lost."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from memstore.distributed.rules import partition
+from memstore.distributed.rules.looking import look_at
+from memstore.distributed.rules.messages import Change
+from memstore.distributed.rules.reading import look_up
+from memstore.distributed.rules.steps import view
+from memstore.testing.explore import Fault
+from tests.distributed.rules.scenes import CALM
+from tests.distributed.rules.sealed_rows import SealedRows
+from tests.distributed.rules.world import Weather, World
+
+BAD = Weather(loss=0.05, twice=0.1, late=0.3, stalls=0.01)
+SECONDS = 40.0
+QUICK, MANY = 10, 1000
+
+
+def run(seed: int) -> None:
+    """One dataset, homes that move, kills, and a network that is cut now and then."""
+    world = World(seed, CALM)
+    chance = world.random
+    hosts = [world.add_host(f"h{number}") for number in range(3)]
+    world.serve(hosts[0], "h0")
+    world.serve(hosts[1], "h0", is_home=chance.random() < 0.5)
+    world.run(10)
+    rows = SealedRows(world, hosts[1], b"rows/k")
+    rows.create()
+    world.run(5)
+    world.weather = BAD
+    world.at(chance.uniform(0, SECONDS), lambda: world.serve(hosts[2], "h0"))
+    for _ in range(60):
+        seals, seconds = chance.random() < 0.3, chance.choice([0.5, 3, 20])
+        world.at(
+            chance.uniform(0, SECONDS),
+            lambda seals=seals, seconds=seconds: rows.take_turn(seals=seals, seconds=seconds),
+        )
+    for _ in range(15):
+        world.at(chance.uniform(0, SECONDS), rows.kill)
+    for _ in range(2):
+        at = chance.uniform(0, SECONDS)
+        world.at(at, lambda: world.cut("h1", "h0", one_way=chance.random() < 0.5))
+        world.at(at + chance.uniform(0, 8), world.heal)
+    world.run(SECONDS)
+    world.heal()
+    world.weather = CALM
+    world.serve(hosts[2], "h0")
+    world.run(30)  # what was sent before is here by now
+    rows.take_turn(seals=False, seconds=20)
+    world.run(20)
+    rows.check()
+
+
+def test_rows_are_acknowledged_until_they_are_sealed_and_none_is_lost() -> None:
+    for seed in range(QUICK):
+        print(f"seed {seed}")
+        run(seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_many_schedules() -> None:
+    first = random.SystemRandom().randrange(1 << 30)
+    for seed in range(first, first + MANY):
+        print(f"seed {seed}")
+        run(seed)
+
+
+def _only_look(client: Any, key: bytes, place: Any, until: int) -> Any:
+    (entry,) = yield from look_up([key])
+    return entry is not None and entry.is_mutable
+
+
+def _trust_this_host(client: Any, key: bytes, place: Any, until: int) -> Any:
+    look = yield from view(lambda tables: (look_at(tables, [key]), tables.is_there(place)))
+    return look[1]
+
+
+@pytest.mark.parametrize("broken", [pytest.param(_only_look, marks=pytest.mark.full), _trust_this_host])
+def test_a_rule_that_is_left_out_would_be_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.distributed.rules.sealed_rows.is_unsealed", broken)
+    with pytest.raises(Fault):
+        for seed in range(300):
+            run(seed)
+
+
+@pytest.mark.full  # it takes 75 schedules, 8 s
+def test_a_seal_that_names_no_version_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = partition._refused  # pyright: ignore[reportPrivateUsage]
+
+    def refused(change: Change, old: Any) -> Any:
+        return real(change if change.renews or not change.seals else _of_any_version(change), old)
+
+    monkeypatch.setattr(partition, "_refused", refused)
+    with pytest.raises(Fault):
+        for seed in range(300):
+            run(seed)
+
+
+def _of_any_version(change: Change) -> Change:
+    return Change(change.key, change.body, change.places, seals=change.seals)

@@ -1,0 +1,302 @@
+"""What processes of a schedule do: they read and change a few keys, and write down what they saw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from memstore.distributed.rules import Change, Entry, Place, Send, Steps, reading
+from memstore.distributed.rules.members import EPOCH_BITS
+from memstore.errors import (
+    HomeUnavailableError,
+    KeyNotFoundError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+    VersionConflictError,
+)
+from memstore.testing.explore import Fault
+from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation
+from tests.distributed.rules.scenes import Scene
+from tests.distributed.rules.tables import MERGED, merged_of
+from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process, Task, World
+
+STABLE = [f"stable{number}/x".encode() for number in range(12)]
+PAIR = [b"pair/one", b"pair/two"]
+
+
+class Workload:
+    """Processes, their calls, and the histories of keys.
+
+    Attributes:
+        origin: of each value: the roots that have its bytes.
+        stable: keys that were put, and that nobody changes.
+        under_way: the process of each call.
+    """
+
+    def __init__(self, scene: Scene, world: World) -> None:
+        self.scene, self.world, self.chance = scene, world, world.random
+        self.keys = [f"group{number}/k".encode() for number in range(scene.keys)]
+        self.histories: dict[bytes, list[Operation]] = {key: [] for key in self.keys}
+        self.values = iter(range(1, 1 << 30))
+        self.origin: dict[int, set[bytes]] = {}
+        self.stable: set[bytes] = set()
+        self.owned: list[bytes] = []
+        self.under_way: list[Process] = []
+        self.is_over = False
+
+    def start_process(self, host: Host) -> None:
+        process = self.world.start_process(host)
+        self.world.at(self.chance.uniform(0, 2), lambda: self.do_calls(process, self.scene.calls))
+
+    def do_calls(self, process: Process, left: int) -> None:
+        if not left or not process.is_alive or self.is_over:
+            return
+
+        def go_on() -> None:
+            pause = self.chance.expovariate(self.scene.calls / self.scene.seconds)
+            self.world.at(pause, lambda: self.do_calls(process, left - 1))
+
+        if process.host.tables.standing() is None:  # the store of a host that nobody serves is another one
+            go_on()
+            return
+        key = self.chance.choice(self.keys)
+        kinds = {"put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
+        kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
+        if kind == "put":
+            self.put(process, key, go_on)
+        elif kind == "get":
+            self.get(process, key, go_on)
+        elif kind == "delete":
+            self.delete(process, key, go_on)
+        elif kind == "wait":
+            self.wait(process, key, go_on)
+        elif kind == "put_pair":
+            self.put_pair(process, go_on)
+        elif kind == "get_pair":
+            self.get_pair(process, go_on)
+        else:
+            self.list_stable(process)
+            go_on()
+
+    @property
+    def time(self) -> float:
+        return self.world.now / SECOND
+
+    def call(
+        self, process: Process, steps: AnySteps, seconds: float, ended: Callable[[Any, BaseException | None], None]
+    ) -> Task:
+        def end(result: Any, error: BaseException | None) -> None:
+            self.under_way.remove(process)
+            ended(result, error)
+
+        self.under_way.append(process)
+        return self.world.call(process, steps, seconds, end)
+
+    def put(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
+        host, start, value = process.host, self.time, next(self.values)
+        seen = [one.version for one in self.histories[key] if one.version]
+        expect = self.chance.choice([None, None, 0, self.chance.choice([None, *seen])])
+        self.origin[value] = {host.id}
+        places: tuple[Place, ...] = ()
+        body = str(value).encode()
+        if self.chance.random() < 0.6:
+            places, body = (Place(host.id, host.tables.fill(value)),), b""
+        change = Change(key, body, places, expect)
+        self.commit(process, key, change, value, start, expect, ended)
+
+    def may_fail(self, error: BaseException) -> None:
+        if self.scene.all_must_work:
+            raise Fault(f"nothing is wrong, and a call fails: {error!r}", tuple(self.world.trace))
+
+    def delete(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
+        self.commit(process, key, Change(key, None), None, self.time, None, ended)
+
+    def commit(
+        self,
+        process: Process,
+        key: bytes,
+        change: Change,
+        value: int | None,
+        start: float,
+        expect: int | None,
+        ended: Callable[[], None],
+    ) -> None:
+        history = self.histories[key]
+        kind = DELETE if value is None else PUT
+        unknown = Operation(kind, start, math.inf, value, old=expect)
+        history.append(unknown)  # also if its process is killed
+        what = f"{process.host.address}: {kind} {key!r} {value or ''}"
+        self.world.note(what)
+
+        def end(result: tuple[int, ...] | None, error: BaseException | None) -> None:
+            self.world.note(f"{what} -> {result or repr(error)}")
+            if isinstance(error, HomeUnavailableError | StoreTimeoutError | UnknownOutcomeError):
+                self.may_fail(error)
+            if isinstance(error, UnknownOutcomeError):
+                ended()
+                return
+            history.remove(unknown)
+            if error is None:
+                assert result is not None
+                version = result[0]
+                if kind == DELETE:
+                    history.append(Operation(DELETE, start, self.time, old=version))
+                else:
+                    history.append(Operation(PUT, start, self.time, value, version, old=expect))
+            elif isinstance(error, VersionConflictError):
+                history.append(Operation(GET, start, self.time, version=error.found))
+            elif isinstance(error, KeyNotFoundError):
+                history.append(Operation(GET, start, self.time, version=0))
+            elif not isinstance(error, HomeUnavailableError | StoreTimeoutError):
+                raise error
+            ended()
+
+        seconds = 20 if self.scene.all_must_work else self.chance.choice([1, 5, 20])
+        until = self.world.now + process.host.clock_offset + int(min(seconds, self.scene.patience) * SECOND)
+        task = self.call(process, process.client.commit([change], until), seconds, end)
+        if self.scene.interrupts and self.chance.random() < self.scene.interrupts:
+            self.world.at(self.chance.expovariate(20), task.interrupt)
+
+    def get(self, process: Process, key: bytes, ended: Callable[[], None], *, must: bool = False) -> None:
+        start = self.time
+
+        def end(result: tuple[int, int] | None, error: BaseException | None) -> None:
+            self.world.note(f"{process.host.address}: get {key!r} since {start:.4f} -> {result} {error!r}")
+            if error is None:
+                version, value = result or (0, None)
+                if 0 < version < 1 << EPOCH_BITS:  # of a root that has not joined yet: it gets another version
+                    ended()
+                    return
+                self.histories[key].append(Operation(GET, start, self.time, value, version))
+            elif must or not isinstance(error, HomeUnavailableError):
+                raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
+            ended()
+
+        self.call(process, reading.read(key, lambda entry: self.fetch(process, entry)), 20, end)
+
+    def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
+        if entry.body.startswith(MERGED):
+            value, places = merged_of(entry.body)
+            if not places:
+                return value
+        elif not entry.places:
+            return int(entry.body)
+        values: set[int | None] = set()
+        for place in entry.places:
+            values.add((yield from self.fetch_place(process, place)))
+        if None in values:
+            return None
+        if len(values) > 1:
+            raise Fault(f"a value of several puts: {values}", tuple(self.world.trace))
+        return values.pop()
+
+    def fetch_place(self, process: Process, place: Place) -> Steps[int | None]:
+        host = process.host
+        if place.host == host.id:
+            segment = host.tables.segments.get(place.put_id)
+            return None if segment is None else segment.value
+        standing = host.tables.standing()
+        member = None if standing is None else standing.view.member(place.host)
+        if member is None:
+            return None
+        request: Any = Fetch(place)
+        value: Any = yield Send(member.address, member.id, request)
+        return value or None
+
+    def wait(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
+        start = self.time
+        newer_than = max((one.version or 0 for one in self.histories[key]), default=0)
+
+        def end(version: int | None, error: BaseException | None) -> None:
+            self.world.note(f"{process.host.address}: wait {key!r} {newer_than} -> {version} {error!r}")
+            if error is None:
+                assert version is not None
+                if version <= newer_than:
+                    raise Fault(f"a wait for {key!r} newer than {newer_than} ended with {version}")
+                if version >> EPOCH_BITS:  # else that of a root before it joined, where the key gets another one
+                    self.histories[key].append(Operation(GET, start, self.time, version=version))
+            elif not isinstance(error, StoreTimeoutError):
+                raise error
+            ended()
+
+        self.call(process, reading.wait(key, newer_than), 15, end)
+
+    def fill(self, host: Host) -> None:
+        """Keys that the root has before it is served."""
+        for number in range(self.scene.owned):
+            key, value = f"{host.address}-{number}/k".encode(), next(self.values)
+            tables = host.tables
+            tables.version += 1
+            places = (Place(host.id, tables.fill(value)),) if self.chance.random() < 0.6 else ()
+            entry = Entry(tables.version, b"" if places else str(value).encode(), places)
+            tables.put_record(key, entry)
+            for place in places:
+                tables.own(place, key)
+            self.origin[value] = {host.id}
+            self.keys.append(key)
+            self.histories[key] = [Operation(PUT, self.time, math.inf, value)]
+            self.owned.append(key)
+
+    def registered(self) -> None:
+        """By now all of them are there, but for those that others had put first."""
+        for key in self.owned:
+            first, *later = self.histories[key]
+            if not any(one.kind in (PUT, DELETE, LOSS) for one in later):
+                self.histories[key][0] = replace(first, end=self.time)
+
+    # --- two keys of a group, always put together ---------------------------------------------------------------------
+
+    def put_pair(self, process: Process, ended: Callable[[], None]) -> None:
+        body = str(next(self.values)).encode()
+        changes = [Change(key, body) for key in PAIR]
+
+        def end(_: object, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError):
+                raise error
+            ended()
+
+        self.call(process, process.client.commit(changes, 1 << 62), 5, end)
+
+    def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
+        def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
+            if found is not None and len({entry and entry.body for entry in found}) > 1:
+                raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
+            if error is not None and not isinstance(error, HomeUnavailableError):
+                raise error
+            ended()
+
+        self.call(process, reading.look_up(PAIR), 5, end)
+
+    # --- keys that nobody changes -------------------------------------------------------------------------------------
+
+    def put_stable(self, host: Host) -> None:
+        process = self.world.start_process(host)
+        for key in STABLE:
+
+            def end(result: Any, error: BaseException | None, key: bytes = key) -> None:
+                if error is not None:
+                    raise error
+                self.stable.add(key)
+
+            self.call(process, process.client.commit([Change(key, b"x")], 1 << 62), 10, end)
+
+    def list_stable(self, process: Process) -> None:
+        def listing() -> Steps[list[bytes]]:
+            after, found = b"", list[bytes]()
+            while rows := (yield from reading.page(b"stable", after, limit=2)):
+                found += [key for key, _ in rows]
+                after = rows[-1][0]
+            return found
+
+        def end(found: list[bytes] | None, error: BaseException | None) -> None:
+            if isinstance(error, HomeUnavailableError):
+                return
+            if error is not None:
+                raise error
+            assert found is not None
+            if found != sorted(set(found)) or not self.stable <= set(found):
+                raise Fault(f"{sorted(self.stable)} are listed as {found}", tuple(self.world.trace))
+
+        self.call(process, listing(), 20, end)

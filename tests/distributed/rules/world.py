@@ -1,0 +1,384 @@
+"""Hosts, processes and a network under one scheduler: what happens next is drawn from a seed, and time is a number.
+
+Messages take their time, are lost, come twice, or overtake each other; links are cut, both ways or one. An index
+process that is killed comes back with nothing in memory. A host that is lost comes back with an empty root. Clocks of
+hosts differ by years.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from memstore.distributed.rules import (
+    NOT_SENT,
+    Answer,
+    Client,
+    DeadlinePassed,
+    Index,
+    Look,
+    Member,
+    Pause,
+    Place,
+    Request,
+    Send,
+    Transact,
+    failed_of,
+    found,
+    session_of,
+)
+from memstore.distributed.rules.messages import Wait
+from memstore.distributed.rules.sessions import Sessions
+from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
+from tests.distributed.rules.tables import SimTables
+
+SECOND = 1_000_000_000
+HOUR = 3600.0  # seconds
+CLUSTER = b"C" * 16
+PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "register": 0.1}  # seconds
+
+AnySteps = Generator[Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Bytes of this place. In the store these are streams, beside the messages of the rules."""
+
+    place: Place
+
+
+@dataclass
+class Weather:
+    """How bad the network and the machines are, as probabilities, and seconds."""
+
+    loss: float = 0.02
+    twice: float = 0.02
+    late: float = 0.05  # of messages that take seconds
+    stalls: float = 0.005  # of steps before which a process is stopped for up to 20 s
+    delay: float = 0.002
+
+
+@dataclass
+class Host:
+    address: str
+    clock_offset: int
+    tables: SimTables
+    index: Index | None = None
+    roots: int = 1
+    clients: list[Process] = field(default_factory=list["Process"])
+
+    @property
+    def id(self) -> bytes:
+        return self.tables.member
+
+
+@dataclass
+class Process:
+    """A client process. When it is killed, what it has begun goes no further."""
+
+    host: Host
+    client: Client
+    is_alive: bool = True
+
+
+class World:
+    """Runs steps for hosts and processes. `trace` says what happened, and `seed` makes it happen again."""
+
+    def __init__(self, seed: int, weather: Weather, *, audit_every: float = 2.0, sessions_last: float = HOUR) -> None:
+        self.random = random.Random(seed)
+        self.weather = weather
+        self.periods = {**PERIODS, "audit": audit_every}
+        if sessions_last < HOUR:
+            self.periods["end_sessions"] = sessions_last / 8
+        self.sessions_last = int(sessions_last * SECOND)
+        self.now = 0
+        self.trace: list[str] = []
+        self.hosts: dict[str, Host] = {}
+        self.answers: set[type[Any]] = set()  # the kinds that were given
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._tickets = itertools.count(1)
+        self._replies: dict[int, Callable[[Answer | int | None], None]] = {}
+        self._cut: set[tuple[str, str]] = set()
+        self._clients: dict[tuple[bytes, int], tuple[str, Callable[[], bool]]] = {}  # by member and session
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """Does something that many seconds from now."""
+        heapq.heappush(self._events, (self.now + int(seconds * SECOND), next(self._order), action))
+
+    def run(self, seconds: float) -> None:
+        until = self.now + int(seconds * SECOND)
+        while self._events and self._events[0][0] <= until:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+        self.now = until
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.now / SECOND:9.4f} {text}")
+
+    # --- hosts --------------------------------------------------------------------------------------------------------
+
+    def add_host(self, address: str) -> Host:
+        offset = self.random.randrange(365 * 24 * 3600) * SECOND
+        host = self.hosts[address] = Host(address, offset, SimTables(self._new_id(address, 1)))
+        host.tables.clock = lambda: self.now + offset
+        return host
+
+    def _new_id(self, address: str, root: int) -> bytes:
+        return f"{address}/{root}".encode().ljust(16, b"\0")
+
+    def serve(self, host: Host, seed: str, *, is_home: bool = True) -> None:
+        """Starts the index process, as an agent does."""
+        if host.index is not None:
+            return
+        member = Member(host.id, host.address, host.address, is_home)
+        clock = lambda: self.now + host.clock_offset  # noqa: E731
+        index = host.index = Index(member, seed, clock)
+        index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
+        if seed == host.address and host.tables.standing() is None:
+            found(host.tables, member, CLUSTER)
+        for task, period in self.periods.items():
+            self._repeat(host, index, task, period)
+        self._look_at_waits(host, index)
+
+    def _repeat(self, host: Host, index: Index, task: str, period: float) -> None:
+        def again(_: object = None) -> None:
+            self.at(period * self.random.uniform(0.5, 1.5), start)
+
+        def start() -> None:
+            if host.index is index:
+                duty = getattr(index, task)
+                steps = duty(lambda: self.connected(host)) if task == "end_sessions" else duty()
+                Task(self, host, steps, lambda: host.index is index, again).start()
+
+        self.at(self.random.uniform(0, period), start)
+
+    def kill_index(self, host: Host) -> None:
+        self.note(f"the index process of {host.address} is killed")
+        host.index = None
+        for member, session in list(self._clients):
+            if member == host.id:
+                del self._clients[member, session]
+
+    def lose(self, host: Host) -> None:
+        """All processes of the host, and its memory. It comes back with another root."""
+        self.note(f"{host.address} is lost")
+        host.index = None
+        for process in host.clients:
+            process.is_alive = False
+        host.clients.clear()
+        host.roots += 1
+        host.tables = SimTables(self._new_id(host.address, host.roots))
+        host.tables.clock = lambda: self.now + host.clock_offset
+
+    def start_process(self, host: Host) -> Process:
+        process = Process(host, Client())
+        host.clients.append(process)
+        return process
+
+    def call(
+        self, process: Process, steps: AnySteps, seconds: float, ended: Callable[[Any, BaseException | None], None]
+    ) -> Task:
+        """Runs a call of a process, with a deadline. `ended` gets its result or its error."""
+        task = Task(self, process.host, steps, lambda: process.is_alive, lambda result: ended(result, None))
+        task.failed = lambda error: ended(None, error)
+        task.start()
+        self.at(seconds, task.pass_deadline)
+        return task
+
+    # --- the network --------------------------------------------------------------------------------------------------
+
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        self.note(f"cut {a} -> {b}" + ("" if one_way else " and back"))
+        self._cut.add((a, b))
+        if not one_way:
+            self._cut.add((b, a))
+
+    def heal(self) -> None:
+        self.note("healed")
+        self._cut.clear()
+
+    def connected(self, host: Host) -> set[int]:
+        """Sessions at a host whose clients have a connection: they live, and no link was cut since their last call."""
+        for (member, session), (address, is_alive) in list(self._clients.items()):
+            links = {(address, host.address), (host.address, address)}
+            if member == host.id and (not is_alive() or links & self._cut):
+                del self._clients[member, session]
+        return {session for member, session in self._clients if member == host.id}
+
+    def send(self, host: Host, send: Send, is_alive: Callable[[], bool], reply: Callable[[Any], None]) -> None:
+        """A request from this host. `reply` is called once: with the answer, or None when the link is given up.
+
+        Where there is no way, it may be that no connection can be made: then it is NOT_SENT, and never comes.
+
+        Args:
+            is_alive: whether the process that sends it still lives.
+        """
+        ticket = next(self._tickets)
+        self._replies[ticket] = reply
+        request: Any = send.request
+        sent = self.now
+        is_cut = (host.address, send.address) in self._cut or (send.address, host.address) in self._cut
+        is_away = is_cut or self.hosts[send.address].index is None
+        if is_away and not isinstance(request, Fetch) and self.random.random() < 0.5:
+            self.at(self.random.uniform(0, 1), lambda: self._reply(ticket, NOT_SENT))
+            return
+        self._carry(host.address, send.address, lambda: self._arrive(host.address, send, ticket, sent, is_alive))
+        patience = 12 if isinstance(request, Wait) else self.random.uniform(0.3, 2)
+        if isinstance(request, Look):
+            patience += request.milliseconds / 1000
+        self.at(patience, lambda: self._reply(ticket, None))
+
+    def _arrive(self, sender: str, send: Send, ticket: int, sent: int, is_alive: Callable[[], bool]) -> None:
+        host = self.hosts[send.address]
+        index = host.index
+        if index is None or (send.member is not None and send.member != host.id):
+            return
+        request: Any = send.request
+        session = None if isinstance(request, Fetch) else session_of(request)
+        if session is not None:
+            if sent + host.clock_offset < host.tables.ended_sessions.get(session, 0):
+                return  # no network keeps a message for as long as it takes a session to end
+            if is_alive():
+                self._clients[host.id, session] = sender, is_alive
+        if isinstance(request, Fetch):
+            segment = host.tables.segments.get(request.place.put_id)
+            answer: Any = None if segment is None else segment.value
+            if answer is None:
+                answer = 0
+        else:
+            answer = self.answer(host, index, request)
+        if not isinstance(request, Fetch) and index.may_keep(request, answer):
+            index.keep(ticket, request)
+            return
+        self._carry(host.address, sender, lambda: self._reply(ticket, answer))
+
+    def answer(self, host: Host, index: Index, request: Request) -> Answer:
+        try:
+            answer = index.answer(host.tables, request)
+        except CorruptionError as error:
+            answer = failed_of(error)
+        self.answers.add(type(answer))
+        self._look_at_waits(host, index)
+        return answer
+
+    def _look_at_waits(self, host: Host, index: Index) -> None:
+        for ticket, answer in index.ended_waits(host.tables):
+            self._carry(host.address, "", lambda ticket=ticket, answer=answer: self._reply(ticket, answer))
+
+    def _reply(self, ticket: int, answer: Any) -> None:
+        reply = self._replies.pop(ticket, None)
+        if reply is not None:
+            reply(answer)
+
+    def _carry(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
+        weather, chance = self.weather, self.random
+        copies = 1 if chance.random() > weather.twice else 2
+        for _ in range(copies):
+            if chance.random() < weather.loss:
+                continue
+            delay = chance.expovariate(1 / weather.delay)
+            if chance.random() < weather.late:
+                delay += chance.uniform(0, 20)
+            self.at(delay, lambda: None if (sender, receiver) in self._cut else arrive())
+
+
+class Task:
+    """Steps that are under way."""
+
+    def __init__(
+        self,
+        world: World,
+        host: Host,
+        steps: AnySteps,
+        is_alive: Callable[[], bool],
+        ended: Callable[[Any], None],
+    ) -> None:
+        self._world, self._host, self._tables = world, host, host.tables
+        self._steps, self._is_alive, self._ended = steps, is_alive, ended
+        self.failed: Callable[[BaseException], None] | None = None
+        self._turn = 0
+        self._is_over = self._is_late = self._is_told = False
+        self._action: Any = None
+
+    def start(self) -> None:
+        self._go(lambda: next(self._steps))
+
+    def pass_deadline(self) -> None:
+        """Its time is over. A transaction that is under way ends first, and a message has no answer."""
+        self._is_late = True
+        if isinstance(self._action, Send):
+            self._resume(self._turn, None)
+        elif isinstance(self._action, Pause):
+            self._tell()
+
+    def interrupt(self) -> None:
+        """As KeyboardInterrupt does. The process goes on, with the same client; its user knows nothing of the call."""
+        if not self._is_over and self._is_alive():
+            self._is_over = True
+            self._steps.close()
+            if self.failed is not None:
+                self.failed(UnknownOutcomeError("interrupted"))
+
+    def _tell(self) -> None:
+        if not self._is_told and not self._is_over:
+            self._is_told = True
+            self._go(lambda: self._steps.throw(DeadlinePassed()))
+
+    def _resume(self, turn: int, value: Any) -> None:
+        if turn == self._turn and not self._is_over:
+            self._go(lambda: self._steps.send(value))
+
+    def _go(self, step: Callable[[], Any]) -> None:
+        if not self._is_alive() or self._is_over or self._host.tables is not self._tables:
+            self._is_over = True
+            return
+        self._turn += 1
+        try:
+            action = step()
+        except StopIteration as end:
+            self._is_over = True
+            self._ended(end.value)
+            return
+        except Exception as error:
+            self._is_over = True
+            if self.failed is None or isinstance(error, AssertionError):
+                raise
+            self.failed(error)
+            return
+        self._begin(action, self._turn)
+
+    def _begin(self, action: Any, turn: int) -> None:
+        world = self._world
+        self._action = action
+        if self._is_late and not self._is_told and not isinstance(action, Transact):
+            self._action = None
+            world.at(0, self._tell)
+            return
+        if isinstance(action, Pause):
+            world.at(action.seconds, lambda: self._resume(turn, None))
+        elif isinstance(action, Send):
+            world.send(self._host, action, self._is_alive, lambda answer: self._resume(turn, answer))
+        else:
+            stall = world.random.random() < world.weather.stalls
+            delay = world.random.uniform(0, 20) if stall else world.random.uniform(0, 0.001)
+            world.at(delay, lambda: self._transact(action, turn))
+
+    def _transact(self, action: Transact, turn: int) -> None:
+        if not self._is_alive() or self._is_over or self._host.tables is not self._tables:
+            return
+        try:
+            result = action.action(self._tables)
+        except MemstoreError as error:
+            thrown = error
+            self._go(lambda: self._steps.throw(thrown))
+            return
+        if self._host.index is not None:
+            self._world._look_at_waits(self._host, self._host.index)  # pyright: ignore[reportPrivateUsage]
+        self._resume(turn, result)

@@ -1,0 +1,143 @@
+"""memstore.join, in processes as a launcher starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memstore
+from memstore.distributed.serving.ranks import LOG
+from tests.children import Child, Wire, children, in_child
+from tests.distributed.serving.agents import LONG, Agents, eventually
+
+RANKS = 4
+
+
+@pytest.fixture
+def launched(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A root, in an environment as torchrun makes it. Its agent is ended."""
+    root = f"{agents.folder}/store"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    words = {
+        "MEMSTORE_SECRET_FILE": str(agents.secret),
+        "MASTER_ADDR": "localhost",
+        "MEMSTORE_PORT": str(port),
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "PYTHONPATH": agents.environment["PYTHONPATH"],
+    }
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    yield root
+    for pid in agents.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def rank(wire: Wire, number: int, root: str) -> Any:
+    wire.receive()  # all at once
+    cluster = memstore.join(root, timeout=LONG)
+    assert memstore.join(root, timeout=LONG).hosts == cluster.hosts  # again
+    wire.send((cluster.hosts, cluster.status().hosts[0].incarnation))
+    wire.receive()
+    if number == 0:
+        cluster.stop()
+        cluster.stop()
+    return "done"
+
+
+def test_ranks_that_come_at_once_start_one_agent(agents: Agents, launched: str) -> None:
+    with children(RANKS, rank, launched) as ranks:
+        for child in ranks:
+            child.send()
+        found = {child.receive() for child in ranks}
+        ((hosts, incarnation),) = found
+        assert len(hosts) == 1 and hosts[0].startswith("tcp://127.0.0.1:") and incarnation == 1
+        assert len(agents.processes()) == 2  # the agent, and its index process
+        for child in ranks:
+            child.send()
+        assert [child.receive() for child in ranks] == ["done"] * RANKS
+    eventually(lambda: agents.processes() == [], "no process is left")
+    assert Path(f"{launched}/{LOG}").read_text().count(" serves ") == 1
+
+
+def stay(wire: Wire, root: str) -> None:
+    memstore.join(root, timeout=LONG)
+    wire.send(os.getpid())
+    wire.receive()
+
+
+def test_an_agent_outlives_the_rank_that_started_it_and_serves_the_next(agents: Agents, launched: str) -> None:
+    with Child(stay, launched) as child:
+        child.receive()
+        before = sorted(agents.processes())
+        child.kill()
+    assert len(before) == 2
+    cluster = memstore.join(launched, timeout=LONG)
+    assert sorted(agents.processes()) == before and cluster.root == launched
+    assert in_child(status_in_child, cluster) == [True]  # in a forked process too
+    cluster.stop()
+    eventually(lambda: agents.processes() == [], "no process is left")
+    other = str(agents.folder / "other")
+    memstore.open(other).close()
+    with pytest.raises(memstore.NotServedError, match="was never served"):
+        memstore.Cluster(other)
+
+
+def status_in_child(cluster: memstore.Cluster) -> list[bool]:
+    return [host.alive for host in cluster.status().hosts]
+
+
+def test_hosts_of_a_launcher_join_the_one_that_is_named(
+    agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = memstore.join(launched, timeout=LONG)
+    monkeypatch.setenv("MEMSTORE_ADDRESS", first.hosts[0].replace("127.0.0.1", "127.0.0.2"))
+    second = memstore.join(f"{agents.folder}/second", cluster=first.hosts[0], timeout=LONG)
+    assert len(second.hosts) == 2 and second.hosts[0] == first.hosts[0]
+    eventually(lambda: first.hosts == second.hosts, "both know it")
+    with pytest.raises(memstore.NotServedError, match="is served already, in the cluster of the seed"):
+        memstore.join(launched, cluster="tcp://127.0.0.9:4242", timeout=5.0)
+    second.stop()
+    eventually(lambda: agents.processes() == [], "no process is left")
+
+
+def test_what_stands_in_the_way_is_told(agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="an address is tcp://IP:PORT"):
+        memstore.join(launched, cluster="host:1")
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "8")
+        with pytest.raises(memstore.NotServedError, match="other hosts can't reach"):
+            memstore.join(launched)
+    with monkeypatch.context() as patch:
+        patch.delenv("MASTER_ADDR")
+        with pytest.raises(ValueError, match="Neither cluster= nor MASTER_ADDR"):
+            memstore.join(launched)
+    with monkeypatch.context() as patch:
+        patch.setenv("MEMSTORE_PORT", "many")
+        with pytest.raises(ValueError, match="MEMSTORE_PORT is a port"):
+            memstore.join(launched)
+    assert not os.path.exists(launched)
+    agents.secret.chmod(0o644)
+    with pytest.raises(memstore.NotServedError, match="mode 0644"):
+        memstore.join(launched, timeout=LONG)
+    eventually(lambda: agents.processes() == [], "no process is left")
+
+
+def test_a_seed_that_does_not_answer_is_named_in_time(
+    agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.3", 0))
+        seed = f"tcp://127.0.0.3:{silent.getsockname()[1]}"
+    monkeypatch.setenv("MEMSTORE_ADDRESS", seed.replace("127.0.0.3", "127.0.0.4"))
+    with pytest.raises(memstore.StoreTimeoutError, match=seed):
+        memstore.join(launched, cluster=seed, timeout=1.5)
+    eventually(lambda: agents.processes() == [], "no process is left")

@@ -1,0 +1,49 @@
+"""What an agent's index process says of a host that gives no answer, and while it waits to be let in."""
+
+from __future__ import annotations
+
+from memstore.distributed.serving.silence import LONG, Silences
+from tests.distributed.serving.agents import Agents, eventually
+
+
+class Told:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.now = 100.0
+        self.silences = Silences(self.lines.append, lambda: self.now)
+
+
+def test_a_short_silence_is_not_told() -> None:
+    told = Told()
+    for _ in range(3):
+        told.silences.begin("tcp://10.0.0.1:1", "Connection refused")
+        told.now += LONG / 2
+        told.silences.end("tcp://10.0.0.1:1")
+    assert told.lines == []
+
+
+def test_a_long_one_is_told_once_and_its_end() -> None:
+    told = Told()
+    for _ in range(5):
+        told.silences.begin("tcp://10.0.0.1:1", "Connection refused")
+        told.silences.begin("tcp://10.0.0.2:1", "")
+        told.silences.end("tcp://10.0.0.2:1")
+        told.now += LONG / 2
+    (line,) = told.lines
+    assert line.startswith("tcp://10.0.0.1:1 does not answer (Connection refused)")
+    told.silences.end("tcp://10.0.0.1:1")
+    told.silences.end("tcp://10.0.0.1:1")
+    assert told.lines[1:] == ["tcp://10.0.0.1:1 answers again"]
+
+
+def test_who_waits_for_the_seed_and_for_others_says_so(agents: Agents) -> None:
+    seed = agents.serve("a")
+    other = agents.serve("b", join=seed, members=2)
+    seed.process.kill()
+    seed.process.wait()
+    waiting = agents.start("c", join=seed)
+    eventually(lambda: f"{seed.address} does not answer (Connection refused)" in waiting.log(), "the seed is named")
+    other.process.kill()
+    other.process.wait()
+    agents.start("a", address=seed.address)
+    eventually(lambda: f"the seed {seed.address} lets" in waiting.log(), "so is what the seed waits for")

@@ -1,0 +1,149 @@
+"""`memstore status` and `memstore remove`, as people and scripts meet them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import metadata
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import memstore
+from memstore.cli import main
+from tests.children import in_child
+from tests.distributed.serving.agents import LONG, Agents, eventually
+
+
+class Done(NamedTuple):
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+def command(agents: Agents, *words: str, **environment: str) -> Done:
+    """Forked from this process: to import what a command needs takes longer than the command."""
+    return in_child(run, {**agents.environment, **environment}, words)
+
+
+def run(environment: dict[str, str], words: tuple[str, ...]) -> Done:
+    os.environ.update(environment)
+    sys.argv = ["memstore", *words]
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
+        try:
+            main()
+            code: object = 0
+        except SystemExit as end:
+            code = end.code or 0
+    return Done(code, output.getvalue(), errors.getvalue())
+
+
+def started(agents: Agents, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a fresh process, which has nothing of this one."""
+    return subprocess.run(
+        [sys.executable, "-m", "memstore", *words],
+        env={**agents.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+
+
+def test_a_root_that_was_never_served_is_told_so(agents: Agents) -> None:
+    root = f"{agents.folder}/a"
+    with memstore.open(root) as store:
+        store.put("key", 1)
+    text, as_json = started(agents, "status", root), command(agents, "status", root, "--json")
+    assert (text.returncode, text.stdout) == (0, f"{root} is not served\n")
+    assert json.loads(as_json.stdout) == {"served": False}
+    removed = command(agents, "remove", root, "tcp://127.0.0.1:1")
+    assert removed.returncode == 3 and "was never served" in removed.stderr
+
+
+def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents) -> None:
+    root = f"{agents.folder}/a"
+    with memstore.open(root) as store:
+        store.put("one/key", 1)
+        store.put("two/key", large())
+    seed = agents.serve("a")
+    other = agents.serve("b", "--no-homes", join=seed, members=2)
+    eventually(lambda: seed.view()["epoch"] == other.view()["epoch"], "one view")
+
+    found = json.loads(command(agents, "status", root, "--json").stdout)
+    assert found["served"] and found["seed"] == seed.address and found["epoch"] == seed.view()["epoch"]
+    first, second = found["hosts"]
+    assert (first["address"], second["address"]) == (seed.address, other.address)
+    assert first["alive"] and second["alive"] and first["transport"] == "tcp"
+    assert (first["keys"], second["keys"]) == (2, 0)
+    assert first["live_bytes"] > 1 << 16 and second["live_bytes"] == 0
+    assert first["incarnation"] == second["incarnation"] == 1
+    assert first["memstore"] == memstore.__version__ and first["torch"] == metadata.version("torch")
+
+    text = command(agents, "status", root).stdout
+    assert "received" in text and "…" not in text
+    assert f"seed {seed.address}: 2 of 2 hosts answer" in " ".join(text.split())
+    assert f"memstore {memstore.__version__}, torch {metadata.version('torch')}" in text
+
+    other.process.kill()
+    other.process.wait()
+    first, second = json.loads(command(agents, "status", root, "--json").stdout)["hosts"]
+    assert first["alive"] and not second["alive"] and second["trouble"] == "Connection refused"
+    text = command(agents, "status", root).stdout
+    assert f"seed {seed.address}: 1 of 2" in text and f"{other.address} does not answer: {second['trouble']}" in text
+
+    removed = command(agents, "remove", root, other.address)
+    assert removed.returncode == 0 and removed.stdout == f"{other.address} removed\n", removed.stderr
+    assert len(json.loads(command(agents, "status", root, "--json").stdout)["hosts"]) == 1
+
+
+def large() -> dict[str, object]:
+    return {"w": torch.zeros(1 << 15)}
+
+
+def test_with_another_secret_no_host_is_alive_and_the_reason_is_told(agents: Agents) -> None:
+    seed = agents.serve("a")
+    other = agents.new_secret("other")
+    (host,) = json.loads(command(agents, "status", seed.root, "--json", MEMSTORE_SECRET_FILE=str(other)).stdout)[
+        "hosts"
+    ]
+    assert not host["alive"] and "secret" in host["trouble"]
+
+
+@pytest.mark.parametrize(("words", "missing"), [(("serve", "/x"), "--address"), (("remove", "/x"), "HOST")])
+def test_a_wrong_call_is_told_so(agents: Agents, words: tuple[str, ...], missing: str) -> None:
+    done = command(agents, *words)
+    assert done.returncode == 2 and missing in done.stderr
+
+
+def test_a_refusal_of_serve_has_its_exit_code(agents: Agents) -> None:
+    done = command(agents, "serve", f"{agents.folder}/a", "--address", "host:1")
+    assert done.returncode == 3 and "an address is tcp://IP:PORT" in done.stderr
+
+
+def test_status_says_what_a_get_and_a_slice_have_moved(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(agents.secret))
+    seed = agents.serve("a")
+    other = agents.serve("b", join=seed, members=2)
+
+    def sent() -> int:
+        hosts = memstore.Cluster(other.root).status().hosts
+        return next(host.sent for host in hosts if host.address == seed.address)
+
+    with memstore.open(seed.root, "r+") as here, memstore.open(other.root, "r+") as there:
+        here.put("value/k", torch.arange(1 << 18, dtype=torch.int32).view(-1, 64))
+        begin = sent()
+        assert there.view("value/k")[100:140].sum() == sum(range(6400, 8960))
+        part = sent()
+        assert there.get("value/k").numel() == 1 << 18
+        whole = sent()
+        assert there.get("value/k").numel() == 1 << 18  # the copy is there
+        again = sent()
+    mebibyte, a_little = 1 << 20, 1 << 16
+    assert 40 * 256 <= part - begin < 40 * 256 + a_little
+    assert mebibyte <= whole - part < mebibyte + a_little
+    assert again - whole < a_little
