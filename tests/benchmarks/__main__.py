@@ -1,4 +1,7 @@
-"""`python -m tests.benchmarks`: measures, prints the table, and writes JSON, plots and a page."""
+"""`python -m tests.benchmarks`: measures, prints the table, and writes JSON, plots and a page.
+
+A workload that fails costs itself only: what was measured is written after each, and `--resume` measures the rest.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from tests.benchmarks.report import FORMAT, Report, Workload, read, write
+from tests.benchmarks.report import FORMAT, Report, read, write
 from tests.benchmarks.workloads import LONG, WORKLOADS
 
 REPOSITORY = Path(__file__).parents[2]
 OUTPUT = REPOSITORY / "build" / "benchmarks"  # untracked: runs of this machine
 DOCS = REPOSITORY / "docs"  # tracked: the run that docs/performance.md shows
 IMAGES = "images/performance"
-DATA, LONG_DATA, PAGE = "performance.json", "performance-long.json", "performance.md"
+RESULTS, DATA, LONG_DATA, PAGE = "results.json", "performance.json", "performance-long.json", "performance.md"
 MINUTES, LEAST_MINUTES = 10.0, 0.1
 
 
@@ -35,7 +38,7 @@ def main() -> None:
     if options.publish:
         publish(report)
     else:
-        _write(report, options.output, data="results.json", plots="plots")
+        _write(report, options.output, data=RESULTS, plots="plots")
         _write_page([report], options.output, plots="plots")
 
 
@@ -49,6 +52,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=Path("/dev/shm"), help="where to put stores (/dev/shm)")
     parser.add_argument("--disk", type=Path, default=OUTPUT.parent, help="a folder on a disk, for gather-cold (build)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where JSON, plots and page go (build/benchmarks)")
+    parser.add_argument("--resume", action="store_true", help="measure only what results.json there lacks")
     parser.add_argument("--report", type=Path, metavar="JSON", help="show and write this report; measure nothing")
     parser.add_argument("--publish", action="store_true", help="write docs/performance.{json,md} and its plots")
     options = parser.parse_args()
@@ -75,18 +79,39 @@ def _measure(options: argparse.Namespace) -> Report:
     from tests.benchmarks.session import session
     from tests.benchmarks.workloads import load
 
-    described = machine(options.root)
+    found = Report(FORMAT, date.today().isoformat(), options.quick, machine(options.root), versions(), [])
+    if options.resume:
+        found = _resumed(found, options.output / RESULTS)
     peers = None if options.peers is None else frozenset(options.peers.split(",")) - {"none"}
-    done: list[Workload] = []
-    others = 0.0
+    done = {workload.id: workload for workload in found.workloads}
+    failed: list[str] = []
+    options.output.mkdir(parents=True, exist_ok=True)
     with session(options.root, options.disk, quick=options.quick, peers=peers) as run:
-        for id in options.workload or WORKLOADS:
+        for id in [id for id in options.workload or WORKLOADS if id not in done]:
             print(f"{id}: {(WORKLOADS | LONG)[id]} ...", file=sys.stderr, flush=True)
-            others = max(others, used_by_others())
+            others = max(found.others, round(used_by_others(), 2))
             start = time.monotonic()
-            measured = load(id)(run, options.minutes or MINUTES) if id in LONG else load(id)(run)
-            done.append(msgspec.structs.replace(measured, seconds=round(time.monotonic() - start, 1)))
-    return Report(FORMAT, date.today().isoformat(), options.quick, described, versions(), done, round(others, 2))
+            try:
+                measured = load(id)(run, options.minutes or MINUTES) if id in LONG else load(id)(run)
+            except Exception:
+                logging.exception("%s failed", id)
+                failed.append(id)
+                continue
+            done[id] = msgspec.structs.replace(measured, seconds=round(time.monotonic() - start, 1))
+            in_order = [done[each] for each in WORKLOADS | LONG if each in done]
+            found = msgspec.structs.replace(found, workloads=in_order, others=others)
+            write(found, options.output / RESULTS)
+    if failed:
+        raise SystemExit(f"these failed: {', '.join(failed)}; the others are in {options.output}: --resume goes on")
+    return found
+
+
+def _resumed(new: Report, path: Path) -> Report:
+    """The report of an earlier run of this machine, versions and sizes, to be completed."""
+    old = read(path)
+    if (old.quick, old.machine, old.versions) != (new.quick, new.machine, new.versions):
+        raise SystemExit(f"{path} is of another machine, of other versions, or quick: measure again")
+    return old
 
 
 def publish(report: Report) -> None:

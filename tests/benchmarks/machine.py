@@ -23,6 +23,7 @@ PACKAGES = (
     "torchsnapshot",
     "torch_checkpointing",
     "cpprb",
+    "torchmonarch",
 )
 HUGE_PAGE = 2 << 20
 SMALL = 64 << 10  # below, a put finds its pages in the lists that each core keeps

@@ -16,6 +16,7 @@ from tests.benchmarks.table import amount, named
 
 WITH_MARKERS = 20  # points a line
 A_SCALE = 6  # labels, about
+A_LABEL = 0.12  # of the width of a plot's lines
 COLOURS: dict[Role, str] = {"memstore": "#1b6ca8", "peer": "#b9c3cc", "limit": "#e0a030"}
 OURS = ("#1b6ca8", "#7dbdf0", "#0b3556", "#3fa3a3")
 LINES = ("#7a8a99", "#c46a5a", "#6a9a6a", "#8a6ab0", "#b08a30", "#4aa0a0")
@@ -100,16 +101,27 @@ def _lines(series: Series) -> Canvas:
             axes.yaxis.set_major_locator(MultipleLocator(2.0 ** round(log2(top / A_SCALE))))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, series.unit)))
         axes.grid(True, axis="y", color="#d8dde2", linewidth=0.6)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, series.x_unit)))
     else:
         axes.set_xscale("log", base=10 if series.x_unit == "n" else 2)
-        axes.set_xticks(sorted({figure.x or 0.0 for figure in series.figures}))
+        sizes = sorted({figure.x or 0.0 for figure in series.figures})
+        axes.set_xticks(sizes, _labels(sizes, series.x_unit))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_yscale("log")
         _finish(axes.yaxis, series)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value, series.x_unit)))
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     _entitle(axes, series)
     return canvas
+
+
+def _labels(sizes: list[float], unit: str) -> list[str]:
+    """Of a logarithmic axis. What would run into the label before stands on a line of its own, below."""
+    room = log2(sizes[-1] / sizes[0]) * A_LABEL
+    labels: list[str] = []
+    for i, size in enumerate(sizes):
+        is_below = bool(labels) and not labels[-1].startswith("\n") and log2(size / sizes[i - 1]) < room
+        labels.append("\n" * is_below + amount(size, unit))
+    return labels
 
 
 def _entitle(axes: Any, series: Series) -> None:

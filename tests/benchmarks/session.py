@@ -49,9 +49,12 @@ class Session:
 
     @contextmanager
     def started(
-        self, kinds: Iterable[type[P]], *, where: Path | None = None
+        self, kinds: Iterable[type[P]], *arguments: Any, where: Path | None = None
     ) -> Generator[tuple[list[P], list[Absent]]]:
-        """Starts the peers that are here, says why the others are not, and closes all at the end."""
+        """Starts the peers that are here, says why the others are not, and closes all at the end.
+
+        They are made of a folder of their own and these arguments.
+        """
         running: list[P] = []
         absent: list[Absent] = []
         with ExitStack() as stack:
@@ -63,7 +66,7 @@ class Session:
                 if reason is None:
                     folder = Path(tempfile.mkdtemp(prefix=f"{kind.id}-", dir=where or self.root))
                     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-                    peer = kind(folder)
+                    peer = kind(folder, *arguments)
                     stack.callback(peer.close)
                     reason = _start(peer)
                     if reason is None:

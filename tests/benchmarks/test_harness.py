@@ -17,7 +17,7 @@ import torch
 
 import memstore
 import tests.benchmarks.__main__ as main
-from tests.benchmarks import pages
+from tests.benchmarks import pages, workloads
 from tests.benchmarks.document import markdown
 from tests.benchmarks.measure import Contestant, compare, spread, take_turns
 from tests.benchmarks.peers import same
@@ -371,3 +371,33 @@ def test_what_can_not_be_run_is_refused(given: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", ["benchmarks", *given.split()])
     with pytest.raises(SystemExit):
         main.parsed()
+
+
+def test_a_workload_that_fails_costs_itself_only_and_the_rest_is_measured_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    calls: list[str] = []
+
+    def load(id: str) -> Any:
+        def measure(_: Any) -> Workload:
+            calls.append(id)
+            if id == "slice" and calls.count(id) == 1:
+                raise RuntimeError("the first time")
+            return Workload(id, id, "", [], [])
+
+        return measure
+
+    monkeypatch.setattr(workloads, "load", load)
+    arguments = ["", "small", "slice", "start", "--quick", "--output", str(tmp_path), "--root", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match="these failed: slice"):
+        main.main()
+    assert [one.id for one in read(tmp_path / main.RESULTS).workloads] == ["small", "start"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--resume"])
+    main.main()
+    assert [one.id for one in read(tmp_path / main.RESULTS).workloads] == ["small", "slice", "start"]
+    assert calls == ["small", "slice", "start", "slice"]
+    monkeypatch.setattr(sys, "argv", [*(word for word in arguments if word != "--quick"), "--resume"])
+    with pytest.raises(SystemExit, match="measure again"):
+        main.main()
