@@ -300,6 +300,17 @@ def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
 
 
 @pytest.mark.full
+def test_example_learns_on_a_monarch_mesh() -> None:
+    pytest.importorskip("gymnasium")
+    if find_spec("monarch") is None:  # not imported here: what is forked from this process later could not use it
+        pytest.skip("torchmonarch isn't installed")
+    output = run_example("monarch_rl.py", "--until", "60", "--generators", "1", timeout=280)
+    best = re.search(r"the best evaluation: (\d+)", output)
+    assert best and float(best[1]) >= 60, output
+    assert re.search(r"trainer 0 +\S+ +\d+ +0\.\d+ +\d+ +0\.\d+", output), output
+
+
+@pytest.mark.full
 def test_demo_finds_no_torn_read() -> None:
     run_demo("--steps", "60", "--pace", "0.02", expected=0)
 

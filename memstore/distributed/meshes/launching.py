@@ -207,4 +207,4 @@ def _named_port() -> int:
 
 def _failed(error: Exception) -> bytes:
     text = str(error) or type(error).__name__
-    return encode(Failed(type(error).__name__, text[:LONGEST_TEXT]))
+    return encode(Failed(socket.gethostname(), type(error).__name__, text[:LONGEST_TEXT]))

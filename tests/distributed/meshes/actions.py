@@ -38,8 +38,13 @@ def take_this_host() -> None:
 
 def attach(address: str, workers: Sequence[str]) -> None:
     """Workers that run already, by TCP, from a process at this IP."""
-    enable_transport(f"tcp://{address}:0")
+    if not _meshes:
+        enable_transport(f"tcp://{address}:0")
     _meshes["mesh"] = attach_to_workers(ca="trust_all_connections", workers=workers)
+
+
+def wait_for_mesh() -> None:
+    _meshes["mesh"].initialized.get(60)
 
 
 def serve(root: str, **options: Any) -> tuple[str, ...]:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import memstore
 from tests.distributed.meshes.owners import Owner, environment, needs_monarch
-from tests.distributed.serving.agents import Agents, agents_in, eventually
+from tests.distributed.serving.agents import Agents, eventually
 
 pytestmark = needs_monarch
-
-
-@pytest.fixture
-def agents(scratch: str, tmp_path: Path) -> Iterator[Agents]:
-    """None of its own: it looks after those that are started in its folder."""
-    with agents_in(Path(scratch).parent, tmp_path) as made:
-        yield made
-        for pid in made.processes():
-            os.kill(pid, 9)
 
 
 def free_port() -> int:
