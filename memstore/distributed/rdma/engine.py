@@ -9,6 +9,7 @@ import contextvars
 import importlib
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from memstore.late_imports import between_forks
@@ -61,9 +62,9 @@ class MonarchEngine:
 
     def register(self, memory: memoryview) -> bytes:
         try:
-            buffer: Any = self._context.copy().run(self._rdma.RDMABuffer, memory)
-            parts: dict[str, Any] = vars(buffer)
-            handle: str = parts[_NATIVE].__reduce__()[1][0]
+            make: Callable[[memoryview], object] = self._rdma.RDMABuffer
+            buffer = self._context.copy().run(make, memory)
+            handle: str = vars(buffer)[_NATIVE].__reduce__()[1][0]
         except Exception as error:  # of any class: Monarch's are many, and its own affair
             raise EngineError(_first_line(error)) from error
         self._registered.append((buffer, memory))
