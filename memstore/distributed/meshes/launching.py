@@ -37,6 +37,7 @@ from memstore.distributed.meshes.settling import settle
 from memstore.distributed.serving import (
     ADDRESS_VARIABLE,
     PORT_VARIABLE,
+    has_rdma,
     is_served,
     standing_at,
     start_agent,
@@ -147,7 +148,8 @@ class Launching:
                 else:
                     address = Address(order.ip, free_port(order.ip, order.port))
                 seed = parse_address(order.seed) if order.seed else address
-                start_agent(self._root, address, seed, deadline, timeout, told=self._note)
+                transport = _transport_here(order.transport)
+                start_agent(self._root, address, seed, deadline, timeout, transport=transport, told=self._note)
         found = wait_until_member(self._root, deadline, timeout)
         member = found.view.member(found.member)
         if order.seed and found.view.seed_address != order.seed:
@@ -171,6 +173,11 @@ class Launching:
             self._agent = 0
         if agent:
             _end(agent)
+
+
+def _transport_here(transport: str) -> str:
+    """Who serves a mesh runs Monarch between its hosts anyway: RDMA is the default where there is some."""
+    return "rdma" if transport == "auto" and has_rdma() else transport
 
 
 def _end(agent: int) -> None:
