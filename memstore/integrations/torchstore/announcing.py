@@ -29,10 +29,6 @@ class Paths(Actor):
     async def find(self, name: str) -> str | None:
         return self._paths.get(name)
 
-    @endpoint
-    async def withdraw(self, name: str) -> None:
-        self._paths.pop(name, None)
-
 
 async def _paths() -> Any:
     return await get_or_spawn_controller(_ACTOR, Paths)
@@ -44,10 +40,5 @@ async def announce(name: str, path: str) -> None:
 
 
 async def find(name: str) -> str | None:
-    """The root of a store, if some process of the job has announced it."""
+    """The root of a store, if some process of the job has announced it; it may have been shut down since."""
     return await (await _paths()).find.call_one(name)
-
-
-async def withdraw(name: str) -> None:
-    """Says that it is shut down."""
-    await (await _paths()).withdraw.call_one(name)

@@ -48,17 +48,17 @@ async def initialize(
 
 
 async def shutdown(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Removes the store, for all processes. What they got from it stays valid. Without such a store nothing happens."""
+    """Removes the store, for all processes. What they got from it stays valid. Without such a store nothing happens.
+
+    After `initialize_spmd` every rank calls it, and the first one of each host removes what is there.
+    """
+    reset_client(store_name)
     try:
         path = await find(store_name)
     except NotAStoreError:
-        reset_client(store_name)
-        return
-    monarch = announcing()
-    if monarch is not None:
-        await monarch.withdraw(store_name)
-    reset_client(store_name)
-    await asyncio.to_thread(folders.remove, store_name, path)
+        path = None
+    if not await asyncio.to_thread(folders.leave, store_name) and path is not None:
+        await asyncio.to_thread(folders.remove, path)
 
 
 async def client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> Client:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import memstore
-from memstore.errors import CrossHostError, KeyNotFoundError, StructureMismatchError, UnsupportedValueError
+from memstore.errors import CrossHostError, KeyNotFoundError, PartialCommitError, StructureMismatchError, UnsupportedValueError
 from memstore.integrations.torchstore.leaves import fill, fill_common, has_leaf, leaf_of
 from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
@@ -78,6 +78,10 @@ def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) 
         if target is None:
             return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
         _fill_leaf(key, leaf, target)
+    except PartialCommitError as error:
+        error.args = (f"{key!r} is partially committed: {error.message}",)
+        error.message = error.args[0]
+        raise
     return target
 
 
@@ -106,13 +110,15 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
             store.version(_stored(key))  # raises what a get of it would, before anything is written
     whole = [key for key, target in targets.items() if target is None and _stored(key) in store]
     try:
-        found = store.get_many([_stored(key) for key in whole])
-    except CrossHostError:
-        found = {}
-    return {
-        key: found[_stored(key)] if _stored(key) in found and target is None else get(store, key, target, None)
-        for key, target in targets.items()
-    }
+        values = store.get_many([_stored(key) for key in whole])
+    except (CrossHostError, UnsupportedValueError):  # several homes; or from a device that this process lacks
+        values = {}
+    found = {key: _on_cpu(values[_stored(key)]) for key in whole if values}
+    return {key: found[key] if key in found else get(store, key, target, None) for key, target in targets.items()}
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -> Any:

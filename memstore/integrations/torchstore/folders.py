@@ -55,6 +55,7 @@ class OwnedStore:
 
 
 _owned: dict[str, OwnedStore] = {}
+_followed: set[str] = set()  # names of stores that the first rank of this host owns, and shuts down
 
 
 def make(name: str) -> str:
@@ -101,13 +102,28 @@ def known_path(name: str) -> str | None:
     return path if path and os.path.exists(f"{path}/memstore.json") else None
 
 
-def remove(name: str, path: str) -> None:
-    """Removes a store, whoever has made it. Values that were got from it stay as they are."""
-    shutil.rmtree(path, ignore_errors=True)
+def follow(name: str, path: str) -> None:
+    """This rank uses what the first rank of its host has made."""
+    os.environ[ROOT_VARIABLE] = os.path.dirname(path)
+    _followed.add(name)
+
+
+def leave(name: str) -> bool:
+    """Ends what this process has to do with a store that it owns, or follows. False: it does neither."""
+    if name in _followed:
+        _followed.remove(name)
+        return True
     owned = _owned.get(name)
-    if owned is not None and owned.path == path and owned.pid == os.getpid():
-        del _owned[name]
-        _give_up(owned)
+    if owned is None or owned.pid != os.getpid():
+        return False
+    del _owned[name]
+    _give_up(owned)
+    return True
+
+
+def remove(path: str) -> None:
+    """Removes a store that another process has made. Values that were got from it stay as they are."""
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _give_up(owned: OwnedStore) -> None:

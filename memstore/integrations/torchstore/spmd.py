@@ -118,8 +118,7 @@ def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> None:
     count = next(_counts.setdefault(name, itertools.count(1)))
     word = f"memstore/torchstore/{name}/{count}/{env.group_rank}"
     if env.local_rank:
-        path = _hear(store, word, timeout.total_seconds())
-        os.environ[folders.ROOT_VARIABLE] = os.path.dirname(path)
+        folders.follow(name, _hear(store, word, timeout.total_seconds()))
         return
     try:
         path = folders.make(name)
