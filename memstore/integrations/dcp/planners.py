@@ -1,6 +1,7 @@
 """torch's planners, with bytes items that are neither pickled nor unpickled.
 
-What is no tensor is stored as memstore stores it elsewhere: containers, numbers, texts, arrays, dataclasses and more. A loader tells by its first bytes whether an item was saved so.
+What is no tensor is stored as memstore stores it elsewhere: containers, numbers, texts, arrays, dataclasses and more.
+A loader tells by its first bytes whether an item was saved so.
 """
 
 from __future__ import annotations
