@@ -65,7 +65,9 @@ def serve(
             share a folder, since they are processes of one machine, are one host of the store.
         root: the store's folder on each host, which is created where there is none. A relative one is of this
             process's folder.
-        transport: how bytes move between hosts.
+        transport: which way bytes take between hosts: "tcp"; "rdma", experimental, since it has not run on hardware
+            yet; "monarch", as "rdma" over Monarch's TCP fallback, for tests. "auto": "rdma" on hosts that have
+            ibverbs, else "tcp". Hosts that have none in common take TCP.
         secret: what all hosts are to know, 32 to 4,096 bytes of UTF-8. None: the one that the environment's
             MEMSTORE_SECRET_FILE names here, or the one that the hosts have already, or a new, random one. It travels in
             a message of Monarch, and lies in ROOT/secret on each host.
@@ -74,7 +76,8 @@ def serve(
     Returns: the cluster.
 
     Raises:
-        NotServedError: a host can't be a member, or the roots belong to other hosts. The message names the host.
+        NotServedError: a host can't be a member, or the roots belong to other hosts; or it has no ibverbs, and
+            `transport` is "rdma". The message names the host.
         StoreTimeoutError: not in time; it names who was waited for.
         MissingPackageError: Monarch isn't installed: pip install 'memstore[cluster]'.
         SecretError: the secret is too short or too long.

@@ -40,6 +40,7 @@ from memstore.distributed.serving.ranks import (
     turn,
     wait_until_member,
 )
+from memstore.distributed.serving.transports import has_rdma
 
 __all__ = [
     "ADDRESS_VARIABLE",
@@ -48,6 +49,7 @@ __all__ = [
     "PORT_VARIABLE",
     "actors_at",
     "halt",
+    "has_rdma",
     "is_served",
     "join",
     "raise_silent",

@@ -30,7 +30,7 @@ from memstore.engine import Creation, absolute_path, close_root, deadline_after,
 from memstore.errors import NotServedError, StoreTimeoutError
 
 PORT = 7411
-PORT_VARIABLE, ADDRESS_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS"
+PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
 PROGRAM = "memstore.distributed.serving.agent_process"
 # By these a process of Monarch's knows what it is: one that is started there is none.
@@ -158,13 +158,18 @@ def start_agent(
     deadline: float,
     timeout: float,
     *,
+    transport: str | None = None,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Returns when it says that the host is a member. It is ended if that takes too long.
 
     Args:
+        transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
         told: gets its pid, as soon as there is one.
     """
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
+    if transport is not None:
+        environment[TRANSPORT_VARIABLE] = transport
     reader, writer = os.pipe()
     try:
         with open(f"{path}/{LOG}", "ab") as output:
@@ -175,7 +180,7 @@ def start_agent(
                 stderr=output,
                 pass_fds=(writer,),
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS},
+                env=environment,
             )
         told(agent.pid)
         os.close(writer)
