@@ -44,6 +44,7 @@ from memstore.undecodable import UNDECODABLE
 
 AT_ONCE = 2  # reads under way
 STALLED = 5.0  # seconds for a piece
+ENDED_WITHIN = 0.5  # seconds: reads under way, once another has failed, or the process is gone
 AWAY = 30.0  # seconds for which a host that could not be read is left alone
 
 
@@ -163,8 +164,7 @@ class _Transfer:
                 send_all(self._target, [slot.memory[:size]])
                 free.append(slot)
         finally:
-            for slot, reading, _ in self._under_way:
-                self._lane.doubt(slot, reading)
+            self._end_others()
         rest = _receive(self._owner, nbytes % STAGED_UNIT + 1)  # and whether all were whole
         send_all(self._target, [memoryview(rest)])
 
@@ -193,6 +193,15 @@ class _Transfer:
         self._under_way.popleft()
         self._owner.send(READ)
         return slot, size
+
+    def _end_others(self) -> None:
+        """After a failure: those that come all the same leave nothing to doubt."""
+        until = time.monotonic() + ENDED_WITHIN
+        for slot, reading, _ in self._under_way:
+            try:
+                reading.wait(max(until - time.monotonic(), 0.0))
+            except (TimeoutError, EngineError):
+                self._lane.doubt(slot, reading)
 
     def _patience(self) -> float:
         return max(min(self._deadline - time.monotonic(), STALLED), 0.0)

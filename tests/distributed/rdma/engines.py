@@ -64,9 +64,9 @@ class HeldEngine:
         return name
 
     def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> HeldReading:
-        source = self._registered[handle]
-        if len(source) != nbytes:
-            raise EngineError(f"a handle of {len(source):,} bytes, and {nbytes:,} are to be read")
+        source = self._registered.get(handle)
+        if source is None or len(source) != nbytes:
+            raise EngineError(f"no handle of {nbytes:,} bytes")
         reading = HeldReading(source, into, seconds)
         self.readings.append(reading)
         if self.fails is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 
 from memstore.distributed.rdma import bringing, slots
 from memstore.distributed.transfers import announce, relay
-from memstore.distributed.transfers.messages import STAGED_UNIT
+from memstore.distributed.transfers.messages import (
+    FAILED,
+    FOLLOWS,
+    HEAD,
+    LENGTH,
+    STAGED_UNIT,
+    Bring,
+    Stage,
+    Staged,
+    encode,
+)
 from memstore.engine import PinOptions
 from memstore.errors import CorruptionError
 from memstore.view import view
@@ -158,20 +169,15 @@ def nothing_comes(planes: Planes) -> None:
     planes.engine.holds = True
 
 
-TROUBLES = [
-    no_plane_there,
-    no_plane_here,
-    nobody_here,
-    no_memory_here,
-    no_memory_there,
-    reads_fail,
-    lanes_are_taken,
-    far_lanes_are_taken,
-    nothing_comes,
-]
+TROUBLES = [no_plane_there, nobody_here, reads_fail, nothing_comes]
+RARER = [no_plane_here, no_memory_here, no_memory_there, lanes_are_taken, far_lanes_are_taken]
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
+@pytest.mark.parametrize(
+    "trouble",
+    [*TROUBLES, *(pytest.param(one, marks=pytest.mark.full) for one in RARER)],
+    ids=lambda trouble: trouble.__name__,
+)
 def test_whatever_is_in_the_way_it_comes_over_tcp(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Planes], None]
 ) -> None:
@@ -183,6 +189,53 @@ def test_whatever_is_in_the_way_it_comes_over_tcp(
     for reading in planes.engine.readings:
         if not reading.has_come and reading.error is None:
             reading.fail("its time is over")
+
+
+def staged(handle: bytes, nbytes: int) -> bytes:
+    said = encode(Staged(handle, nbytes))
+    return HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(len(said)) + said
+
+
+# What a host says that keeps to no rule; then it ends the stream.
+LIES = {
+    "nothing": b"",
+    "another kind": HEAD.pack(9, 0),
+    "more bytes than were asked for": HEAD.pack(FOLLOWS, 1 << 50),
+    "a long failure": HEAD.pack(FAILED, 1 << 40),
+    "no failure": HEAD.pack(FAILED, 4) + b"\xff" * 4,
+    "a long piece": HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(1 << 30),
+    "no piece": HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(4) + b"\xff" * 4,
+    "an empty piece": staged(b"1", 0),
+    "a piece larger than a slot": staged(b"1", slots.SLOT + MIB),
+    "a part of a unit": staged(b"1", MIB + 1),
+    "nobody's handle": staged(b"nobody's", slots.SLOT),
+    "a handle that is no text": staged(b"\xff", slots.SLOT),
+    "one piece": HEAD.pack(FOLLOWS, 20 * MIB),
+}
+
+
+class Liar:
+    def __init__(self, lie: bytes) -> None:
+        self._lie = lie
+
+    def stage(self, stream: socket.socket, _: Stage) -> None:
+        stream.sendall(self._lie)
+        raise ConnectionError
+
+    def bring(self, stream: socket.socket, request: Bring) -> None:
+        raise NotImplementedError
+
+
+def test_a_host_that_keeps_to_no_rule_costs_a_transfer(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (relay, bringing):
+        monkeypatch.setattr(module, "AWAY", 0.0)
+    planes.there.put("key", numbers(20))
+    for what, lie in LIES.items():
+        planes.served.senders.plane = Liar(lie)
+        assert torch.equal(lazily(planes, "key").clone(), numbers(20)), what
+        assert planes.brought == 0, what
+    planes.served.senders.plane = planes.far
+    assert torch.equal(planes.get("key", verify=True), numbers(20)) and planes.brought == 20 * MIB
 
 
 def test_it_is_used_again_after_a_while(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def test_without_devices_there_is_no_rdma(devices: Path) -> None:
         path.mkdir(exist_ok=True)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")
 def test_a_device_that_monarch_does_not_find_is_none(devices: Path) -> None:
     """A child process asks Monarch."""
