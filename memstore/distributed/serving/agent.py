@@ -19,7 +19,7 @@ import socket
 from collections.abc import Sequence
 
 from memstore.distributed.actors import need_monarch
-from memstore.distributed.links import Hello, hello_of_this_process, parse_address, read_secret
+from memstore.distributed.links import Hello, hello_of_this_process, parse_address, secret_of
 from memstore.distributed.serving.agent_lock import AgentLock, Note
 from memstore.distributed.serving.child import IndexChild
 from memstore.distributed.serving.lines import say
@@ -59,7 +59,8 @@ def serve(
         address: where the other hosts reach this one, "tcp://IP:PORT". It is this root's for life.
         join: the address of the cluster's seed, and others; the first one counts. If it is `address`, or there is
             none, this host is the seed.
-        secret_file: the file of the secret that all hosts have; None: `MEMSTORE_SECRET_FILE` names it.
+        secret_file: the file of the secret that all hosts have; None: `MEMSTORE_SECRET_FILE` names it. ROOT/secret,
+            which `memstore.serve` leaves, goes before both.
         insecure: serve without a secret where others than this host can connect.
         is_home: False: no key has its home here, as on a host that comes and goes.
         ready_fd: a line is written there when this host is a member, or can't be (`news.py`).
@@ -105,7 +106,7 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
             raise InvalidAddressError(f"{one!r}: an address is for life, so it needs a port of its own: 1 to 65535")
     if secret_file is not None:
         os.environ[SECRET_FILE] = secret_file
-    secret = read_secret()
+    secret = secret_of(options.root)
     if secret is None and options.insecure:
         say("no secret: frames are neither encrypted nor authenticated, and whoever can connect may change the store")
     if options.monarch or options.transport in ("rdma", "monarch"):

@@ -10,9 +10,9 @@ import sys
 
 from memstore.distributed.serving.agent import serve
 from memstore.distributed.serving.lines import say
+from memstore.distributed.serving.ranks import TRANSPORT_VARIABLE
 from memstore.errors import MemstoreError
 
-TRANSPORT_VARIABLE = "MEMSTORE_TRANSPORT"
 REFUSED = 3  # exit code, as of the command line
 
 

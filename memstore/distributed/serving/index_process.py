@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from memstore.distributed.actors import FoundActor, start_actor, start_monarch
-from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, read_secret
+from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
 from memstore.distributed.rules import Index, Member
 from memstore.distributed.serving import membership
 from memstore.distributed.serving.answering import Answers
@@ -57,7 +57,7 @@ class IndexProcess:
         options = start.options
         self._root, self._news, self._ending, self._pulse = root, start.news, ending, pulse
         self._place = membership.place_of(root, options)
-        member, secret = self._place.member, read_secret()
+        member, secret = self._place.member, secret_of(root.path)
         hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name)
         self._index = Index(member, self._place.seed, boot_clock)
         self._waits = Waits(root, self._index, ending)

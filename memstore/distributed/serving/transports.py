@@ -39,7 +39,7 @@ def check_transport(transport: str, version: str) -> None:
         raise ValueError(f"transport is {transport!r}: expected one of {', '.join(TRANSPORTS)}")
     if transport in ("rdma", "monarch"):
         need_monarch(version)
-    if transport == "rdma" and not (_may_have_ibverbs() and _has_ibverbs()):
+    if transport == "rdma" and not has_rdma():
         raise TransportUnavailableError(
             "this host has no RDMA that Monarch could use (ibverbs): serve it with transport='tcp', or with 'auto', "
             "which takes what there is"
@@ -51,6 +51,11 @@ def transport_of(transport: str, *, has_ibverbs: bool) -> str:
     if transport == "auto":
         return "rdma" if has_ibverbs else "tcp"
     return transport
+
+
+def has_rdma() -> bool:
+    """Whether Monarch finds ibverbs on this host: where there may be some, a child process looks."""
+    return _may_have_ibverbs() and _has_ibverbs()
 
 
 def _may_have_ibverbs() -> bool:
