@@ -14,6 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from memstore.distributed.rdma.engine import Engine, EngineError, Reading
 from memstore.distributed.rdma.slots import SLOT, Lane, Slot, Slots
@@ -45,7 +46,20 @@ from memstore.undecodable import UNDECODABLE
 AT_ONCE = 2  # reads under way
 STALLED = 5.0  # seconds for a piece
 ENDED_WITHIN = 0.5  # seconds: reads under way, once another has failed, or the process is gone
-AWAY = 30.0  # seconds for which a host that could not be read is left alone
+AWAY, LONGEST_AWAY = (
+    30.0,
+    600.0,
+)  # seconds for which a host that could not be read is left alone: twice as long each time
+
+
+class _Away(NamedTuple):
+    """Attributes:
+    until: monotonic.
+    """
+
+    until: float
+    seconds: float
+    why: str
 
 
 class Bringer:
@@ -68,13 +82,13 @@ class Bringer:
     ) -> None:
         self._streams, self._members, self._engine, self._slots = streams, members, engine, slots
         self._transport, self._version = transport, version
-        self._away: dict[bytes, tuple[float, str]] = {}  # by member: until when (monotonic), and why
+        self._away: dict[bytes, _Away] = {}  # by member
 
     def bring(self, stream: socket.socket, request: Bring) -> int:
         """Returns how many bytes were read of slots. Raises OSError, which ends the stream."""
-        until, why = self._away.get(request.member, (0.0, ""))
-        if until > time.monotonic():
-            send_elsewhere(stream, why)
+        away = self._away.get(request.member)
+        if away is not None and away.until > time.monotonic():
+            send_elsewhere(stream, away.why)
             return 0
         member = self._members(request.member)
         if member is None:
@@ -91,9 +105,15 @@ class Bringer:
             return self._bring(stream, member, request, lane)
 
     def _refuse(self, stream: socket.socket, member: Member, why: str) -> int:
-        self._away[member.id] = time.monotonic() + AWAY, why
+        self._leave(member, why)
         send_elsewhere(stream, why)
         return 0
+
+    def _leave(self, member: Member, why: str) -> None:
+        """For a while: whoever asks meanwhile need not wait for it as this one did."""
+        before = self._away.get(member.id)
+        seconds = AWAY if before is None else min(2 * before.seconds, LONGEST_AWAY)
+        self._away[member.id] = _Away(time.monotonic() + seconds, seconds, why)
 
     def _bring(self, stream: socket.socket, member: Member, request: Bring, lane: Lane) -> int:
         deadline = time.monotonic() + request.milliseconds / 1000
@@ -113,9 +133,10 @@ class Bringer:
             send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
             _Transfer(self._engine, source, stream, lane, deadline).run(nbytes)
             is_over = True
+            self._away.pop(member.id, None)
             return nbytes - nbytes % STAGED_UNIT
         except (EngineError, BrokenStreamError) as error:
-            self._away[member.id] = time.monotonic() + AWAY, str(error)
+            self._leave(member, str(error))
             raise ConnectionError(f"{source.name}: {error}") from error
         finally:
             if is_over:

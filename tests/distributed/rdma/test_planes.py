@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -63,6 +64,17 @@ def test_a_large_value_is_copied_to_this_host_by_it(planes: Planes, mib: float) 
     assert put_and_get(planes, mib)
     assert planes.brought == planes.far.moved().sent == int(mib) * MIB, "all whole units"
     assert planes.copies() == ["key"] and planes.here.stats().filling_bytes == 0
+
+
+def test_several_transfers_at_once_don_t_meet(planes: Planes) -> None:
+    """More than there are lanes: the others come over TCP."""
+    keys = [f"key{number}" for number in range(slots.LANES + 2)]
+    for number, key in enumerate(keys):
+        planes.there.put(key, numbers(9) + number)
+    with ThreadPoolExecutor(len(keys)) as threads:
+        got = list(threads.map(planes.get, keys))
+    assert all(torch.equal(one, numbers(9) + number) for number, one in enumerate(got))
+    assert planes.brought >= 9 * MIB and planes.brought % (9 * MIB) == 0
 
 
 def test_a_small_value_comes_over_tcp(planes: Planes) -> None:
@@ -236,6 +248,30 @@ def test_a_host_that_keeps_to_no_rule_costs_a_transfer(planes: Planes, monkeypat
         assert planes.brought == 0, what
     planes.served.senders.plane = planes.far
     assert torch.equal(planes.get("key", verify=True), numbers(20)) and planes.brought == 20 * MIB
+
+
+def test_a_host_that_fails_again_is_left_alone_for_longer(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "AWAY", 0.0)
+    monkeypatch.setattr(bringing, "AWAY", 0.15)
+    planes.engine.fails = "the actor is gone"
+    readings = planes.engine.readings
+    while len(readings) < 3:
+        assert put_and_get(planes, 2)
+    assert readings[1].begun - readings[0].begun >= 0.15 and readings[2].begun - readings[1].begun >= 0.3
+    planes.engine.fails = None
+    while not planes.brought:
+        assert put_and_get(planes, 2)
+
+
+@pytest.mark.full
+def test_a_get_with_little_time_has_half_of_it_left_for_tcp(planes: Planes) -> None:
+    planes.engine.holds = True
+    planes.there.put("key", numbers(20))
+    started = time.monotonic()
+    held = planes.hold("key", seconds=4)
+    assert held is not None and 1 < time.monotonic() - started < 4
+    for reading in planes.engine.readings:
+        reading.fail("its time is over")
 
 
 def test_it_is_used_again_after_a_while(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
