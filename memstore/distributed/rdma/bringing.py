@@ -37,6 +37,7 @@ from memstore.distributed.transfers import (
     Streams,
     decode_staged,
     encode,
+    receive_bytes,
     send_all,
     send_elsewhere,
 )
@@ -124,7 +125,7 @@ class Bringer:
         is_over = False
         try:
             if kind != FOLLOWS:
-                text = _receive(source, nbytes)
+                text = receive_bytes(source, nbytes)
                 is_over = True
                 if kind == ELSEWHERE:
                     return self._refuse(stream, member, text.decode(errors="replace"))
@@ -153,7 +154,7 @@ class Bringer:
             try:
                 source.set_patience(min(deadline - time.monotonic(), STALLED))
                 source.send(LENGTH.pack(len(stage)) + stage)
-                kind, nbytes = HEAD.unpack(_receive(source, HEAD.size))
+                kind, nbytes = HEAD.unpack(receive_bytes(source, HEAD.size))
                 if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
                     raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
                 return source, kind, nbytes
@@ -186,16 +187,16 @@ class _Transfer:
                 free.append(slot)
         finally:
             self._end_others()
-        rest = _receive(self._owner, nbytes % STAGED_UNIT + 1)  # and whether all were whole
+        rest = receive_bytes(self._owner, nbytes % STAGED_UNIT + 1)  # and whether all were whole
         send_all(self._target, [memoryview(rest)])
 
     def _begin(self, slot: Slot, most: int) -> int:
         """Begins to read the next piece into a slot. Returns its size."""
-        (length,) = LENGTH.unpack(_receive(self._owner, LENGTH.size))
+        (length,) = LENGTH.unpack(receive_bytes(self._owner, LENGTH.size))
         if length > STAGED_LIMIT:
             raise BrokenStreamError(f"{length:,} bytes about a piece")
         try:
-            staged = decode_staged(_receive(self._owner, length))
+            staged = decode_staged(receive_bytes(self._owner, length))
         except UNDECODABLE as error:
             raise BrokenStreamError(f"a piece that can't be read: {error}") from None
         size = staged.nbytes
@@ -226,10 +227,3 @@ class _Transfer:
 
     def _patience(self) -> float:
         return max(min(self._deadline - time.monotonic(), STALLED), 0.0)
-
-
-def _receive(stream: Stream, size: int) -> bytes:
-    data = stream.socket.recv(size, socket.MSG_WAITALL) if size else b""
-    if len(data) != size:
-        raise BrokenStreamError("an answer that ends in the middle")
-    return data

@@ -20,7 +20,7 @@ transfers  what a process asks for: which of these it gets
 
 from __future__ import annotations
 
-from memstore.distributed.transfers.asking import BrokenStreamError
+from memstore.distributed.transfers.asking import BrokenStreamError, receive_bytes
 from memstore.distributed.transfers.messages import (
     ELSEWHERE,
     FAILED,
@@ -85,6 +85,7 @@ __all__ = [
     "end_of_answer",
     "map_segments",
     "ranges_of",
+    "receive_bytes",
     "send_all",
     "send_elsewhere",
     "send_failure",

@@ -123,13 +123,13 @@ def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
         CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
         OSError, BrokenStreamError: the stream is of no use any more.
     """
-    kind, nbytes = HEAD.unpack(_receive(stream, HEAD.size))
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
     if kind == GONE:
         return False
     if kind == FAILED and nbytes <= FAILURE_LIMIT:
-        raise _failure(stream, _receive(stream, nbytes))
+        raise _failure(stream, receive_bytes(stream, nbytes))
     if kind == ELSEWHERE and nbytes <= FAILURE_LIMIT:
-        raise ElsewhereError(_receive(stream, nbytes).decode(errors="replace"))
+        raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"))
     if kind != FOLLOWS or nbytes != sum(part.ranges.nbytes for part in parts):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     for part in parts:
@@ -140,16 +140,16 @@ def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
                 group.scatter(buffer)
             else:
                 _fill(stream, group.parts(), deadline)
-    return _receive(stream, 1) == WHOLE
+    return receive_bytes(stream, 1) == WHOLE
 
 
 def ask_to_keep(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
     """As `ask`, of segments that are to stay, as many as a request may have."""
     stream.set_patience(deadline - time.monotonic())
     stream.send(_framed(Keep(tuple(Segment(one.segment, one.put_id, one.size, one.start) for one in extents))))
-    kind, nbytes = HEAD.unpack(_receive(stream, HEAD.size))
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
     if kind == FAILED and nbytes <= FAILURE_LIMIT:
-        raise _failure(stream, _receive(stream, nbytes))
+        raise _failure(stream, receive_bytes(stream, nbytes))
     if nbytes or kind not in (FOLLOWS, GONE):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     return kind == FOLLOWS
@@ -184,8 +184,9 @@ def _failure(stream: Stream, text: bytes) -> MemstoreError:
     return CorruptionError(said, detail=said) if failure.error == "CorruptionError" else CannotSendError(said)
 
 
-def _receive(stream: Stream, size: int) -> bytes:
-    data = stream.socket.recv(size, socket.MSG_WAITALL)
+def receive_bytes(stream: Stream, size: int) -> bytes:
+    """Raises OSError, BrokenStreamError."""
+    data = stream.socket.recv(size, socket.MSG_WAITALL) if size else b""
     if len(data) != size:
         raise BrokenStreamError("an answer that ends in the middle")
     return data

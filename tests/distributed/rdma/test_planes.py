@@ -230,7 +230,7 @@ class Liar:
     def __init__(self, lie: bytes) -> None:
         self._lie = lie
 
-    def stage(self, stream: socket.socket, _: Stage) -> None:
+    def stage(self, stream: socket.socket, request: Stage) -> None:
         stream.sendall(self._lie)
         raise ConnectionError
 
