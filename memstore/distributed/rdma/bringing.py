@@ -21,6 +21,7 @@ from memstore.distributed.rdma.slots import SLOT, Lane, Slot, Slots
 from memstore.distributed.rdma.staging import READ
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers import (
+    BUSY,
     ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
@@ -100,7 +101,7 @@ class Bringer:
         except (EngineError, OSError) as error:
             return self._refuse(stream, member, f"there is no registered memory: {error}")
         if lane is None:
-            send_elsewhere(stream, "all registered memory is in use")
+            send_elsewhere(stream, "all registered memory is in use", BUSY)
             return 0
         with lane:
             return self._bring(stream, member, request, lane)
@@ -155,7 +156,7 @@ class Bringer:
                 source.set_patience(min(deadline - time.monotonic(), STALLED))
                 source.send(LENGTH.pack(len(stage)) + stage)
                 kind, nbytes = HEAD.unpack(receive_bytes(source, HEAD.size))
-                if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
+                if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
                     raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
                 return source, kind, nbytes
             except BaseException as error:
@@ -187,16 +188,16 @@ class _Transfer:
                 free.append(slot)
         finally:
             self._end_others()
-        rest = receive_bytes(self._owner, nbytes % STAGED_UNIT + 1)  # and whether all were whole
+        rest = self._hear(nbytes % STAGED_UNIT + 1)  # and whether all were whole
         send_all(self._target, [memoryview(rest)])
 
     def _begin(self, slot: Slot, most: int) -> int:
         """Begins to read the next piece into a slot. Returns its size."""
-        (length,) = LENGTH.unpack(receive_bytes(self._owner, LENGTH.size))
+        (length,) = LENGTH.unpack(self._hear(LENGTH.size))
         if length > STAGED_LIMIT:
             raise BrokenStreamError(f"{length:,} bytes about a piece")
         try:
-            staged = decode_staged(receive_bytes(self._owner, length))
+            staged = decode_staged(self._hear(length))
         except UNDECODABLE as error:
             raise BrokenStreamError(f"a piece that can't be read: {error}") from None
         size = staged.nbytes
@@ -213,7 +214,10 @@ class _Transfer:
         except TimeoutError:
             raise EngineError(f"{size:,} bytes did not come within {STALLED:g} s") from None
         self._under_way.popleft()
-        self._owner.send(READ)
+        try:
+            self._owner.send(READ)
+        except OSError as error:
+            raise BrokenStreamError(str(error)) from error
         return slot, size
 
     def _end_others(self) -> None:
@@ -224,6 +228,13 @@ class _Transfer:
                 reading.wait(max(until - time.monotonic(), 0.0))
             except (TimeoutError, EngineError):
                 self._lane.doubt(slot, reading)
+
+    def _hear(self, size: int) -> bytes:
+        """From the other host: what is wrong there is not the process's stream, whose errors are OSErrors."""
+        try:
+            return receive_bytes(self._owner, size)
+        except OSError as error:
+            raise BrokenStreamError(str(error) or "it says nothing") from error
 
     def _patience(self) -> float:
         return max(min(self._deadline - time.monotonic(), STALLED), 0.0)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from memstore.distributed.transfers.asking import BrokenStreamError, receive_bytes
 from memstore.distributed.transfers.messages import (
+    BUSY,
     ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
@@ -57,6 +58,7 @@ from memstore.distributed.transfers.transfers import Transfers
 from memstore.distributed.transfers.trimming import trim
 
 __all__ = [
+    "BUSY",
     "ELSEWHERE",
     "FAILED",
     "FAILURE_LIMIT",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.distributed.transfers.messages import (
+    BUSY,
     ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
@@ -81,7 +82,15 @@ class BrokenStreamError(Exception):
 
 
 class ElsewhereError(Exception):
-    """The bytes are to be asked for over TCP, of the host where they lie."""
+    """The bytes are to be asked for over TCP, of the host where they lie.
+
+    Attributes:
+        is_busy: this time.
+    """
+
+    def __init__(self, why: str, *, is_busy: bool) -> None:
+        super().__init__(why)
+        self.is_busy = is_busy
 
 
 class CannotSendError(MemstoreError):
@@ -128,8 +137,8 @@ def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
         return False
     if kind == FAILED and nbytes <= FAILURE_LIMIT:
         raise _failure(stream, receive_bytes(stream, nbytes))
-    if kind == ELSEWHERE and nbytes <= FAILURE_LIMIT:
-        raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"))
+    if kind in (ELSEWHERE, BUSY) and nbytes <= FAILURE_LIMIT:
+        raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"), is_busy=kind == BUSY)
     if kind != FOLLOWS or nbytes != sum(part.ranges.nbytes for part in parts):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     for part in parts:

@@ -67,14 +67,24 @@ def test_a_large_value_is_copied_to_this_host_by_it(planes: Planes, mib: float) 
 
 
 def test_several_transfers_at_once_don_t_meet(planes: Planes) -> None:
-    """More than there are lanes: the others come over TCP."""
+    """More than there are lanes: the others wait, and none is asked over TCP from then on."""
     keys = [f"key{number}" for number in range(slots.LANES + 2)]
     for number, key in enumerate(keys):
         planes.there.put(key, numbers(9) + number)
     with ThreadPoolExecutor(len(keys)) as threads:
         got = list(threads.map(planes.get, keys))
     assert all(torch.equal(one, numbers(9) + number) for number, one in enumerate(got))
-    assert planes.brought >= 9 * MIB and planes.brought % (9 * MIB) == 0
+    assert planes.brought == 9 * MIB * len(keys)
+
+
+def test_who_has_waited_for_others_takes_tcp_this_time(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "WAITS", 0.1)
+    for side in (planes.plane.brought, planes.far.staged):
+        before, lanes = planes.brought, list(iter(side.take, None))
+        assert len(lanes) == slots.LANES
+        assert put_and_get(planes, 3) and planes.brought == before
+        lanes[0].__exit__()
+        assert put_and_get(planes, 4) and planes.brought == before + 4 * MIB
 
 
 def test_a_small_value_comes_over_tcp(planes: Planes) -> None:
@@ -194,6 +204,7 @@ def test_whatever_is_in_the_way_it_comes_over_tcp(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Planes], None]
 ) -> None:
     monkeypatch.setattr(bringing, "STALLED", 0.3)
+    monkeypatch.setattr(slots, "WAITS", 0.1)
     trouble(planes)
     assert put_and_get(planes) and planes.brought == 0
     assert planes.copies() == ["key"] and planes.here.stats().filling_bytes == 0

@@ -33,6 +33,11 @@ def planes(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planes]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "WAITS", 0.02)
+
+
 def new_slots() -> Slots:
     engine = HeldEngine({})
     return Slots(lambda memory: (engine.register(memory),))
