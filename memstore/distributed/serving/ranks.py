@@ -54,7 +54,8 @@ def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: f
         root: the store's folder on this host, which is created if there is none.
         cluster: the seed's address, "tcp://IP:PORT", the same on all hosts. None: the host that torchrun's MASTER_ADDR
             names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
-            reaches the seed from; MEMSTORE_ADDRESS names another one.
+            reaches the seed from; MEMSTORE_ADDRESS names another one, and MEMSTORE_TRANSPORT how large values go: as
+            `memstore serve --transport`.
         timeout: seconds. The seed's host must have called it too by then.
 
     Returns: the cluster.

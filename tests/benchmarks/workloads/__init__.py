@@ -35,6 +35,7 @@ WORKLOADS = {
     "follow": "weights of 4 ranks, followed by 2 ranks of another mesh",
     "remote-small": "1 KiB and 64 KiB between two hosts",
     "remote": "large values, slices and state_dicts of another host",
+    "remote-rdma": "large values of another host through Monarch's RDMABuffer",
     "served": "a served root's own keys, and lookups after an index process was killed",
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
     "wake": "wait() in another process: from the put to the wake",
