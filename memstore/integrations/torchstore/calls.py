@@ -10,7 +10,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import memstore
-from memstore.errors import CrossHostError, KeyNotFoundError, PartialCommitError, StructureMismatchError, UnsupportedValueError
+from memstore.errors import (
+    CrossHostError,
+    KeyNotFoundError,
+    PartialCommitError,
+    StructureMismatchError,
+    UnsupportedValueError,
+)
 from memstore.integrations.torchstore.leaves import fill, fill_common, has_leaf, leaf_of
 from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
