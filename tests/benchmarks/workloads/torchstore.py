@@ -62,7 +62,7 @@ def measure(session: Session) -> Workload:
         title=TITLE,
         text="One script with TorchStore's calls, run with each of the two: puts under one key, and gets, in the "
         "process that puts; and a state_dict of 16 DTensors that 4 actors hold by rows and put, and 2 others get by "
-        "columns, from the first one's begin to the last one's end. memstore's get without a target maps what is there, "
+        "columns, from the first one's begin to the last one's end. memstore's get without a target maps what is there "
         "and copies nothing. Each has a process of its own, and the time of asyncio is in it.",
         series=list(series.values()),
         goals=[goal for some in goals for goal in some],
