@@ -18,6 +18,14 @@ from memstore.info import ClusterStatus, HostStatus
     "--insecure", is_flag=True, help="Serve without a secret: frames are neither encrypted nor authenticated."
 )
 @click.option("--monarch", is_flag=True, help="Answer actors of Monarch, too. It lets whoever can connect run code.")
+@click.option(
+    "--transport",
+    type=click.Choice(("auto", "rdma", "tcp", "monarch")),
+    default="auto",
+    show_default=True,
+    help="How bytes of large values go between hosts that have the same. rdma is experimental, and runs Monarch; "
+    "monarch is rdma without its hardware, for tests; auto is rdma with --monarch where there is ibverbs, else tcp.",
+)
 @click.option("--ready-fd", type=int, help="A line is written there when the host is a member, or can't be.")
 @click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
 def serve(
@@ -27,6 +35,7 @@ def serve(
     no_homes: bool,
     insecure: bool,
     monarch: bool,
+    transport: str,
     ready_fd: int | None,
     hang_after: float,
 ) -> None:
@@ -43,6 +52,7 @@ def serve(
         insecure=insecure,
         is_home=not no_homes,
         monarch=monarch,
+        transport=transport,
         ready_fd=ready_fd,
         hang_after=hang_after,
     )

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from memstore.distributed.links import Address, parse_address
 from memstore.distributed.rules import Standing
@@ -30,9 +30,16 @@ from memstore.engine import Creation, absolute_path, close_root, deadline_after,
 from memstore.errors import NotServedError, StoreTimeoutError
 
 PORT = 7411
-PORT_VARIABLE, ADDRESS_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS"
+PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
 PROGRAM = "memstore.distributed.serving.agent_process"
+# By these a process of Monarch's knows what it is: one that is started there is none.
+_OF_MONARCH_PROCS = {
+    "HYPERACTOR_MESH_BOOTSTRAP_MODE",
+    "HYPERACTOR_EXECUTION_ID",
+    "HYPERACTOR_PROCESS_NAME",
+    "MONARCH_CLIENT_TRACE_ID",
+}
 _LOOK_EVERY = 0.02  # seconds
 _TAIL = 2000  # characters of the agent's log, in errors
 
@@ -65,10 +72,10 @@ def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: f
     with resource_errors(path):
         close_root(open_root(path, "a", Creation(), timeout))
     path = os.path.realpath(path)
-    with _turn(path, deadline, timeout):
+    with turn(path, deadline, timeout):
         if not is_served(path):
-            _start_agent(path, own, seed, deadline, timeout)
-    standing = _wait_until_member(path, deadline, timeout)
+            start_agent(path, own, seed, deadline, timeout)
+    standing = wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
         raise NotServedError(
             f"{path} is served already, in the cluster of the seed {standing.view.seed_address}, not {seed}: end that "
@@ -128,7 +135,7 @@ def _own_address(seed: Address) -> Address:
 
 
 @contextlib.contextmanager
-def _turn(path: str, deadline: float, timeout: float) -> Generator[None]:
+def turn(path: str, deadline: float, timeout: float) -> Generator[None]:
     """One process of the host at a time."""
     fd = syscalls.open_file(f"{path}/{LOG}", os.O_RDWR | os.O_CREAT)
     try:
@@ -144,8 +151,25 @@ def _turn(path: str, deadline: float, timeout: float) -> Generator[None]:
         syscalls.close(fd)
 
 
-def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeout: float) -> None:
-    """Returns when it says that the host is a member. It is ended if that takes too long."""
+def start_agent(
+    path: str,
+    own: Address,
+    seed: Address,
+    deadline: float,
+    timeout: float,
+    *,
+    transport: str | None = None,
+    told: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Returns when it says that the host is a member. It is ended if that takes too long.
+
+    Args:
+        transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
+        told: gets its pid, as soon as there is one.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
+    if transport is not None:
+        environment[TRANSPORT_VARIABLE] = transport
     reader, writer = os.pipe()
     try:
         with open(f"{path}/{LOG}", "ab") as output:
@@ -156,7 +180,9 @@ def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeou
                 stderr=output,
                 pass_fds=(writer,),
                 start_new_session=True,
+                env=environment,
             )
+        told(agent.pid)
         os.close(writer)
         writer = -1
         refusal = _refusal(reader, deadline)
@@ -188,7 +214,7 @@ def _refusal(reader: int, deadline: float) -> str | None:
             return "" if news.kind is Kind.READY else news.text
 
 
-def _wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
+def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
     while True:
         standing = standing_at(path, timeout)
         if standing is not None:

@@ -19,6 +19,7 @@ from memstore.distributed.transfers.copies import (
     places_of,
 )
 from memstore.distributed.transfers.kept import Keeper, Kept
+from memstore.distributed.transfers.relay import Relay
 from memstore.distributed.transfers.streams import Links, Streams
 from memstore.distributed.transfers.turn import turn
 from memstore.engine import MappedEntry, Record, Root, SegmentExtent, end_of, map_beside
@@ -36,7 +37,7 @@ class Transfers:
 
     def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
-        self._streams, self._keeper = Streams(links), Keeper(links)
+        self._streams, self._keeper = Streams(links, Relay(root, members)), Keeper(links)
 
     def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
         """Maps a value some of whose segments lie on other hosts. None: some are gone, look it up again.
