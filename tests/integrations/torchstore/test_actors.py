@@ -74,6 +74,31 @@ def test_actors_find_the_stores_of_their_job_one_after_the_other() -> None:
     ]
 
 
+SERVED = """
+import asyncio, os
+from monarch.actor import shutdown_context, this_host
+import memstore.integrations.torchstore as ts
+
+async def main():
+    await ts.initialize(mesh=this_host())
+    await ts.put("key", 5)
+    store = await (await ts.client()).store()
+    print(await ts.get("key"), os.path.exists(f"{store.root}/agent.lock"))
+    await ts.shutdown()
+    print(os.path.exists(store.root))
+
+asyncio.run(main())
+shutdown_context().get(timeout=10.0)
+"""
+
+
+@NEEDS_MONARCH
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_the_hosts_of_a_mesh_are_served_until_the_shutdown() -> None:
+    assert run("-c", SERVED).splitlines() == ["5 True", "False"]
+
+
 @NEEDS_MONARCH
 @pytest.mark.full
 @pytest.mark.timeout(300)
