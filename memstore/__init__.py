@@ -17,7 +17,7 @@ The layers; each imports only what stands above it:
     datasets/             rows that all processes read and write in place
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
-    integrations/         interfaces of other libraries: TorchRL's storages
+    integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls
     distributed/          one store across hosts: its rules
     cli/                  the command line
     testing/              what tests share, and users may reuse

@@ -5,7 +5,7 @@ client      a process's handle, and its threads             calls       what is 
 shards      DTensors: attempts of the ranks of their mesh   slices      parts of tensors
 leaves      state dicts that differ from what is stored     folders     a job's stores, made and removed
 finding     which folder a name stands for                  announcing  how actors of Monarch hear of it
-refusals    errors
+refusals    errors                                          hosts       several hosts of a mesh
 strategy, transport, utils, logging: names that scripts import from TorchStore, under the same paths
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,12 +11,18 @@ from memstore.errors import NotAStoreError
 from memstore.integrations.torchstore import folders
 from memstore.integrations.torchstore.client import Client
 from memstore.integrations.torchstore.finding import announcing, find
+from memstore.integrations.torchstore.refusals import NoCounterpartError
 from memstore.integrations.torchstore.strategy import TorchStoreStrategy
 from memstore.integrations.torchstore.transport import TensorSlice
+from memstore.late_imports import between_forks
+
+if TYPE_CHECKING:
+    from memstore.integrations.torchstore.hosts import ServedHosts
 
 DEFAULT_TORCHSTORE_NAME = "torchstore"
 
 _clients: dict[str, Client] = {}
+_served: dict[str, ServedHosts] = {}
 
 
 async def initialize(
@@ -33,14 +39,31 @@ async def initialize(
         num_storage_volumes, strategy: as TorchStore wants them; nothing follows from them, since each process puts into
             files that the others map.
         store_name: several stores of a job have several names.
-        mesh: a ProcMesh of Monarch on this host. Nothing follows from it.
+        mesh: a ProcMesh of Monarch on this host, from which nothing follows; or a HostMesh, whose hosts become one
+            store by `memstore.serve`.
 
     Raises:
         RuntimeError: several volumes, and no strategy; or a store of this name is there.
+        NoCounterpartError: a ProcMesh of several hosts.
+        NotServedError: a host of the HostMesh can't be a member.
     """
     if strategy is None and num_storage_volumes != 1:
         raise RuntimeError(f"num_storage_volumes is {num_storage_volumes}: more than one needs a strategy")
+    is_of_hosts = hasattr(mesh, "spawn_procs")
+    if mesh is not None and not is_of_hosts and getattr(mesh, "sizes", {}).get("hosts", 1) > 1:
+        raise NoCounterpartError(
+            "mesh is a ProcMesh of several hosts, which doesn't tell its HostMesh: give that one, whose spawn_procs "
+            "made it, and the hosts become one store"
+        )
     path = await asyncio.to_thread(folders.make, store_name)
+    if is_of_hosts:
+        with between_forks():
+            from memstore.integrations.torchstore import hosts
+        try:
+            _served[store_name] = await hosts.serve(mesh, path)
+        except BaseException:
+            folders.leave(store_name)
+            raise
     monarch = announcing()
     if monarch is not None:
         await monarch.announce(store_name, path)
@@ -57,6 +80,9 @@ async def shutdown(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
         path = await find(store_name)
     except NotAStoreError:
         path = None
+    served = _served.pop(store_name, None)
+    if served is not None:
+        await served.end()
     if not await asyncio.to_thread(folders.leave, store_name) and path is not None:
         await asyncio.to_thread(folders.remove, path)
 

@@ -17,7 +17,7 @@ from memstore.late_imports import between_forks
 
 def announcing() -> ModuleType | None:
     """How names are told by Monarch; None in a process that hasn't imported it, and so is none of its actors."""
-    if "monarch.actor" not in sys.modules:
+    if "monarch" not in sys.modules:
         return None
     with between_forks():
         from memstore.integrations.torchstore import announcing

@@ -9,6 +9,8 @@
    removes that: its owner was killed.
 3. `shutdown`, or the owner's end, removes the store; the last one takes the job's folder with it.
 
+On other hosts of a HostMesh the store is served, and its agent's lock says that it is in use.
+
 A kill leaves a folder whose locks are free. The next `initialize` of the user on this host removes it: it looks, and
 makes its own, under the lock of the folder above, so that none is seen before its lock is taken.
 """
@@ -34,7 +36,7 @@ from memstore.integrations.torchstore.refusals import AlreadyInitializedError
 
 ROOT_VARIABLE = "MEMSTORE_TORCHSTORE_ROOT"
 _SHARED_MEMORY = "/dev/shm"
-_JOB, _OWNER = "job-", ".owner"
+_JOB, _OWNER, _AGENT = "job-", ".owner", "agent.lock"
 _LONGEST = 200  # characters of a file name, of 255
 _PATIENCE = 30.0  # seconds for the lock of the folder above, under which stale folders are removed
 
@@ -193,15 +195,17 @@ def _sweep(base: str) -> None:
 
 
 def _has_owner(job: str) -> bool:
-    for file in os.scandir(job):
-        if file.name.endswith(_OWNER):
-            fd = syscalls.open_file(file.path, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                if not syscalls.lock_exclusive(fd):
-                    return True
-            finally:
-                syscalls.close(fd)
-    return False
+    """On other hosts than that of who initialized a store, its agent is its owner."""
+    locks = [file.path if file.name.endswith(_OWNER) else f"{file.path}/{_AGENT}" for file in os.scandir(job)]
+    return any(map(_is_locked, filter(os.path.exists, locks)))
+
+
+def _is_locked(path: str) -> bool:
+    fd = syscalls.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        return not syscalls.lock_exclusive(fd)
+    finally:
+        syscalls.close(fd)
 
 
 @atexit.register

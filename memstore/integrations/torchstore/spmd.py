@@ -1,7 +1,7 @@
 """`initialize_spmd`: ranks of torchrun, without Monarch, agree on a store.
 
 1. The first rank of each host makes the host's folder (`folders.make`), and tells the host's other ranks where it is,
-   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. They open it.
+   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. It returns when all of them have heard.
 2. On several hosts that rank first calls `memstore.join`, and all folders are one store.
 3. `shutdown` on that rank removes the host's folder. Ranks that still read call a barrier before, as with TorchStore.
 """
@@ -117,8 +117,10 @@ def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> None:
     store = _store_of_ranks(env, timeout)
     count = next(_counts.setdefault(name, itertools.count(1)))
     word = f"memstore/torchstore/{name}/{count}/{env.group_rank}"
+    deadline = time.monotonic() + timeout.total_seconds()
     if env.local_rank:
-        folders.follow(name, _hear(store, word, timeout.total_seconds()))
+        folders.follow(name, _hear(store, word, deadline))
+        store.add(f"{word}/heard", 1)
         return
     try:
         path = folders.make(name)
@@ -128,6 +130,8 @@ def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> None:
         store.set(word, _SAYS_ERROR + f"{type(error).__name__}: {error}".encode())
         raise
     store.set(word, _SAYS_PATH + path.encode())
+    while store.add(f"{word}/heard", 0) < env.local_world_size - 1:
+        _pause(deadline, "not all ranks of this host have called initialize_spmd")
 
 
 def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
@@ -142,14 +146,17 @@ def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
 _kept: list[Any] = []
 
 
-def _hear(store: Any, word: str, seconds: float) -> str:
-    """Never the store's `wait`, which would keep other threads from it."""
-    deadline = time.monotonic() + seconds
+def _hear(store: Any, word: str, deadline: float) -> str:
+    """Never by the store's `wait`, which would keep other threads from it."""
     while not store.check([word]):
-        if time.monotonic() > deadline:
-            raise StoreTimeoutError(f"the first rank of this host has not called initialize_spmd within {seconds:g} s")
-        time.sleep(_BETWEEN_LOOKS)
+        _pause(deadline, "the first rank of this host has not called initialize_spmd")
     said = bytes(store.get(word))
     if said[:1] == _SAYS_ERROR:
         raise MemstoreError(f"the first rank of this host failed: {said[1:].decode()}")
     return said[1:].decode()
+
+
+def _pause(deadline: float, what: str) -> None:
+    if time.monotonic() > deadline:
+        raise StoreTimeoutError(f"{what} within rendezvous_timeout")
+    time.sleep(_BETWEEN_LOOKS)

@@ -180,5 +180,5 @@ class TorchStore(ShardedPeer):
         try:
             found = importlib.metadata.version("torchstore")
         except importlib.metadata.PackageNotFoundError:
-            return "not installed: torchstore 0.1.2 needs torch 2.9.0 and torchmonarch 0.1.2, memstore newer ones"
+            return "not installed: torchstore 0.1.2 needs torch 2.9.0; the workload torchstore has its main branch"
         return f"torchstore {found} is installed, and nobody has written how to measure it"

@@ -33,6 +33,7 @@ WORKLOADS = {
     "readers": "1 to 64 processes that read a key while it is overwritten",
     "reshard": "1 GiB of DTensors from 4 ranks to 2 of another mesh",
     "follow": "weights of 4 ranks, followed by 2 ranks of another mesh",
+    "torchstore": "a script for TorchStore, with its import changed and with TorchStore",
     "remote-small": "1 KiB and 64 KiB between two hosts",
     "remote": "large values, slices and state_dicts of another host",
     "remote-rdma": "large values of another host through Monarch's RDMABuffer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -86,6 +87,19 @@ def test_a_job_that_lives_is_left_alone(memory: Path) -> None:
         assert os.path.basename(other) in jobs(memory)
         child.send()
         child.receive()
+
+
+def test_a_store_that_is_served_here_for_another_host_is_left_alone(memory: Path) -> None:
+    served = memory / "job-of-another-host" / "torchstore"
+    served.mkdir(parents=True)
+    memory.chmod(0o700)
+    with open(served / "agent.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        initialize()
+        assert len(jobs(memory)) == 2
+        asyncio.run(ts.shutdown())
+    initialize()
+    assert len(jobs(memory)) == 1
 
 
 def test_an_owner_that_ends_takes_its_store_along(memory: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -62,6 +62,15 @@ def test_strategies_are_accepted(strategy: Any, scratch: str, monkeypatch: pytes
 def test_several_volumes_need_a_strategy() -> None:
     with pytest.raises(RuntimeError, match="needs a strategy"):
         asyncio.run(ts.initialize(num_storage_volumes=2))
+
+
+class _ProcsOfTwoHosts:
+    sizes: ClassVar[dict[str, int]] = {"hosts": 2, "gpus": 4}
+
+
+def test_processes_of_several_hosts_are_told_to_give_their_hosts() -> None:
+    with pytest.raises(ts.NoCounterpartError, match="give that one"):
+        asyncio.run(ts.initialize(mesh=_ProcsOfTwoHosts()))
 
 
 def test_torchstores_paths_are_there() -> None:
