@@ -18,6 +18,10 @@ from memstore.info import ClusterStatus, HostStatus
     "--insecure", is_flag=True, help="Serve without a secret: frames are neither encrypted nor authenticated."
 )
 @click.option("--monarch", is_flag=True, help="Answer actors of Monarch, too. It lets whoever can connect run code.")
+@click.option(
+    "--shared", is_flag=True, help="ROOT is on storage that all hosts mount: each reads there what others put."
+)
+@click.option("--maps", is_flag=True, help="With --shared, for a new store: that storage keeps files that are mapped.")
 @click.option("--ready-fd", type=int, help="A line is written there when the host is a member, or can't be.")
 @click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
 def serve(
@@ -27,6 +31,8 @@ def serve(
     no_homes: bool,
     insecure: bool,
     monarch: bool,
+    shared: bool,
+    maps: bool,
     ready_fd: int | None,
     hang_after: float,
 ) -> None:
@@ -43,6 +49,8 @@ def serve(
         insecure=insecure,
         is_home=not no_homes,
         monarch=monarch,
+        shared=shared,
+        maps=maps,
         ready_fd=ready_fd,
         hang_after=hang_after,
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 
 from memstore.distributed.actors import need_monarch
@@ -28,7 +29,17 @@ from memstore.distributed.serving.options import Options
 from memstore.distributed.serving.service import READY, STOPPING, notify
 from memstore.distributed.serving.signals import OF_AGENTS, Stop
 from memstore.distributed.serving.watchdog import HANG_AFTER, LEAST
-from memstore.engine import Creation, absolute_path, boot_id, close_root, is_in_memory, open_root, resource_errors
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    boot_id,
+    close_root,
+    is_in_memory,
+    open_root,
+    resource_errors,
+    state_folder,
+    wait_for_storage,
+)
 from memstore.errors import InvalidAddressError, MemstoreError, NotServedError
 
 SECRET_FILE = "MEMSTORE_SECRET_FILE"
@@ -49,6 +60,8 @@ def serve(
     ready_fd: int | None = None,
     hang_after: float = HANG_AFTER,
     monarch: bool = False,
+    shared: bool = False,
+    maps: bool = False,
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
 
@@ -65,6 +78,10 @@ def serve(
             0.5 or more. Time in which this process was stopped too doesn't count.
         monarch: its index process has an index actor beside its listener. **Whoever can connect to Monarch's port
             there may run code as this user: Monarch authenticates nobody.**
+        shared: the folder is on storage that all hosts mount, and each reads there what others have put: see
+            docs/shared-storage.md. What the seed finds, or makes, holds for all.
+        maps: with `shared`, at the store's creation: that storage keeps files that a host has mapped, also when another
+            one has removed them, so gets need not copy.
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
@@ -77,7 +94,8 @@ def serve(
         options = Options(os.path.realpath(absolute_path(root)), address, seed, is_home, insecure, monarch, hang_after)
         hello = hello_of_this_process()
         _check(options, (address, *join), secret_file, hello)
-        _serve(options, hello, ready_fd)
+        creation = Creation(shared=None if not shared else "map" if maps else "copy")
+        _serve(options, hello, ready_fd, creation)
     except (MemstoreError, OSError, ValueError) as error:
         if ready_fd is not None:
             tell(ready_fd, News(Kind.REFUSED, str(error)))
@@ -104,12 +122,15 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
         say("Monarch listens too: it authenticates nobody, and whoever can connect there may run code as this user")
 
 
-def _serve(options: Options, hello: Hello, ready_fd: int | None) -> None:
+def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creation) -> None:
     path = options.root
-    durable = _open_once(path)
-    lock = AgentLock(path)
+    if creation.shared is not None and options.seed != options.address:
+        wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
+    durable = _open_once(path, creation)
+    state = state_folder(path)
+    lock = AgentLock(state)
     try:
-        on_a_disk = not is_in_memory(path)
+        on_a_disk = not is_in_memory(state)
         if on_a_disk and not durable:
             _check_last_end(path, lock)
         reason = _keep_serving(options, lock, hello, ready_fd)
@@ -122,10 +143,10 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None) -> None:
         lock.close()
 
 
-def _open_once(path: str) -> bool:
+def _open_once(path: str, creation: Creation) -> bool:
     """Creates the root if there is none. Returns whether its puts are synced to a disk."""
     with resource_errors(path):
-        use = open_root(path, "a", Creation(), _OPEN_WITHIN)
+        use = open_root(path, "a", creation, _OPEN_WITHIN)
         try:
             return use.root.settings.durable
         finally:

@@ -9,7 +9,7 @@ from memstore.distributed.rules import IsView, Member, Refused, Remove, Standing
 from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
 from memstore.distributed.serving.messages import Halt, Report, Reported
-from memstore.engine import absolute_path
+from memstore.engine import absolute_path, state_folder
 from memstore.errors import HomeUnavailableError, NotServedError, StoreTimeoutError
 from memstore.info import ClusterStatus, HostStatus
 
@@ -61,7 +61,7 @@ class Cluster:
         with Asker() as asker:
             answers = asker.ask_all(others, Halt(), time.monotonic() + timeout / 2)
             own = standing.view.member(standing.member)
-            while is_served(self.root):
+            while is_served(state_folder(self.root)):
                 if own is not None:
                     asker.ask(own, Halt(), min(deadline, time.monotonic() + 1.0))
                 if time.monotonic() > deadline:

@@ -32,7 +32,7 @@ from memstore.distributed.serving.pulse import Pulse
 from memstore.distributed.serving.reporting import Reporter, standing_of
 from memstore.distributed.serving.signals import OF_AGENTS
 from memstore.distributed.serving.waiting import Waits
-from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, syscalls
+from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
 from memstore.late_imports import between_forks
 from memstore.version import __version__
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _OPEN_WITHIN = 30.0  # seconds
 _LOOK_EVERY = 1.0  # seconds: is the root still there?
+_SWEEP_WITHIN = 1.0  # seconds
 _FAILED = 1  # exit code: the agent starts another one
 
 log = logging.getLogger("memstore")
@@ -55,7 +56,8 @@ class IndexProcess:
         self._root, self._news, self._ending, self._pulse = root, start.news, ending, pulse
         self._place = membership.place_of(root, options)
         member, secret = self._place.member, read_secret()
-        hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name)
+        storage = "" if root.shared is None else root.shared.store
+        hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name, storage)
         self._index = Index(member, self._place.seed, boot_clock)
         self._waits = Waits(root, self._index, ending)
         self._traffic = Traffic()
@@ -102,6 +104,7 @@ class IndexProcess:
             self._open_actor()
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
+                self._sweep()
         except Ended:
             pass
         finally:
@@ -112,6 +115,13 @@ class IndexProcess:
             self._links.close()
         if self._ending.reason is None:
             remove_cluster_file(self._root)
+
+    def _sweep(self) -> None:
+        """On storage that hosts share, what is in its grace time is removed though nobody puts."""
+        try:
+            sweep_if_due(self._root, time.monotonic() + _SWEEP_WITHIN)
+        except (OSError, MemstoreError) as error:
+            log.info("%s: nothing swept: %s", self._root.path, str(error))
 
     def _open_senders(self) -> None:
         """Late: it imports numpy, and lookups need not wait for that after a kill."""
@@ -147,7 +157,8 @@ class IndexProcess:
         """After each question to the seed: tells people, and the agent, what has come of it. Returns the epoch."""
         standing = standing_of(self._root)
         is_member = standing is not None
-        refusal = membership.refusal_of(self._root, self._place, self._index, self._driver, is_member=is_member)
+        hello = self._links.hello_of(self._place.seed)
+        refusal = membership.refusal_of(self._root, self._place, self._index, self._driver, hello, is_member=is_member)
         if refusal is not None:
             kind = Kind.LOST if is_member else Kind.REFUSED
             self._ending.fail(kind, str(refusal))

@@ -26,18 +26,31 @@ from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import standing_at
 from memstore.distributed.serving.cluster import Cluster
 from memstore.distributed.serving.news import Kind, Lines
-from memstore.engine import Creation, absolute_path, close_root, deadline_after, open_root, resource_errors, syscalls
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    close_root,
+    deadline_after,
+    open_root,
+    resource_errors,
+    state_folder,
+    syscalls,
+    wait_for_storage,
+)
 from memstore.errors import NotServedError, StoreTimeoutError
 
 PORT = 7411
 PORT_VARIABLE, ADDRESS_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS"
 LOG = "agent.log"
+SHARED = "--shared"  # of the program
 PROGRAM = "memstore.distributed.serving.agent_process"
 _LOOK_EVERY = 0.02  # seconds
 _TAIL = 2000  # characters of the agent's log, in errors
 
 
-def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0) -> Cluster:
+def join(
+    root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0, shared: bool = False
+) -> Cluster:
     """Makes this host's store a part of the cluster's, and returns when it is. Call it in every rank, or in one a host.
 
     The host's first rank starts an agent, which outlives it; `memstore.open(root)` in any process of the host then has
@@ -49,6 +62,8 @@ def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: f
             names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
             reaches the seed from; MEMSTORE_ADDRESS names another one.
         timeout: seconds. The seed's host must have called it too by then.
+        shared: the folder is on storage that all hosts mount, and the same one on all of them; the seed's host makes
+            the store there. See docs/shared-storage.md.
 
     Returns: the cluster.
 
@@ -62,12 +77,16 @@ def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: f
     path = absolute_path(os.fspath(root))
     seed = _seed_address(cluster)
     own = _own_address(seed)
+    creation = Creation(shared="copy" if shared else None)
+    if shared and own != seed:
+        wait_for_storage(path, deadline)
     with resource_errors(path):
-        close_root(open_root(path, "a", Creation(), timeout))
+        close_root(open_root(path, "a", creation, timeout))
     path = os.path.realpath(path)
-    with _turn(path, deadline, timeout):
-        if not is_served(path):
-            _start_agent(path, own, seed, deadline, timeout)
+    state = state_folder(path)
+    with _turn(state, deadline, timeout):
+        if not is_served(state):
+            _start_agent(path, own, seed, deadline, timeout, shared=shared)
     standing = _wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
         raise NotServedError(
@@ -144,13 +163,14 @@ def _turn(path: str, deadline: float, timeout: float) -> Generator[None]:
         syscalls.close(fd)
 
 
-def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeout: float) -> None:
+def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeout: float, *, shared: bool) -> None:
     """Returns when it says that the host is a member. It is ended if that takes too long."""
     reader, writer = os.pipe()
     try:
-        with open(f"{path}/{LOG}", "ab") as output:
+        options = [SHARED] if shared else []
+        with open(f"{state_folder(path)}/{LOG}", "ab") as output:
             agent = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, path, str(own), str(seed), str(writer)],
+                [sys.executable, "-m", PROGRAM, *options, path, str(own), str(seed), str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -193,7 +213,7 @@ def _wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
         standing = standing_at(path, timeout)
         if standing is not None:
             return standing
-        if not is_served(path):
+        if not is_served(state_folder(path)):
             raise NotServedError(f"{path}: its agent has ended{_tail(path)}")
         if time.monotonic() > deadline:
             raise StoreTimeoutError(f"{path}: this host is no member after {timeout:g} s{_tail(path)}")
@@ -202,7 +222,7 @@ def _wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
 
 def _tail(path: str) -> str:
     try:
-        with open(f"{path}/{LOG}", errors="replace") as log:
+        with open(f"{state_folder(path)}/{LOG}", errors="replace") as log:
             text = log.read()[-_TAIL:].strip()
     except OSError:
         text = ""

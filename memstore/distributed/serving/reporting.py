@@ -12,7 +12,7 @@ from memstore.distributed.rules import Index, Standing
 from memstore.distributed.serving.messages import Reported
 from memstore.engine import Root
 
-TRANSPORT = "tcp"
+TRANSPORT, SHARED = "tcp", "shared"
 _MUTEX_WITHIN = 5.0  # seconds
 
 
@@ -42,7 +42,7 @@ class Reporter:
             pid=os.getpid(),
             keys=keys,
             live_bytes=live,
-            transport=TRANSPORT,
+            transport=TRANSPORT if self._root.shared is None else SHARED,
             sent=moved.sent,
             received=moved.received,
             memstore=self._hello.memstore,

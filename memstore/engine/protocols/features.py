@@ -27,7 +27,7 @@ def need_cluster(root: Root, deadline: float) -> None:
 def _need(root: Root, feature: Feature, deadline: float) -> None:
     def add() -> None:
         root.check_in_place()
-        root.settings = folder.add_feature(root.path, root.settings, feature)
+        root.settings = folder.add_feature(root.state, root.settings, feature)
 
     if feature not in root.settings.features:
         root.mutex.run(add, deadline)
