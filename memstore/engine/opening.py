@@ -138,6 +138,8 @@ def _open_shared(
             raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; memstore serve --shared makes one")
         check_owner(path, None)
         shared = create_shared(path, new_shared(_chosen(creation), maps=creation.shared == "map"))
+    if shared.shared is not None and shared.store != shared.shared.store:
+        raise NotAStoreError(f"{path} has a host's state of a store on shared storage: open the folder on that storage")
     check_owner(path, shared)
     state = state_of(shared)
     fresh = prepare_state(shared) if may_create else None
