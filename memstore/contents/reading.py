@@ -53,13 +53,9 @@ def read_bare(held: MappedEntry) -> torch.Tensor | None:
     None if it isn't one, or where `read` has more to look at. (One in boxes doesn't start at the first byte.)
     """
     record, mapping = held.record, held.mapping
-    if (
-        record.objects
-        or record.hosts is not None
-        or _in_inference_mode()
-        or _dispatch_modes()
-        or _transform() is not None
-    ):
+    if record.objects or record.hosts is not None:
+        return None
+    if _in_inference_mode() or _dispatch_modes() or _transform() is not None:
         return None
     try:
         plan = structure.plan_of(record.description)

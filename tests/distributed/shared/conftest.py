@@ -18,9 +18,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pair() -> Iterator[Pair]:
-    """The tests of a module share it: each uses keys of its own."""
+    """The tests of this folder share it: each uses keys of its own."""
     path = Path(tempfile.mkdtemp(prefix="shared-", dir="/dev/shm"))
     try:
         with Pair(path) as made:

@@ -139,9 +139,9 @@ def test_a_full_storage_is_a_full_store(pair: Pair) -> None:
 
 def test_a_read_that_fails_says_where(pair: Pair) -> None:
     file = put(pair, 0, "eio/k")
-    with at_step(1, raising(OSError(errno.EIO, "no answer")), names=frozenset({"read_parts_at"})):
-        with pytest.raises(memstore.StorageError, match="server") as caught:
-            pair.stores[1].get("eio/k")
+    fault = at_step(1, raising(OSError(errno.EIO, "no answer")), names=frozenset({"read_parts_at"}))
+    with fault, pytest.raises(memstore.StorageError, match="server") as caught:
+        pair.stores[1].get("eio/k")
     assert (caught.value.path, caught.value.errno) == (str(file), errno.EIO) and caught.value.host
     assert float(pair.stores[1].get("eio/k")[0]) == 1.0
 

@@ -143,6 +143,7 @@ def test_a_host_where_the_storage_is_not_mounted_is_refused(pair: Pair, folder: 
     assert os.listdir(folder / "empty") == []
 
 
+@pytest.mark.full
 def test_a_host_with_another_storage_is_refused(pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_storage(str(folder / "store"), grace=1)
     monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
@@ -154,6 +155,7 @@ def test_a_host_with_another_storage_is_refused(pair: Pair, folder: Path, monkey
     assert len(pair.status().hosts) == 2
 
 
+@pytest.mark.full
 def test_a_shared_store_does_not_join_a_cluster_of_ordinary_ones(
     folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_shared_store_does_not_join_a_cluster_of_ordinary_ones(
         Cluster(str(folder / "ordinary")).stop()
 
 
+@pytest.mark.full
 def test_a_host_comes_back_with_what_it_had(folder: Path) -> None:
     with Pair(folder) as pair:
         keys = [pair.key_at(home, "back") for home in range(2)]
@@ -184,3 +187,12 @@ def test_a_host_comes_back_with_what_it_had(folder: Path) -> None:
         for store in pair.stores:
             assert all(float(store.get(key)[0]) == 3.0 for key in keys)
         assert {host.address for host in pair.status().hosts} == members
+
+
+def test_rows_that_are_written_in_place_are_refused(pair: Pair) -> None:
+    spec = {"x": ((4,), torch.float32)}
+    with pytest.raises(memstore.UnsupportedFilesystemError, match="a store of this host alone"):
+        pair.stores[0].create_dataset("rows", spec, capacity=10)
+    with pytest.raises(memstore.UnsupportedFilesystemError, match="a store of this host alone"):
+        memstore.ReplayBuffer(pair.stores[0], "buffer", spec, capacity=10)
+    assert "rows" not in pair.stores[1] and pair.stores[0].stats().filling_bytes == 0

@@ -150,6 +150,7 @@ def test_a_wait_ends_when_another_host_puts(pair: Pair) -> None:
     assert found == [version]
 
 
+@pytest.mark.full
 def test_verify_and_gc_look_at_this_hosts_files(pair: Pair) -> None:
     put_both(pair, "verify", 0)
     for store in pair.stores:
