@@ -62,6 +62,7 @@ from memstore.errors import (
     StoreFullError,
     StoreTimeoutError,
     StructureMismatchError,
+    TransportUnavailableError,
     UnknownOutcomeError,
     UnsupportedFilesystemError,
     UnsupportedValueError,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from memstore.contents import bytes_read
     from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.datasets import Dataset
+    from memstore.distributed.meshes import serve
     from memstore.distributed.serving import Cluster, join
     from memstore.info import (
         ClusterStatus,
@@ -120,6 +122,7 @@ _HOMES = {
     "ClusterStatus": "memstore.info",
     "HostStatus": "memstore.info",
     "join": "memstore.distributed.serving",
+    "serve": "memstore.distributed.meshes",
     "StoredTensor": "memstore.view",
     "bytes_read": "memstore.contents",
     "read_rows": "memstore.rows",
@@ -189,6 +192,7 @@ __all__ = [
     "StoredTensor",
     "StructureMismatchError",
     "TensorShard",
+    "TransportUnavailableError",
     "UnknownOutcomeError",
     "UnsupportedFilesystemError",
     "UnsupportedValueError",
@@ -202,6 +206,7 @@ __all__ = [
     "prefetch_rows",
     "read_rows",
     "repair",
+    "serve",
 ]
 
 

@@ -21,7 +21,8 @@
     │   ├── ReadOnlyError
     │   └── StoreClosedError
     ├── the installation (install something)
-    │   └── MissingPackageError (ImportError)       of an optional part
+    │   ├── MissingPackageError (ImportError)       of an optional part
+    │   └── TransportUnavailableError               a host was to be served with RDMA, and has none
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
     │   ├── ResourceLimitError (OSError)            file descriptors, mappings
@@ -273,6 +274,10 @@ class CrossHostError(MemstoreError):
 
 class NotServedError(MemstoreError):
     """A root isn't served where it should be, or can't be: the message says what is in the way."""
+
+
+class TransportUnavailableError(MemstoreError):
+    """A host was to be served with a transport that it doesn't have: RDMA, without ibverbs. Nothing was made."""
 
 
 class StaleMembershipError(MemstoreError):

@@ -22,6 +22,14 @@ from memstore.info import ClusterStatus, HostStatus
     "--shared", is_flag=True, help="ROOT is on storage that all hosts mount: each reads there what others put."
 )
 @click.option("--maps", is_flag=True, help="With --shared, for a new store: that storage keeps files that are mapped.")
+@click.option(
+    "--transport",
+    type=click.Choice(("auto", "rdma", "tcp", "monarch")),
+    default="auto",
+    show_default=True,
+    help="How bytes of large values go between hosts that have the same. rdma is experimental, and runs Monarch; "
+    "monarch is rdma without its hardware, for tests; auto is rdma with --monarch where there is ibverbs, else tcp.",
+)
 @click.option("--ready-fd", type=int, help="A line is written there when the host is a member, or can't be.")
 @click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
 def serve(
@@ -33,6 +41,7 @@ def serve(
     monarch: bool,
     shared: bool,
     maps: bool,
+    transport: str,
     ready_fd: int | None,
     hang_after: float,
 ) -> None:
@@ -51,6 +60,7 @@ def serve(
         monarch=monarch,
         shared=shared,
         maps=maps,
+        transport=transport,
         ready_fd=ready_fd,
         hang_after=hang_after,
     )

@@ -6,4 +6,5 @@ links/      connections between hosts: handshake, frames, and who listens
 client/     what a process of a served root does for keys whose home, or bytes, are elsewhere
 transfers/  how bytes move: streams, copies, one fetch a host
 serving/    the agent of a host, and its index process
+meshes/     agents on the hosts of a Monarch mesh
 """

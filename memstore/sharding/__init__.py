@@ -22,7 +22,7 @@ from memstore.sharding.doubles import double
 from memstore.sharding.layout import Layout, Piece, Split
 from memstore.sharding.placements import layout_of, local_shape, place
 from memstore.sharding.runs import Offsets, cover, runs
-from memstore.sharding.shards import Shard, ShardedLeaf, TensorShard, sharded_leaf
+from memstore.sharding.shards import Shard, ShardedLeaf, TensorShard, TensorShards, sharded_leaf
 from memstore.sharding.stored import MOST_DIMENSIONS, NO_BOXES, Boxes, StoredBox
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Split",
     "StoredBox",
     "TensorShard",
+    "TensorShards",
     "copies",
     "cover",
     "double",

@@ -39,6 +39,20 @@ class TensorShard:
     offsets: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TensorShards:
+    """Parts of a tensor that no DTensor describes, where one rank has several of them, or none.
+
+    Attributes:
+        dtype, global_shape: of the whole.
+        parts: of each its offsets in the whole, and the tensor that has it.
+    """
+
+    dtype: torch.dtype
+    global_shape: tuple[int, ...]
+    parts: tuple[tuple[tuple[int, ...], torch.Tensor], ...]
+
+
 class Shard(NamedTuple):
     """A box of a tensor, and the tensor (often a view of a rank's local one) that holds just its elements."""
 
@@ -77,6 +91,8 @@ def sharded_leaf(value: Any) -> ShardedLeaf | None:
             placements say, or a part doesn't lie within the whole.
     """
     if not isinstance(value, torch.Tensor):
+        if isinstance(value, TensorShards):
+            return _aside(_of_tensor_shards, value)
         return _aside(_of_tensor_shard, value) if isinstance(value, TensorShard) else None
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -165,6 +181,13 @@ def _of_tensor_shard(value: TensorShard) -> ShardedLeaf:
     return ShardedLeaf(shape, local.dtype, (shard,) * (not shard.box.is_empty), is_primary=True, is_replicated=True)
 
 
+def _of_tensor_shards(value: TensorShards) -> ShardedLeaf:
+    shards = [_shard("part of TensorShards", value.global_shape, offsets, local) for offsets, local in value.parts]
+    held = tuple(shard for shard in shards if not shard.box.is_empty)
+    _check_apart("parts of TensorShards", value.global_shape, held)
+    return ShardedLeaf(value.global_shape, value.dtype, held, is_primary=True, is_replicated=True)
+
+
 def _of_sharded_tensor(value: Any) -> ShardedLeaf:
     shape = tuple(value.metadata().size)
     shards = [
@@ -172,12 +195,14 @@ def _of_sharded_tensor(value: Any) -> ShardedLeaf:
         for shard in value.local_shards()
     ]
     held = tuple(shard for shard in shards if not shard.box.is_empty)
+    _check_apart("shards of a ShardedTensor", shape, held)
+    return ShardedLeaf(shape, value.dtype, held, is_primary=True, is_replicated=True)
+
+
+def _check_apart(what: str, shape: tuple[int, ...], held: tuple[Shard, ...]) -> None:
     pair = overlap([shard.box for shard in held])
     if pair is not None:
-        raise UnsupportedValueError(
-            f"two shards of a ShardedTensor of shape {shape} overlap: {held[pair[0]].box} and {held[pair[1]].box}"
-        )
-    return ShardedLeaf(shape, value.dtype, held, is_primary=True, is_replicated=True)
+        raise UnsupportedValueError(f"two {what} of shape {shape} overlap: {held[pair[0]].box} and {held[pair[1]].box}")
 
 
 _READERS: tuple[tuple[str, str, Callable[[Any], ShardedLeaf]], ...] = (

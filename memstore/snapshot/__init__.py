@@ -13,6 +13,7 @@ read/      a snapshot that is there: what it has, and its tensors in memory
 ranks/     the steps of all ranks, what they hear of each other, and who has died
 format/    the manifest and its checks; the names of tensors and files
 storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
+planned/   snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
 staging/   tensors, copied into warm shared memory, from which the writer writes them
 writer/    a process of its own, which writes what was staged
 
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
+    from memstore.snapshot import planned, staging
     from memstore.snapshot.comparing import differences
     from memstore.snapshot.format import is_snapshot, load_manifest
     from memstore.snapshot.read import TensorEntry
@@ -62,6 +64,8 @@ __all__ = [
     "is_snapshot",
     "load_manifest",
     "load_snapshot",
+    "planned",  # rooms with doors of their own, for integrations
+    "staging",
 ]
 
 

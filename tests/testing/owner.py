@@ -13,6 +13,7 @@ from tests.testing import peer
 
 
 def main(way: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
     with Hosts(2) as hosts:
         family = [sys.executable, "-I", "-S", peer.__file__, "family", "3"]
         first = hosts[0].popen(family, stdout=subprocess.PIPE, text=True)

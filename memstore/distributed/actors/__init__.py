@@ -27,7 +27,7 @@ from memstore.distributed.actors.reference import (
     use_actors,
     used_actors,
 )
-from memstore.distributed.actors.standing import start_actor
+from memstore.distributed.actors.standing import start_actor, start_monarch
 
 __all__ = [
     "ActorLinks",
@@ -37,6 +37,7 @@ __all__ = [
     "Reference",
     "need_monarch",
     "start_actor",
+    "start_monarch",
     "use_actors",
     "used_actors",
 ]

@@ -1,4 +1,7 @@
-"""An index process starts Monarch, and its actor on it: once, and beside its listener, which needs nothing of both."""
+"""An index process starts Monarch, and its actor on it: once, and beside its listener, which needs nothing of both.
+
+Bytes of values may go by Monarch without an actor of ours (memstore/distributed/rdma).
+"""
 
 from __future__ import annotations
 
@@ -34,23 +37,46 @@ def start_actor(
         MissingPackageError: Monarch isn't installed.
         RuntimeError, and what else Monarch raises.
     """
-    need_monarch(hello.monarch)
+    proc = start_monarch(address, hello.monarch, failed)
+    with between_forks():
+        from memstore.distributed.actors.desk import Desk
+        from memstore.distributed.actors.index_actor import IndexActor, stand_at
+
+    stand_at(Desk(member, serve))
+    actor = proc.spawn(NAME, IndexActor)
+    actor.initialized.get(_START_WITHIN)
+    return encode_reference(Reference(member, hello, bytes_of(actor)))
+
+
+def start_monarch(address: str, version: str, failed: Callable[[str], None]) -> Any:
+    """Starts Monarch in this process, as often as it is called. It listens to whoever can connect.
+
+    Args:
+        address: as of `start_actor`.
+        version: of Monarch; empty: it isn't installed.
+        failed: as of `start_actor`; that of the last call.
+
+    Returns: this process, for Monarch.
+
+    Raises:
+        MissingPackageError: Monarch isn't installed.
+        RuntimeError, and what else Monarch raises.
+    """
+    need_monarch(version)
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     with between_forks():
         import monarch.actor
 
-        from memstore.distributed.actors.desk import Desk
-        from memstore.distributed.actors.index_actor import IndexActor, stand_at
-
-    place = parse_address(address)
-    monarch.actor.enable_transport(str(Address(place.ip, 0, place.scope)))
-
     def fail(failure: Any) -> None:
         failed(str(failure.report()))
 
+    if address not in _started:
+        place = parse_address(address)
+        monarch.actor.enable_transport(str(Address(place.ip, 0, place.scope)))
+        _started.add(address)
     monarch.actor.unhandled_fault_hook = fail
-    stand_at(Desk(member, serve))
-    actor = monarch.actor.this_proc().spawn(NAME, IndexActor)
-    actor.initialized.get(_START_WITHIN)
-    return encode_reference(Reference(member, hello, bytes_of(actor)))
+    return monarch.actor.this_proc()
+
+
+_started: set[str] = set()  # addresses at which Monarch listens in this process: it is told once

@@ -18,7 +18,7 @@ from memstore.distributed.client.driving import drive
 from memstore.distributed.client.homes import KnownHomes
 from memstore.distributed.client.seen import Seen
 from memstore.distributed.client.sharded import ShardedPuts
-from memstore.distributed.links import CLIENT, Links, hello_of_this_process, read_secret
+from memstore.distributed.links import CLIENT, Links, hello_of_this_process, secret_of
 from memstore.distributed.rules import (
     BATCH_LIMIT,
     CALL_BYTES_LIMIT,
@@ -60,7 +60,7 @@ _TO_END = 0.5  # seconds for the homes to hear that a session ends
 
 def open_elsewhere(root: Root) -> OtherHosts:
     """Raises SecretError where the secret's file can't be used."""
-    links = Links(secret=read_secret(), kind=CLIENT, hello=hello_of_this_process())
+    links = Links(secret=secret_of(root.state), kind=CLIENT, hello=hello_of_this_process())
     handed = used_actors()
     return OtherHosts(root, ActorLinks(links, handed) if handed else links)
 

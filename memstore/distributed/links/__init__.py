@@ -29,7 +29,7 @@ from memstore.distributed.links.handshake import CLIENT, INDEX, PROTOCOL, STREAM
 from memstore.distributed.links.hello import Hello, hello_of_this_process
 from memstore.distributed.links.links import Links
 from memstore.distributed.links.listener import Listener
-from memstore.distributed.links.secret import read_secret
+from memstore.distributed.links.secret import check_size, read_secret, secret_of, write_secret
 from memstore.distributed.links.traffic import Moved, Traffic
 
 __all__ = [
@@ -46,7 +46,10 @@ __all__ = [
     "NO_LIMIT",
     "Moved",
     "Traffic",
+    "check_size",
     "hello_of_this_process",
     "parse_address",
     "read_secret",
+    "secret_of",
+    "write_secret",
 ]

@@ -21,7 +21,45 @@ options, news, messages, ending: what agent, index process and others tell each 
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.cluster import Cluster, actors_at, remove_host, status_at
-from memstore.distributed.serving.ranks import join
+from memstore.distributed.serving.agent_lock import is_served
+from memstore.distributed.serving.asking import Asker, served_standing, standing_at
+from memstore.distributed.serving.cluster import (
+    Cluster,
+    actors_at,
+    halt,
+    raise_silent,
+    remove_host,
+    status_at,
+    status_of,
+)
+from memstore.distributed.serving.ranks import (
+    ADDRESS_VARIABLE,
+    PORT_VARIABLE,
+    join,
+    start_agent,
+    turn,
+    wait_until_member,
+)
+from memstore.distributed.serving.transports import has_rdma
 
-__all__ = ["Cluster", "actors_at", "join", "remove_host", "serve", "status_at"]
+__all__ = [
+    "ADDRESS_VARIABLE",
+    "Asker",
+    "Cluster",
+    "PORT_VARIABLE",
+    "actors_at",
+    "halt",
+    "has_rdma",
+    "is_served",
+    "join",
+    "raise_silent",
+    "remove_host",
+    "serve",
+    "served_standing",
+    "standing_at",
+    "start_agent",
+    "status_at",
+    "status_of",
+    "turn",
+    "wait_until_member",
+]

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from memstore.distributed.actors import need_monarch
-from memstore.distributed.links import Hello, hello_of_this_process, parse_address, read_secret
+from memstore.distributed.links import Hello, hello_of_this_process, parse_address, secret_of
 from memstore.distributed.serving.agent_lock import AgentLock, Note
 from memstore.distributed.serving.child import IndexChild
 from memstore.distributed.serving.lines import say
@@ -28,6 +28,7 @@ from memstore.distributed.serving.news import Kind, News, tell
 from memstore.distributed.serving.options import Options
 from memstore.distributed.serving.service import READY, STOPPING, notify
 from memstore.distributed.serving.signals import OF_AGENTS, Stop
+from memstore.distributed.serving.transports import check_transport
 from memstore.distributed.serving.watchdog import HANG_AFTER, LEAST
 from memstore.engine import (
     Creation,
@@ -40,7 +41,7 @@ from memstore.engine import (
     state_folder,
     wait_for_storage,
 )
-from memstore.errors import InvalidAddressError, MemstoreError, NotServedError
+from memstore.errors import InvalidAddressError, MemstoreError, NotServedError, TransportUnavailableError
 
 SECRET_FILE = "MEMSTORE_SECRET_FILE"
 _OPEN_WITHIN = 30.0  # seconds
@@ -62,6 +63,7 @@ def serve(
     monarch: bool = False,
     shared: bool = False,
     maps: bool = False,
+    transport: str = "auto",
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
 
@@ -70,7 +72,8 @@ def serve(
         address: where the other hosts reach this one, "tcp://IP:PORT". It is this root's for life.
         join: the address of the cluster's seed, and others; the first one counts. If it is `address`, or there is
             none, this host is the seed.
-        secret_file: the file of the secret that all hosts have; None: `MEMSTORE_SECRET_FILE` names it.
+        secret_file: the file of the secret that all hosts have; None: `MEMSTORE_SECRET_FILE` names it. ROOT/secret,
+            which `memstore.serve` leaves, goes before both.
         insecure: serve without a secret where others than this host can connect.
         is_home: False: no key has its home here, as on a host that comes and goes.
         ready_fd: a line is written there when this host is a member, or can't be (`news.py`).
@@ -82,16 +85,25 @@ def serve(
             docs/shared-storage.md. What the seed finds, or makes, holds for all.
         maps: with `shared`, at the store's creation: that storage keeps files that a host has mapped, also when another
             one has removed them, so gets need not copy.
+        transport: which way bytes of values take to and from hosts that have the same: "tcp"; "rdma", experimental,
+            since it has not run on hardware yet; "monarch", as "rdma" over Monarch's TCP fallback, for tests. Both run
+            Monarch, as `monarch` does. "auto": "rdma" with `monarch` and where there is ibverbs, else "tcp".
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
         NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder.
-        MissingPackageError: `monarch`, and it isn't installed.
+        MissingPackageError: `monarch`, or a transport that takes it, and it isn't installed.
+        TransportUnavailableError: "rdma", and this host has no ibverbs.
         ValueError, MemstoreError: an address, or the secret; or `hang_after` is too short.
     """
     try:
         seed = join[0] if join else address
-        options = Options(os.path.realpath(absolute_path(root)), address, seed, is_home, insecure, monarch, hang_after)
+        path = os.path.realpath(absolute_path(root))
+        options = Options(path, address, seed, is_home, insecure, monarch, hang_after, transport)
+        if shared and transport in ("rdma", "monarch"):
+            raise TransportUnavailableError(
+                f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"
+            )
         hello = hello_of_this_process()
         _check(options, (address, *join), secret_file, hello)
         creation = Creation(shared=None if not shared else "map" if maps else "copy")
@@ -106,6 +118,7 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
     """What can be checked before anything is made."""
     if options.monarch:
         need_monarch(hello.monarch)
+    check_transport(options.transport, hello.monarch)
     if not options.hang_after >= LEAST:
         raise ValueError(
             f"hang_after is {options.hang_after} s: an index process needs {LEAST:g} s to say that it lives"
@@ -115,10 +128,10 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
             raise InvalidAddressError(f"{one!r}: an address is for life, so it needs a port of its own: 1 to 65535")
     if secret_file is not None:
         os.environ[SECRET_FILE] = secret_file
-    secret = read_secret()
+    secret = secret_of(options.root)
     if secret is None and options.insecure:
         say("no secret: frames are neither encrypted nor authenticated, and whoever can connect may change the store")
-    if options.monarch:
+    if options.monarch or options.transport in ("rdma", "monarch"):
         say("Monarch listens too: it authenticates nobody, and whoever can connect there may run code as this user")
 
 
@@ -128,7 +141,7 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
         wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
     durable = _open_once(path, creation)
     state = state_folder(path)
-    lock = AgentLock(state)
+    lock = AgentLock(path)
     try:
         on_a_disk = not is_in_memory(state)
         if on_a_disk and not durable:

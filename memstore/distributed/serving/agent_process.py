@@ -1,14 +1,17 @@
 """The program of an agent that `memstore.join` starts.
 
-`python -m ...agent_process [--shared] ROOT ADDRESS SEED [READY_FD]`.
+`python -m ...agent_process [--shared] ROOT ADDRESS SEED [READY_FD]`. MEMSTORE_TRANSPORT says which way bytes take, as
+`memstore serve --transport` does.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from memstore.distributed.serving.agent import serve
 from memstore.distributed.serving.lines import say
+from memstore.distributed.serving.ranks import TRANSPORT_VARIABLE
 from memstore.errors import MemstoreError
 
 SHARED = "--shared"
@@ -20,7 +23,8 @@ def main() -> None:
     root, address, seed, *ready_fd = words
     shared = len(words) < len(sys.argv) - 1
     try:
-        serve(root, address, join=[seed], ready_fd=int(ready_fd[0]) if ready_fd else None, shared=shared)
+        transport, told = os.environ.get(TRANSPORT_VARIABLE, "auto"), int(ready_fd[0]) if ready_fd else None
+        serve(root, address, join=[seed], ready_fd=told, transport=transport, shared=shared)
     except (MemstoreError, OSError, ValueError) as error:
         say(str(error))
         sys.exit(REFUSED)

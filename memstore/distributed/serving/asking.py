@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from memstore.distributed.actors import FindActor
-from memstore.distributed.links import CLIENT, Links, hello_of_this_process, read_secret
+from memstore.distributed.links import CLIENT, Links, hello_of_this_process
 from memstore.distributed.rules import Member, Standing
 from memstore.distributed.serving.messages import Asking, Halt, Report, Told, decode_answer, encode
 from memstore.distributed.serving.reporting import standing_of
@@ -38,10 +38,14 @@ def served_standing(root: str, timeout: float) -> Standing:
 
 
 class Asker:
-    """Asks members. Use it in a `with`."""
+    """Asks members. Use it in a `with`.
 
-    def __init__(self) -> None:
-        self._links = Links(secret=read_secret(), kind=CLIENT, hello=hello_of_this_process())
+    Args:
+        secret: of the cluster; None: it has none.
+    """
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._links = Links(secret=secret, kind=CLIENT, hello=hello_of_this_process())
 
     def ask(
         self,

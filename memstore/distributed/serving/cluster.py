@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 from memstore.distributed.actors import FindActor, FoundActor
-from memstore.distributed.rules import IsView, Member, Refused, Remove, Standing, View
+from memstore.distributed.links import secret_of
+from memstore.distributed.rules import IsView, Member, Refused, Remove, View
 from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
 from memstore.distributed.serving.messages import Halt, Report, Reported
-from memstore.engine import absolute_path, state_folder
+from memstore.engine import absolute_path
 from memstore.errors import HomeUnavailableError, NotServedError, StoreTimeoutError
 from memstore.info import ClusterStatus, HostStatus
 
@@ -36,11 +38,21 @@ class Cluster:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The addresses of the members, as this host knows them now."""
-        return tuple(member.address for member in served_standing(self.root, _OPEN_WITHIN).view.members)
+        return tuple(member.address for member in self._view().members)
 
     def status(self) -> ClusterStatus:
         """Asks all hosts how they are; who doesn't answer within 3 s is not alive."""
-        return status_of(served_standing(self.root, _OPEN_WITHIN))
+        return status_of(self._view(), self._secret())
+
+    def settled_in(self, view: View) -> set[str]:
+        """The addresses of the members that say that they have settled in this view's epoch."""
+        with Asker(self._secret()) as asker:
+            answers = asker.ask_all(view.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
+        return {
+            member.address
+            for member in view.members
+            if isinstance(report := answers[member.id], Reported) and report.is_settled and report.epoch == view.epoch
+        }
 
     def stop(self, *, timeout: float = 30.0) -> None:
         """Ends the agents of all hosts, this one's last; nothing happens where none runs.
@@ -58,34 +70,49 @@ class Cluster:
         deadline = time.monotonic() + timeout
         standing = served_standing(self.root, timeout)
         others = [member for member in standing.view.members if member.id != standing.member]
-        with Asker() as asker:
-            answers = asker.ask_all(others, Halt(), time.monotonic() + timeout / 2)
+        with Asker(self._secret()) as asker:
+            silent = halt(asker, others, time.monotonic() + timeout / 2)
             own = standing.view.member(standing.member)
-            while is_served(state_folder(self.root)):
+            while is_served(self.root):
                 if own is not None:
                     asker.ask(own, Halt(), min(deadline, time.monotonic() + 1.0))
                 if time.monotonic() > deadline:
                     raise StoreTimeoutError(f"{self.root}: its agent still runs after {timeout:g} s")
                 time.sleep(_LOOK_EVERY)
-        silent = [
-            f"{member.address} ({answers[member.id]})" for member in others if isinstance(answers[member.id], Exception)
-        ]
-        if silent:
-            raise HomeUnavailableError(f"not ended, as far as can be seen: {', '.join(silent)}")
+        raise_silent(silent)
+
+    def _view(self) -> View:
+        return served_standing(self.root, _OPEN_WITHIN).view
+
+    def _secret(self) -> bytes | None:
+        return secret_of(self.root)
 
     def __repr__(self) -> str:
         return f"Cluster({self.root!r})"
 
 
+def halt(asker: Asker, members: Iterable[Member], deadline: float) -> list[str]:
+    """Ends the agents of members. Returns whose end nobody knows of, with why."""
+    asked = list(members)
+    answers = asker.ask_all(asked, Halt(), deadline)
+    return [f"{one.address} ({answers[one.id]})" for one in asked if isinstance(answers[one.id], Exception)]
+
+
+def raise_silent(silent: Sequence[str]) -> None:
+    """Raises HomeUnavailableError if there are such."""
+    if silent:
+        raise HomeUnavailableError(f"not ended, as far as can be seen: {', '.join(silent)}")
+
+
 def status_at(root: str) -> ClusterStatus | None:
     """The state of the cluster that a root belongs to; None: it was never served."""
     standing = standing_at(root, _OPEN_WITHIN)
-    return None if standing is None else status_of(standing)
+    return None if standing is None else status_of(standing.view, secret_of(absolute_path(root)))
 
 
-def status_of(standing: Standing) -> ClusterStatus:
-    view = standing.view
-    with Asker() as asker:
+def status_of(view: View, secret: bytes | None) -> ClusterStatus:
+    """Asks the members of a view how they are."""
+    with Asker(secret) as asker:
         answers = asker.ask_all(view.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
     hosts = tuple(_host_status(member, answers[member.id]) for member in view.members)
     return ClusterStatus(view.seed_address, view.epoch, hosts)
@@ -97,7 +124,7 @@ def actors_at(root: str) -> dict[str, bytes]:
     Raises NotServedError: the root was never served.
     """
     standing = served_standing(root, _OPEN_WITHIN)
-    with Asker() as asker:
+    with Asker(secret_of(absolute_path(root))) as asker:
         members = standing.view.members
         answers = asker.ask_all(members, FindActor(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
     found: dict[str, bytes] = {}
@@ -149,7 +176,7 @@ def remove_host(root: str, host: str, *, force: bool = False, timeout: float = 3
     seed = standing.view.member(standing.view.seed)
     if seed is None or member == seed:
         raise NotServedError(f"{host} is the seed, which can't be removed: without it the cluster can't change")
-    with Asker() as asker:
+    with Asker(secret_of(absolute_path(root))) as asker:
         if not force:
             within = min(deadline, time.monotonic() + _REPORT_WITHIN)
             report = asker.ask(member, Report(), within, patience=_BACK_WITHIN)

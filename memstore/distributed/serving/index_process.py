@@ -6,6 +6,7 @@ when it is told to, by SIGTERM or `Halt`, and when it can't go on: it says why, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -14,9 +15,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from memstore.distributed.actors import FoundActor, start_actor
-from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, read_secret
-from memstore.distributed.rules import Index
+from memstore.distributed.actors import FoundActor, start_actor, start_monarch
+from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
+from memstore.distributed.rules import Index, Member
 from memstore.distributed.serving import membership
 from memstore.distributed.serving.answering import Answers
 from memstore.distributed.serving.cluster_file import remove_cluster_file, write_cluster_file
@@ -29,8 +30,9 @@ from memstore.distributed.serving.news import Kind, News, tell
 from memstore.distributed.serving.notices import Notices
 from memstore.distributed.serving.options import Start
 from memstore.distributed.serving.pulse import Pulse
-from memstore.distributed.serving.reporting import Reporter, standing_of
+from memstore.distributed.serving.reporting import Beside, Reporter, standing_of
 from memstore.distributed.serving.signals import OF_AGENTS
+from memstore.distributed.serving.transports import needs_monarch, transport_of
 from memstore.distributed.serving.waiting import Waits
 from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
@@ -38,6 +40,7 @@ from memstore.late_imports import between_forks
 from memstore.version import __version__
 
 if TYPE_CHECKING:
+    from memstore.distributed.rdma import Plane
     from memstore.distributed.transfers import Senders
 
 _OPEN_WITHIN = 30.0  # seconds
@@ -55,7 +58,7 @@ class IndexProcess:
         options = start.options
         self._root, self._news, self._ending, self._pulse = root, start.news, ending, pulse
         self._place = membership.place_of(root, options)
-        member, secret = self._place.member, read_secret()
+        member, secret = self._place.member, secret_of(root.state)
         storage = "" if root.shared is None else root.shared.store
         hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name, storage)
         self._index = Index(member, self._place.seed, boot_clock)
@@ -66,6 +69,8 @@ class IndexProcess:
         self._driver = Driver(root, self._links, ending, self._waits.look_again)
         self._duties = Duties(self._index, self._driver, ending, self._has_asked, connections.sessions)
         self._senders: Senders | None = None
+        self._plane: Plane | None = None
+        self._transport = options.transport
         self._hello, self._has_actor = hello, options.monarch
         self._actor = FoundActor(b"", "it is started" if options.monarch else "this host is served without --monarch")
         self._answers = Answers(
@@ -73,7 +78,7 @@ class IndexProcess:
             self._index,
             self._waits,
             ending,
-            report=Reporter(root, self._index, hello, self._traffic).report,
+            report=Reporter(root, self._index, hello, self._traffic, self._beside).report,
             actor=lambda: self._actor,
             owes=self._duties.owed.set,
             connections=connections,
@@ -102,6 +107,7 @@ class IndexProcess:
             self._duties.start()
             self._open_senders()
             self._open_actor()
+            self._open_plane()
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
                 self._sweep()
@@ -112,6 +118,7 @@ class IndexProcess:
             self._listener.close()
             if self._senders is not None:
                 self._senders.close()
+            self._close_plane()
             self._links.close()
         if self._ending.reason is None:
             remove_cluster_file(self._root)
@@ -126,8 +133,9 @@ class IndexProcess:
     def _open_senders(self) -> None:
         """Late: it imports numpy, and lookups need not wait for that after a kill."""
         with between_forks():
-            from memstore.distributed.transfers import Senders
+            from memstore.distributed.transfers import Senders, announce
 
+        announce(self._root, "tcp")  # one that was killed may have said otherwise
         self._senders = Senders(self._root, traffic=self._traffic)
 
     def _open_actor(self) -> None:
@@ -143,6 +151,49 @@ class IndexProcess:
         else:
             self._actor = FoundActor(reference)
         _heed_signals(self._ending)  # Monarch has handlers of its own
+
+    def _open_plane(self) -> None:
+        """If it is wanted. Late, as the actor: until then, and without it, all goes over TCP."""
+        member, senders = self._place.member, self._senders
+        if senders is None or self._root.shared is not None:
+            return
+        if not needs_monarch(self._transport, has_monarch=self._has_actor):
+            return
+        try:
+            start_monarch(member.address, self._hello.monarch, self._lose_monarch)
+            with between_forks():
+                from memstore.distributed.rdma import has_ibverbs, open_plane
+                from memstore.distributed.transfers import announce
+
+            transport = transport_of(self._transport, has_ibverbs=has_ibverbs())
+            if transport != "tcp":
+                plane = open_plane(self._root, self._links, self._member, transport, self._hello.monarch)
+                self._plane = senders.plane = plane
+                announce(self._root, transport)
+        except Exception as error:  # Monarch's are of many classes
+            log.warning("%s at %s sends bytes over TCP: %s", member.name, member.address, str(error))
+        _heed_signals(self._ending)
+
+    def _close_plane(self) -> None:
+        if self._plane is None:
+            return
+        with between_forks():
+            from memstore.distributed.transfers import announce
+
+        with contextlib.suppress(OSError):  # the root may be gone
+            announce(self._root, "tcp")
+        self._plane.close()
+
+    def _member(self, id: bytes) -> Member | None:
+        standing = standing_of(self._root)
+        return None if standing is None else standing.view.member(id)
+
+    def _beside(self) -> Beside:
+        plane = self._plane
+        return Beside() if plane is None else Beside(plane.transport, plane.moved())
+
+    def _lose_monarch(self, why: str) -> None:
+        self._ending.fail(Kind.REFUSED, f"Monarch ended: {why}")
 
     def _lose_actor(self, why: str) -> None:
         self._ending.fail(Kind.REFUSED, f"the index actor ended: {why}")

@@ -18,6 +18,7 @@ class Options(msgspec.Struct, frozen=True):
         insecure: listen without a secret where others can connect.
         monarch: there is an index actor too.
         hang_after: seconds of silence after which the index process is killed.
+        transport: which way bytes of values take (`transports.py`).
     """
 
     root: str
@@ -27,6 +28,7 @@ class Options(msgspec.Struct, frozen=True):
     insecure: bool = False
     monarch: bool = False
     hang_after: float = HANG_AFTER
+    transport: str = "auto"
 
 
 class Start(msgspec.Struct, frozen=True):

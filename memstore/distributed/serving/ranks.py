@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from memstore.distributed.links import Address, parse_address
 from memstore.distributed.rules import Standing
@@ -40,10 +40,17 @@ from memstore.engine import (
 from memstore.errors import NotServedError, StoreTimeoutError
 
 PORT = 7411
-PORT_VARIABLE, ADDRESS_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS"
+PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
 SHARED = "--shared"  # of the program
 PROGRAM = "memstore.distributed.serving.agent_process"
+# By these a process of Monarch's knows what it is: one that is started there is none.
+_OF_MONARCH_PROCS = {
+    "HYPERACTOR_MESH_BOOTSTRAP_MODE",
+    "HYPERACTOR_EXECUTION_ID",
+    "HYPERACTOR_PROCESS_NAME",
+    "MONARCH_CLIENT_TRACE_ID",
+}
 _LOOK_EVERY = 0.02  # seconds
 _TAIL = 2000  # characters of the agent's log, in errors
 
@@ -83,11 +90,10 @@ def join(
     with resource_errors(path):
         close_root(open_root(path, "a", creation, timeout))
     path = os.path.realpath(path)
-    state = state_folder(path)
-    with _turn(state, deadline, timeout):
-        if not is_served(state):
-            _start_agent(path, own, seed, deadline, timeout, shared=shared)
-    standing = _wait_until_member(path, deadline, timeout)
+    with turn(path, deadline, timeout):
+        if not is_served(path):
+            start_agent(path, own, seed, deadline, timeout, shared=shared)
+    standing = wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
         raise NotServedError(
             f"{path} is served already, in the cluster of the seed {standing.view.seed_address}, not {seed}: end that "
@@ -147,9 +153,9 @@ def _own_address(seed: Address) -> Address:
 
 
 @contextlib.contextmanager
-def _turn(path: str, deadline: float, timeout: float) -> Generator[None]:
+def turn(path: str, deadline: float, timeout: float) -> Generator[None]:
     """One process of the host at a time."""
-    fd = syscalls.open_file(f"{path}/{LOG}", os.O_RDWR | os.O_CREAT)
+    fd = syscalls.open_file(f"{state_folder(path)}/{LOG}", os.O_RDWR | os.O_CREAT)
     try:
         while not syscalls.lock_exclusive(fd):
             if time.monotonic() > deadline:
@@ -163,8 +169,27 @@ def _turn(path: str, deadline: float, timeout: float) -> Generator[None]:
         syscalls.close(fd)
 
 
-def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeout: float, *, shared: bool) -> None:
-    """Returns when it says that the host is a member. It is ended if that takes too long."""
+def start_agent(
+    path: str,
+    own: Address,
+    seed: Address,
+    deadline: float,
+    timeout: float,
+    *,
+    transport: str | None = None,
+    shared: bool = False,
+    told: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Returns when it says that the host is a member. It is ended if that takes too long.
+
+    Args:
+        transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
+        shared: the store is on storage that all hosts mount.
+        told: gets its pid, as soon as there is one.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
+    if transport is not None:
+        environment[TRANSPORT_VARIABLE] = transport
     reader, writer = os.pipe()
     try:
         options = [SHARED] if shared else []
@@ -176,7 +201,9 @@ def _start_agent(path: str, own: Address, seed: Address, deadline: float, timeou
                 stderr=output,
                 pass_fds=(writer,),
                 start_new_session=True,
+                env=environment,
             )
+        told(agent.pid)
         os.close(writer)
         writer = -1
         refusal = _refusal(reader, deadline)
@@ -208,12 +235,12 @@ def _refusal(reader: int, deadline: float) -> str | None:
             return "" if news.kind is Kind.READY else news.text
 
 
-def _wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
+def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
     while True:
         standing = standing_at(path, timeout)
         if standing is not None:
             return standing
-        if not is_served(state_folder(path)):
+        if not is_served(path):
             raise NotServedError(f"{path}: its agent has ended{_tail(path)}")
         if time.monotonic() > deadline:
             raise StoreTimeoutError(f"{path}: this host is no member after {timeout:g} s{_tail(path)}")

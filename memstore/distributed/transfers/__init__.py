@@ -7,6 +7,7 @@ sending    the sender: answers what is asked on one stream
 senders    the threads that do so
 keeping    segments of this host that readers of others look at
 streams    the reader's streams, of which a few are kept
+relay      whether this host's index process brings bytes, by memory that it has registered (memstore/distributed/rdma)
 asking     one request, and its answer
 receiving  a transfer: what is asked of each host, over one or two streams
 kept       what this process looks at, and other hosts keep
@@ -19,9 +20,73 @@ transfers  what a process asks for: which of these it gets
 
 from __future__ import annotations
 
+from memstore.distributed.transfers.asking import BrokenStreamError
+from memstore.distributed.transfers.messages import (
+    ELSEWHERE,
+    FAILED,
+    FAILURE_LIMIT,
+    FOLLOWS,
+    GONE,
+    HEAD,
+    LENGTH,
+    STAGED_LIMIT,
+    STAGED_UNIT,
+    TORN,
+    WHOLE,
+    BadRequestError,
+    Bring,
+    Stage,
+    Staged,
+    decode_staged,
+    encode,
+)
+from memstore.distributed.transfers.pieces import Pieces
+from memstore.distributed.transfers.relay import announce
 from memstore.distributed.transfers.senders import Senders
+from memstore.distributed.transfers.sending import (
+    end_of_answer,
+    map_segments,
+    ranges_of,
+    send_all,
+    send_elsewhere,
+    send_failure,
+)
 from memstore.distributed.transfers.streams import Links as Streamer
+from memstore.distributed.transfers.streams import Stream, Streams
 from memstore.distributed.transfers.transfers import Transfers
 from memstore.distributed.transfers.trimming import trim
 
-__all__ = ["Senders", "Streamer", "Transfers", "trim"]
+__all__ = [
+    "ELSEWHERE",
+    "FAILED",
+    "FAILURE_LIMIT",
+    "FOLLOWS",
+    "GONE",
+    "HEAD",
+    "LENGTH",
+    "STAGED_LIMIT",
+    "STAGED_UNIT",
+    "TORN",
+    "WHOLE",
+    "BadRequestError",
+    "Bring",
+    "BrokenStreamError",
+    "Pieces",
+    "Senders",
+    "Stage",
+    "Staged",
+    "Stream",
+    "Streamer",
+    "Streams",
+    "Transfers",
+    "announce",
+    "decode_staged",
+    "encode",
+    "end_of_answer",
+    "map_segments",
+    "ranges_of",
+    "send_all",
+    "send_elsewhere",
+    "send_failure",
+    "trim",
+]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.distributed.transfers.messages import (
+    ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
     FOLLOWS,
@@ -19,6 +20,7 @@ from memstore.distributed.transfers.messages import (
     RANGES_LIMIT,
     SEGMENTS_LIMIT,
     WHOLE,
+    Bring,
     Fetch,
     Keep,
     LetGo,
@@ -34,6 +36,8 @@ from memstore.distributed.transfers.streams import Stream
 from memstore.engine import SegmentExtent
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.undecodable import UNDECODABLE
+
+_LONGEST = 1e6  # seconds
 
 
 class Part(NamedTuple):
@@ -76,6 +80,10 @@ class BrokenStreamError(Exception):
     """The stream has ended, or what came over it is no answer."""
 
 
+class ElsewhereError(Exception):
+    """The bytes are to be asked for over TCP, of the host where they lie."""
+
+
 class CannotSendError(MemstoreError):
     """The host has no file or mapping left to send by, or the like."""
 
@@ -94,17 +102,25 @@ def batches(parts: Sequence[Part]) -> list[list[Part]]:
     return found
 
 
-def ask(stream: Stream, parts: Sequence[Part], deadline: float) -> None:
-    """Asks for parts, which one request may have; where they are to lie may be unknown yet. Raises OSError."""
-    stream.set_patience(deadline - time.monotonic())
-    stream.send(_request(parts))
+def ask(stream: Stream, parts: Sequence[Part], deadline: float, of: bytes | None = None) -> None:
+    """Asks for parts, which one request may have; where they are to lie may be unknown yet. Raises OSError.
+
+    Args:
+        of: the id of the host where they lie, if this one's index process is to bring them.
+    """
+    left = deadline - time.monotonic()
+    stream.set_patience(left)
+    wanted = tuple(map(_wanted, parts))
+    stream.send(
+        _framed(Fetch(wanted) if of is None else Bring(of, int(max(min(left, _LONGEST), 0.001) * 1000), wanted))
+    )
 
 
 def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
     """Receives what was asked for. False: one of the segments holds another put.
 
     Raises:
-        CorruptionError, CannotSendError: the host says so, and the stream can be used again.
+        CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
         OSError, BrokenStreamError: the stream is of no use any more.
     """
     kind, nbytes = HEAD.unpack(_receive(stream, HEAD.size))
@@ -112,6 +128,8 @@ def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
         return False
     if kind == FAILED and nbytes <= FAILURE_LIMIT:
         raise _failure(stream, _receive(stream, nbytes))
+    if kind == ELSEWHERE and nbytes <= FAILURE_LIMIT:
+        raise ElsewhereError(_receive(stream, nbytes).decode(errors="replace"))
     if kind != FOLLOWS or nbytes != sum(part.ranges.nbytes for part in parts):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     for part in parts:
@@ -151,12 +169,10 @@ def _framed(request: Request) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def _request(parts: Sequence[Part]) -> bytes:
-    wanted: list[Wanted] = []
-    for extent, ranges, _ in parts:
-        pairs = np.stack([ranges.starts, ranges.sizes], 1).astype(">u8").tobytes()
-        wanted.append(Wanted(extent.segment, extent.put_id, extent.size, extent.start, pairs))
-    return _framed(Fetch(tuple(wanted)))
+def _wanted(part: Part) -> Wanted:
+    extent, ranges, _ = part
+    pairs = np.stack([ranges.starts, ranges.sizes], 1).astype(">u8").tobytes()
+    return Wanted(extent.segment, extent.put_id, extent.size, extent.start, pairs)
 
 
 def _failure(stream: Stream, text: bytes) -> MemstoreError:

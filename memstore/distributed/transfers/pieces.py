@@ -45,6 +45,34 @@ class Pieces(NamedTuple):
         starts, stops = (self.addresses - first).tolist(), (self.addresses - first + self.sizes).tolist()
         return [window[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
+    def split(self, nbytes: int) -> tuple[Pieces, Pieces]:
+        """The first so many bytes of them, and the others."""
+        ends = np.cumsum(self.sizes)
+        at = int(np.searchsorted(ends, nbytes))
+        if at >= len(ends):
+            return self, Pieces(self.addresses[:0], self.sizes[:0])
+        over = int(ends[at]) - nbytes
+        first = Pieces(self.addresses[: at + 1], np.array(self.sizes[: at + 1]))
+        first.sizes[-1] -= over
+        if not over:
+            return first, Pieces(self.addresses[at + 1 :], self.sizes[at + 1 :])
+        rest = Pieces(np.array(self.addresses[at:]), np.array(self.sizes[at:]))
+        rest.addresses[0] += rest.sizes[0] - over
+        rest.sizes[0] = over
+        return first, rest
+
+    def copy_to(self, address: int) -> None:
+        """One behind the other."""
+        for group, is_packed in self.groups():
+            if is_packed:
+                data = group.gather()
+                syscalls.copy(address, syscalls.buffer_address(data), len(data))
+                address += len(data)
+            else:
+                for start, size in zip(group.addresses.tolist(), group.sizes.tolist(), strict=True):
+                    syscalls.copy(address, start, size)
+                    address += size
+
     def gather(self) -> memoryview:
         """A copy of all of them."""
         return self._window()[self._index()].data

@@ -3,23 +3,53 @@
 Large transfers go over two streams at once, which share the bytes; small ones over one. A stream that is found dead was
 closed by its host while it was kept, or broke: the request is made again over a new one, since it changes nothing. Who
 asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts for nothing.
+
+Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
+bring them, for whatever reason, they are asked for as all others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers.asking import BrokenStreamError, CannotSendError, Part, ask, batches, receive
+from memstore.distributed.transfers.asking import (
+    BrokenStreamError,
+    CannotSendError,
+    ElsewhereError,
+    Part,
+    ask,
+    batches,
+    receive,
+)
 from memstore.distributed.transfers.streams import Stream, Streams
-from memstore.errors import CorruptionError, HomeUnavailableError, MemstoreError
+from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError, MemstoreError
 
 STREAMS = 2  # of a large transfer
 LARGE = 4 << 20  # bytes
 _TRY_AGAIN = 0.05  # seconds
+_REACHED_WITHIN = 1.0  # seconds: this host's index process; it is there, or is being started again
+_SILENCE = 15.0  # seconds in which it sends nothing: it gives up earlier than that what doesn't go on
+
+log = logging.getLogger("memstore")
+
+
+class Share(NamedTuple):
+    """What is read over one stream.
+
+    Attributes:
+        member: the host where it lies.
+        via: this host, if its index process is to bring it.
+    """
+
+    member: Member
+    parts: Sequence[Part]
+    via: Member | None = None
 
 
 def ask_ahead(streams: Streams, member: Member, parts: Sequence[Part], deadline: float) -> list[Stream]:
@@ -29,10 +59,10 @@ def ask_ahead(streams: Streams, member: Member, parts: Sequence[Part], deadline:
     """
     asked: list[Stream] = []
     with contextlib.suppress(OSError, MemstoreError):
-        for share in _shared(parts):
-            stream = streams.take(member, deadline)
+        for share in _shares(streams, member, parts):
+            stream = streams.take(share.via or member, deadline)
             try:
-                ask(stream, batches(share)[0], deadline)
+                ask(stream, batches(share.parts)[0], deadline, None if share.via is None else member.id)
             except BaseException:
                 stream.close()
                 raise
@@ -58,16 +88,16 @@ def read_ranges(
         LinkRefusedError: a host is no member of this cluster, or has another secret.
     """
     transfer = _Transfer(streams, deadline)
-    shares = [(member, share) for member, parts in wanted for share in _shared(parts)]
+    shares = [share for member, parts in wanted for share in _shares(streams, member, parts, asked)]
     ahead = dict(enumerate(asked))
     threads = [
-        threading.Thread(target=transfer.note, args=(*share, ahead.get(number)), daemon=True)
+        threading.Thread(target=transfer.note, args=(share, ahead.get(number)), daemon=True)
         for number, share in enumerate(shares[1:], 1)
     ]
     try:
         for thread in threads:
             thread.start()
-        is_whole = not shares or transfer.read(*shares[0], ahead.get(0))
+        is_whole = not shares or transfer.read(shares[0], ahead.get(0))
         for thread in threads:
             thread.join()
     except BaseException:
@@ -94,20 +124,26 @@ class _Transfer:
         self.errors: list[BaseException] = []
         self.is_gone = False
 
-    def note(self, member: Member, share: Sequence[Part], asked: Stream | None) -> None:
+    def note(self, share: Share, asked: Stream | None) -> None:
         """As `read`, in a thread of its own."""
         try:
-            if not self.read(member, share, asked):
+            if not self.read(share, asked):
                 self.is_gone = True
         except BaseException as error:
             self.errors.append(error)
 
-    def read(self, member: Member, share: Sequence[Part], asked: Stream | None) -> bool:
-        """Receives some of the parts, over one stream after the other until it has them. False: gone.
+    def read(self, share: Share, asked: Stream | None) -> bool:
+        """Receives the share, over one stream after the other until it has all. False: gone.
 
         Args:
-            asked: a stream on which the first of their requests was made already.
+            asked: a stream on which the first of its requests was made already.
         """
+        if share.via is not None:
+            is_whole = self._read_via(share, share.via, asked)
+            if is_whole is not None:
+                return is_whole
+            asked = None
+        member = share.member
         fresh = False
         while not self._is_given_up:
             try:
@@ -117,7 +153,7 @@ class _Transfer:
             else:
                 is_asked, asked = asked is not None, None
                 try:
-                    return self._read_over(stream, share, is_asked=is_asked)
+                    return self._read_over(stream, share.parts, None, is_asked=is_asked)
                 except (OSError, BrokenStreamError) as error:
                     why = str(error)
                     if stream.was_kept and not fresh:
@@ -132,7 +168,28 @@ class _Transfer:
             asked.close()
         return False
 
-    def _read_over(self, stream: Stream, share: Sequence[Part], *, is_asked: bool) -> bool:
+    def _read_via(self, share: Share, via: Member, asked: Stream | None) -> bool | None:
+        """As `read`, of this host's index process. None: it can't bring them."""
+        member, why = share.member, ""
+        while not self._is_given_up:
+            stream, is_asked, asked = asked, asked is not None, None
+            try:
+                if stream is None:
+                    stream = self._streams.take(via, min(self._deadline, time.monotonic() + _REACHED_WITHIN))
+                return self._read_over(stream, share.parts, member.id, is_asked=is_asked)
+            except (OSError, BrokenStreamError) as error:
+                why = str(error)
+                if stream is not None and stream.was_kept:
+                    continue
+            except (ElsewhereError, HomeUnavailableError, LinkRefusedError) as error:
+                why = str(error)
+            log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
+            if self._streams.relay is not None:
+                self._streams.relay.leave(member)
+            return None
+        return False
+
+    def _read_over(self, stream: Stream, share: Sequence[Part], of: bytes | None, *, is_asked: bool) -> bool:
         with self._changed:
             self._reading.append(stream)
             if self._is_given_up:
@@ -144,13 +201,15 @@ class _Transfer:
                 if is_asked and not number:
                     stream.set_patience(self._deadline - time.monotonic())
                 else:
-                    ask(stream, batch, self._deadline)
+                    ask(stream, batch, self._deadline, of)
+                if of is not None:
+                    stream.set_patience(min((self._deadline - time.monotonic()) / 2, _SILENCE))
                 is_whole = receive(stream, batch, self._deadline)
                 if not is_whole:
                     break
             is_answered = True
             return is_whole
-        except (CorruptionError, CannotSendError):
+        except (CorruptionError, CannotSendError, ElsewhereError):
             is_answered = True
             raise
         finally:
@@ -169,6 +228,18 @@ class _Transfer:
             for stream in self._reading:
                 stream.shut()
             self._changed.wait_for(lambda: not self._reading)
+
+
+def _shares(streams: Streams, member: Member, parts: Sequence[Part], asked: Sequence[Stream] = ()) -> list[Share]:
+    """As `_shared`; one, if this host's index process brings all, or was asked to."""
+    via = None
+    if asked:
+        via = asked[0].member if asked[0].member.id != member.id else None
+    elif streams.relay is not None:
+        via = streams.relay.way_to(member, sum(part.ranges.nbytes for part in parts))
+    if via is not None:
+        return [Share(member, parts, via)]
+    return [Share(member, share) for share in _shared(parts)]
 
 
 def _shared(parts: Sequence[Part]) -> list[list[Part]]:

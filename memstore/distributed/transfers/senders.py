@@ -6,11 +6,12 @@ import contextlib
 import logging
 import socket
 import threading
+from typing import Protocol
 
 from memstore.distributed.links import Traffic
 from memstore.distributed.transfers.keeping import Keeping
-from memstore.distributed.transfers.messages import Fetch, Keep, Request
-from memstore.distributed.transfers.sending import IDLE, answer, next_request, prepare
+from memstore.distributed.transfers.messages import Bring, Fetch, Keep, LetGo, Request, Stage
+from memstore.distributed.transfers.sending import IDLE, answer, next_request, prepare, send_elsewhere
 from memstore.engine import Root
 from memstore.errors import MemstoreError
 
@@ -18,6 +19,18 @@ log = logging.getLogger("memstore")
 
 MOST_STREAMS = 64
 _JOIN = 5.0  # seconds for threads to end
+
+
+class Plane(Protocol):
+    """Another way for bytes than streams: see memstore/distributed/rdma. Both raise OSError, which ends the stream."""
+
+    def stage(self, stream: socket.socket, request: Stage) -> None:
+        """For an index process of another host."""
+        ...
+
+    def bring(self, stream: socket.socket, request: Bring) -> None:
+        """For a process of this host."""
+        ...
 
 
 class Senders:
@@ -30,6 +43,7 @@ class Senders:
 
     Attributes:
         keeping: what readers of other hosts look at.
+        plane: set once there is one.
     """
 
     def __init__(self, root: Root, *, most: int = MOST_STREAMS, traffic: Traffic | None = None) -> None:
@@ -39,6 +53,7 @@ class Senders:
         self._threads: dict[socket.socket, threading.Thread] = {}
         self._idle: dict[socket.socket, None] = {}  # those that nobody asks anything, the longest idle first
         self.keeping = Keeping(root)
+        self.plane: Plane | None = None
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -91,8 +106,15 @@ class Senders:
             answer(self._root, stream, request)
         elif isinstance(request, Keep):
             self.keeping.answer(stream, request)
-        else:
+        elif isinstance(request, LetGo):
             self.keeping.let_go(stream, request)
+        elif self.plane is None:
+            send_elsewhere(stream, "bytes of this host go over TCP")
+        elif isinstance(request, Bring):
+            self._traffic.end(stream)  # what goes on to a process of this host is not sent to others
+            self.plane.bring(stream, request)
+        else:
+            self.plane.stage(stream, request)
 
     def _forget(self, stream: socket.socket) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ import numpy as np
 
 from memstore.distributed.transfers import pieces
 from memstore.distributed.transfers.messages import (
+    ELSEWHERE,
     FAILED,
     FOLLOWS,
     GONE,
@@ -89,9 +90,7 @@ def _whole(data: bytes, size: int) -> bytes:
 
 def answer(root: Root, stream: socket.socket, request: Fetch) -> None:
     """Sends what was asked for, or why it can't be. Raises OSError and BadRequestError, which end the stream."""
-    wanted = [(one, _ranges_of(one)) for one in request.segments]
-    if sum(len(ranges.starts) for _, ranges in wanted) > RANGES_LIMIT:
-        raise BadRequestError(f"a request of more than {RANGES_LIMIT:,} ranges")
+    wanted = ranges_of(request.segments)
     try:
         found = map_segments(root, request.segments)
     except (CorruptionError, OSError) as error:
@@ -100,15 +99,27 @@ def answer(root: Root, stream: socket.socket, request: Fetch) -> None:
     if found is None:
         send_all(stream, [memoryview(HEAD.pack(GONE, 0))])
         return
-    head = memoryview(HEAD.pack(FOLLOWS, sum(ranges.nbytes for _, ranges in wanted)))
-    for mapping, (_, ranges) in zip(found, wanted, strict=True):
+    head = memoryview(HEAD.pack(FOLLOWS, sum(ranges.nbytes for ranges in wanted)))
+    for mapping, ranges in zip(found, wanted, strict=True):
         for group, is_packed in pieces.Pieces(ranges.starts + mapping.address, ranges.sizes).groups():
             parts = [group.gather()] if is_packed else group.parts()
             send_all(stream, [head, *parts])
             head = memoryview(b"")
-    pairs = zip(found, request.segments, strict=True)
-    is_whole = all(_is_there(root, mapping, one) for mapping, one in pairs)
-    send_all(stream, [head, memoryview(WHOLE if is_whole else TORN)])
+    send_all(stream, [head, memoryview(end_of_answer(root, found, request.segments))])
+
+
+def end_of_answer(root: Root, mappings: Sequence[Mapping], named: Sequence[Segment]) -> bytes:
+    """What is said behind the bytes of these segments."""
+    is_whole = all(_is_there(root, mapping, one) for mapping, one in zip(mappings, named, strict=True))
+    return WHOLE if is_whole else TORN
+
+
+def ranges_of(segments: Sequence[Wanted]) -> list[Ranges]:
+    """Raises BadRequestError unless a request may name them."""
+    found = [_ranges_of(one) for one in segments]
+    if sum(len(ranges.starts) for ranges in found) > RANGES_LIMIT:
+        raise BadRequestError(f"a request of more than {RANGES_LIMIT:,} ranges")
+    return found
 
 
 def _ranges_of(wanted: Wanted) -> Ranges:
@@ -129,6 +140,12 @@ def send_failure(stream: socket.socket, error: Exception) -> None:
     kind = CorruptionError if isinstance(error, CorruptionError) else ResourceLimitError
     text = encode(Failure(kind.__name__, str(error)[:4096]))
     send_all(stream, [memoryview(HEAD.pack(FAILED, len(text)) + text)])
+
+
+def send_elsewhere(stream: socket.socket, why: str) -> None:
+    """It is to be asked for over TCP, of the host where it lies."""
+    text = why.encode()[:4096]
+    send_all(stream, [memoryview(HEAD.pack(ELSEWHERE, len(text)) + text)])
 
 
 def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
@@ -153,7 +170,7 @@ def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
     return found
 
 
-def _is_there(root: Root, mapping: Mapping, wanted: Wanted) -> bool:
+def _is_there(root: Root, mapping: Mapping, wanted: Segment) -> bool:
     return belongs(bytes(mapping.view()[:HEAD_SIZE]), wanted.put_id, root.settings.store)
 
 

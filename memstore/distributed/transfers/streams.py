@@ -10,6 +10,7 @@ import threading
 from typing import Protocol
 
 from memstore.distributed.rules import Member
+from memstore.distributed.transfers.relay import Relay
 
 _KEPT = 4  # of one host
 
@@ -60,10 +61,17 @@ class Stream:
 
 
 class Streams:
-    """Thread-safe. A forked child has none of its parent's, and makes its own."""
+    """Thread-safe. A forked child has none of its parent's, and makes its own.
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    Args:
+        relay: whether bytes come by another way; None: never.
+
+    Attributes:
+        relay: the same.
+    """
+
+    def __init__(self, links: Links, relay: Relay | None = None) -> None:
+        self._links, self.relay = links, relay
         self._lock = threading.Lock()
         self._kept: dict[bytes, list[Stream]] = {}
         self._pid = os.getpid()

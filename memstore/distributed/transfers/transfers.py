@@ -21,6 +21,7 @@ from memstore.distributed.transfers.copies import (
 )
 from memstore.distributed.transfers.kept import Keeper, Kept
 from memstore.distributed.transfers.receiving import read_ranges
+from memstore.distributed.transfers.relay import Relay
 from memstore.distributed.transfers.stored import StoredFiles
 from memstore.distributed.transfers.streams import Links, Streams
 from memstore.distributed.transfers.turn import turn
@@ -50,7 +51,7 @@ class Transfers:
 
     def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
-        self._streams, self._keeper = Streams(links), Keeper(links)
+        self._streams, self._keeper = Streams(links, Relay(root, members)), Keeper(links)
         self._files = None if root.shared is None else StoredFiles(root)
 
     def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:

@@ -61,7 +61,9 @@ def state_folder(root: str) -> str:
         root: an absolute path.
     """
     settings = shared_settings(root) if os.path.isdir(root) else None
-    return root if settings is None else state_of(settings)
+    if settings is None or settings.shared is None or settings.store != settings.shared.store:  # or it is one already
+        return root
+    return state_of(settings)
 
 
 def places_of(root: str, settings: Settings) -> Places:

@@ -159,8 +159,9 @@ def link(source: str, target: str, dir_fd: int | None = None) -> None:
     os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
-def replace(source: str, target: str) -> None:
-    os.replace(source, target)
+def replace(source: str, target: str, dir_fd: int | None = None) -> None:
+    """With `dir_fd`, both are names in that folder."""
+    os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def unlink(path: str, dir_fd: int | None = None) -> None:

@@ -5,7 +5,8 @@ a piece of memory of limited size. Every chunk of which something is read is com
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +18,13 @@ from memstore.snapshot.format import StoredBox, StoredTensor
 from memstore.snapshot.progress import Meter
 from memstore.snapshot.read.box_parts import BoxPart
 from memstore.snapshot.read.stored import Stored
-from memstore.snapshot.storage import CHUNK, FilePart
+from memstore.snapshot.storage import CHUNK, FilePart, by_width
 from memstore.snapshot.tensor_bytes import own_bytes
 
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
+
+
+Read = Callable[[int, Sequence[FilePart]], None]  # parts of a file, by its number in the manifest
 
 
 class Want(NamedTuple):
@@ -31,12 +35,18 @@ class Want(NamedTuple):
 
 
 @modes.put_aside()
-def read_into(stored: Stored, wants: Sequence[Want], meter: Meter, budget: int = BUDGET) -> None:
+def read_into(
+    stored: Stored, wants: Sequence[Want], meter: Meter, budget: int = BUDGET, *, check_narrow: bool = True
+) -> None:
     """Fills the shards. They are no Parameters that autograd watches: it isn't told of them.
+
+    Args:
+        check_narrow: False: chunks of which less than half is wanted are neither read whole nor compared.
 
     Raises:
         CorruptionError: bytes are damaged, or missing. The shards then have any content.
     """
+    read = partial(_read, stored, meter, check_narrow)
     direct: dict[int, list[FilePart]] = defaultdict(list)
     detours: dict[int, list[BoxPart]] = defaultdict(list)
     targets: list[torch.Tensor] = []
@@ -47,9 +57,9 @@ def read_into(stored: Stored, wants: Sequence[Want], meter: Meter, budget: int =
                 _plan(box, shard, direct, detours)
     for file, parts in direct.items():
         for batch in _apart(parts):
-            _read(stored, file, batch, meter)
+            read(file, batch)
     for file, found in detours.items():
-        _read_detours(stored, file, found, meter, max(budget, CHUNK if stored.manifest.files[file].sums else 1))
+        _read_detours(read, file, found, max(budget, CHUNK if stored.manifest.files[file].sums else 1))
     changed = [target for target in targets if not target.is_inference()]
     if changed:
         torch.autograd.graph.increment_version(changed)
@@ -73,10 +83,14 @@ def _plan(box: StoredBox, shard: Shard, direct: dict[int, list[FilePart]], detou
         detours[box.file].append(part)
 
 
-def _read(stored: Stored, file: int, parts: Sequence[FilePart], meter: Meter) -> None:
+def _read(stored: Stored, meter: Meter, check_narrow: bool, file: int, parts: Sequence[FilePart]) -> None:
     found = stored.manifest.files[file]
     stored.check_size(found)
-    stored.storage.read(found.name, parts, sums=found.sums or None, done=meter.done)
+    checked, narrow = (parts, ()) if check_narrow or not found.sums else by_width(parts, found.size)
+    if checked or not narrow:
+        stored.storage.read(found.name, checked, sums=found.sums or None, done=meter.done)
+    if narrow:
+        stored.storage.read(found.name, narrow, done=meter.done)
 
 
 def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
@@ -98,23 +112,23 @@ def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
 # --- what lies otherwise in the target --------------------------------------------------------------------------------
 
 
-def _read_detours(stored: Stored, file: int, detours: Sequence[BoxPart], meter: Meter, budget: int) -> None:
+def _read_detours(read: Read, file: int, detours: Sequence[BoxPart], budget: int) -> None:
     batch: list[BoxPart] = []
     nbytes = 0
     for detour in sorted(detours, key=lambda detour: detour.start):
         for piece in detour.pieces(budget):
             if batch and nbytes + piece.nbytes > budget:
-                _read_batch(stored, file, batch, meter)
+                _read_batch(read, file, batch)
                 batch, nbytes = [], 0
             batch.append(piece)
             nbytes += piece.nbytes
-    _read_batch(stored, file, batch, meter)
+    _read_batch(read, file, batch)
 
 
-def _read_batch(stored: Stored, file: int, batch: Sequence[BoxPart], meter: Meter) -> None:
+def _read_batch(read: Read, file: int, batch: Sequence[BoxPart]) -> None:
     memories = [np.empty(piece.nbytes, np.uint8) for piece in batch]
     parts = [part for piece, memory in zip(batch, memories, strict=True) for part in piece.into_memory(memory)]
     for together in _apart(parts):
-        _read(stored, file, together, meter)
+        read(file, together)
     for piece, memory in zip(batch, memories, strict=True):
         piece.copy_from(memory)

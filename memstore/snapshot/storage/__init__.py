@@ -11,6 +11,7 @@ verify       a file, compared with its sums
 
 from __future__ import annotations
 
+from memstore.snapshot.storage.chunks import by_width
 from memstore.snapshot.storage.files import FileStorage
 from memstore.snapshot.storage.interface import CHUNK, SUM_SIZE, Done, FilePart, LateBytes, Storage
 from memstore.snapshot.storage.names import check_name, is_unfinished
@@ -24,6 +25,7 @@ __all__ = [
     "FileStorage",
     "LateBytes",
     "Storage",
+    "by_width",
     "check_name",
     "is_unfinished",
     "verify_file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -85,6 +86,24 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[Run]:
         after = max(min(run.offset - before + CHUNK, size) - run.end, 0)
         found.append(Run(run.offset - before, [before, *run.pieces, after]))
     return found
+
+
+def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list[FilePart]]:
+    """The parts, cut at the ends of chunks: of those of which at least half is wanted, and of the others.
+
+    Args:
+        size: of the file, in bytes.
+    """
+    found: dict[int, list[FilePart]] = defaultdict(list)
+    for start, piece in _pieces(parts):
+        found[start // CHUNK].append(FilePart(start, piece))
+    wide: list[FilePart] = []
+    narrow: list[FilePart] = []
+    for chunk, pieces in found.items():
+        wanted = sum(len(piece.memory) for piece in pieces)
+        is_wide = 2 * wanted >= min(CHUNK, size - chunk * CHUNK)
+        (wide if is_wide else narrow).extend(pieces)
+    return wide, narrow
 
 
 def new_sum() -> Any:

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
@@ -26,6 +27,7 @@ from memstore.errors import (
     AlreadyExistsError,
     KeyNotFoundError,
     NotAStoreError,
+    StoreTimeoutError,
     UnsupportedFilesystemError,
 )
 from memstore.snapshot.parallel import in_parallel
@@ -35,6 +37,7 @@ from memstore.snapshot.storage.interface import Done, FilePart
 from memstore.snapshot.storage.names import check_name, new_unfinished_name
 from memstore.snapshot.storage.transfer import NewFile, check_cover, check_sums, damaged, read_run, write_run
 
+_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for a lock, and between two looks
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 
 
@@ -196,15 +199,10 @@ class FileStorage:
     def publish(self, name: str, data: bytes, *, durable: bool) -> None:
         path = self._path_of(name)
         folder = self._folder.fd
-        beside = new_unfinished_name()
         with file_errors(path):
             if self._exists(path):
                 raise AlreadyExistsError(f"{path} exists: nothing was written")
-            with self._new_file(beside) as file:
-                syscalls.write_at(file.fd, data, 0)
-                if durable:
-                    syscalls.sync(file.fd)
-                    syscalls.sync(folder)
+            beside = self._write_beside(data, durable=durable)
             try:
                 self._link(beside, name, path)
             finally:
@@ -212,6 +210,49 @@ class FileStorage:
                     syscalls.unlink(beside, folder)
             if durable:
                 syscalls.sync(folder)
+
+    def replace(self, name: str, data: bytes, *, durable: bool) -> None:
+        path = self._path_of(name)
+        folder = self._folder.fd
+        with file_errors(path):
+            beside = self._write_beside(data, durable=durable)
+            try:
+                syscalls.replace(beside, name, folder)
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(beside, folder)
+                raise
+            if durable:
+                syscalls.sync(folder)
+
+    def _write_beside(self, data: bytes, *, durable: bool) -> str:
+        """Steps 1 and 2. Returns the first name."""
+        beside = new_unfinished_name()
+        with self._new_file(beside) as file:
+            syscalls.write_at(file.fd, data, 0)
+            if durable:
+                syscalls.sync(file.fd)
+                syscalls.sync(self._folder.fd)
+        return beside
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        """While the block runs, no other process is in such a block of this folder. The dead are in none.
+
+        Raises:
+            StoreTimeoutError: another process is in one for a minute.
+        """
+        with file_errors(self.path):
+            folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not _locked(folder):
+                if time.monotonic() > deadline:
+                    raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
+                time.sleep(_PAUSE)
+            yield
+        finally:
+            folder.close()
 
     def _link(self, beside: str, name: str, path: str) -> None:
         folder = self._folder.fd
@@ -255,6 +296,15 @@ class FileStorage:
         except FileNotFoundError:
             return False
         return True
+
+
+def _locked(folder: OwnedFile) -> bool:
+    try:
+        return syscalls.lock_exclusive(folder.fd)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+            return True  # the file system has no such locks; over NFS they want a file that is open for writing
+        raise
 
 
 def _counting(done: Done | None) -> Callable[[chunks.Run], None]:

@@ -130,6 +130,14 @@ class Storage(Protocol):
         """
         ...
 
+    def replace(self, name: str, data: bytes, *, durable: bool) -> None:
+        """As `publish`, in the place of an earlier file of this name: readers find the one or the other, whole.
+
+        Raises:
+            StoreFullError: no room. The earlier file is as it was.
+        """
+        ...
+
     def size(self, name: str) -> int | None:
         """Of a file, in bytes; None if there is no such file."""
         ...

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from memstore.snapshot.take.drafts import Piece, draft_file, label_of
 from memstore.snapshot.take.pending import PendingTake, start
 from memstore.snapshot.take.preparing import prepare
+from memstore.snapshot.take.state import State, StateWalker
 from memstore.snapshot.take.taking import take
 
 __all__ = [
     "PendingTake",
+    "Piece",
+    "State",
+    "StateWalker",
+    "draft_file",
+    "label_of",
     "prepare",
     "start",
     "take",

@@ -100,14 +100,14 @@ def draft(
         for box in boxes:
             shard = next(shard for shard in tensor.shards if shard.box == box or shard.box.meet(box) == box)
             elements = shard.local if shard.box == box else cut(shard, box)
-            label = (own or tensor.path) + _suffix(tensor, box)
+            label = label_of(own or tensor.path, tensor.shape, box)
             pieces["model" if own else "state"].append((label, Piece(i, box, elements)))
     files: list[FileDraft] = []
     stored: dict[int, list[StoredBox]] = {}
     for group, found in pieces.items():
         if found:
             name = file_name(group, rank, take.world_size, None if take.plain else take.id)
-            files.append(_draft_file(name, found))
+            files.append(draft_file(name, found))
             _add_boxes(stored, files[-1], len(files) - 1)
     part_tensors = tuple(
         PartTensor(
@@ -124,15 +124,20 @@ def draft(
     return Part(take, rank, tuple(StoredFile(file.name, file.size) for file in files), part_tensors, values), files
 
 
-def _suffix(tensor: HeldTensor, box: Box) -> str:
-    """Which elements a piece has, if they aren't all."""
-    if box == whole(tensor.shape):
-        return ""
-    return "[" + ", ".join(f"{part.start}:{part.stop}" for part in box.slices) + "]"
+def label_of(name: str, shape: tuple[int, ...], box: Box) -> str:
+    """What a piece is called in its file: as its tensor, with the slices of its elements if they aren't all."""
+    if box == whole(shape):
+        return name
+    return name + "[" + ", ".join(f"{part.start}:{part.stop}" for part in box.slices) + "]"
 
 
-def _draft_file(name: str, found: list[tuple[str, Piece]]) -> FileDraft:
-    """Wide elements first, so that each tensor starts on a multiple of its own."""
+def draft_file(name: str, found: list[tuple[str, Piece]]) -> FileDraft:
+    """A file of these pieces. Wide elements first, so that each tensor starts on a multiple of its own.
+
+    Args:
+        name: of the file.
+        found: each piece, and what it is called in the file.
+    """
     found = sorted(found, key=lambda entry: -entry[1].elements.itemsize)
     entries: list[tuple[str, str, tuple[int, ...], int]] = []
     labels: set[str] = set()

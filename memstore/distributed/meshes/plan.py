@@ -1,0 +1,131 @@
+"""Who is who in a mesh: one host for each folder, the cluster that these belong to already, and its secret.
+
+Decided from what the launchers have seen, before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memstore.distributed.links import parse_address
+from memstore.distributed.meshes.messages import Reached, Seen
+from memstore.distributed.rules import View
+from memstore.errors import NotServedError
+
+_ANOTHER = "take another root, or end the agents, and remove the old folders"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ranks are those of the mesh.
+
+    Attributes:
+        leaders: of the hosts of the store, in the mesh's order: of ranks that see one folder, the first.
+        seed: the rank whose host is the seed.
+        view: of the cluster that exists already; None: none does.
+        addresses: of ranks whose hosts have one already, or take a lost one's.
+        secret: that the cluster has; empty: it has none yet.
+    """
+
+    leaders: tuple[int, ...]
+    seed: int
+    view: View | None
+    addresses: Mapping[int, str]
+    secret: bytes
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """Ranks whose hosts have no address yet."""
+        return tuple(rank for rank in self.leaders if rank not in self.addresses)
+
+
+def plan_of(seen: Mapping[int, Seen]) -> Plan:
+    """Args:
+        seen: by rank.
+
+    Raises NotServedError: roots are of several clusters, or of one with other hosts than these; or were removed.
+    """
+    leaders = _leaders(seen)
+    old = {rank: seen[rank].view for rank in leaders}
+    views = {rank: view for rank, view in old.items() if view is not None}
+    for rank in views:
+        if seen[rank].is_removed:
+            raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
+    if not views:
+        return Plan(leaders, leaders[0], None, {}, b"")
+    if len({view.cluster for view in views.values()}) > 1:
+        known = ", ".join(f"{seen[rank].name} to that of {view.seed_address}" for rank, view in views.items())
+        raise NotServedError(f"the roots belong to several clusters, {known}: {_ANOTHER}")
+    view = max(views.values(), key=lambda one: one.epoch)
+    addresses = _addresses(seen, views, view)
+    seed = next((rank for rank, one in addresses.items() if one == view.seed_address and rank in views), None)
+    if seed is None:
+        raise NotServedError(
+            f"the roots belong to the cluster of the seed {view.seed_address}, whose own root is not on these "
+            f"hosts, or is lost: {_ANOTHER}"
+        )
+    new = [seen[rank].name for rank in leaders if rank not in addresses]
+    if new and parse_address(view.seed_address).is_loopback:
+        raise NotServedError(
+            f"{', '.join(new)} can't join {seen[seed].name}, which was served for itself alone, at "
+            f"{view.seed_address}: {_ANOTHER}"
+        )
+    secrets = {seen[rank].secret for rank in views}
+    if len(secrets) > 1:
+        raise NotServedError("the hosts of the cluster have several secrets: end the agents, and copy one ROOT/secret")
+    return Plan(leaders, seed, view, addresses, secrets.pop())
+
+
+def _leaders(seen: Mapping[int, Seen]) -> tuple[int, ...]:
+    first: dict[object, int] = {}
+    for rank in sorted(seen):
+        first.setdefault(seen[rank].folder, rank)
+    return tuple(first.values())
+
+
+def _addresses(seen: Mapping[int, Seen], views: Mapping[int, View], view: View) -> dict[int, str]:
+    """Of members; and of hosts that came back with an empty folder, which take the place that was theirs."""
+    found: dict[int, str] = {}
+    for rank in views:
+        member = view.member(seen[rank].member)
+        if member is None:
+            raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
+        found[rank] = member.address
+    lost = [member.address for member in view.members if member.address not in found.values()]
+    for rank in _leaders(seen):
+        if rank not in found:
+            place = next((one for one in lost if parse_address(one).ip in seen[rank].ips), None)
+            if place is not None:
+                found[rank] = place
+                lost.remove(place)
+    if lost:
+        raise NotServedError(
+            f"the cluster of the seed {view.seed_address} has other hosts than the mesh: {', '.join(lost)} too. Serve "
+            f"a mesh of all, or remove those that are dead (memstore remove); or {_ANOTHER}"
+        )
+    return found
+
+
+def reached_by_all(seed: str, addresses: Sequence[str], tried: Mapping[str, Reached]) -> int:
+    """Which of the seed's addresses all others have reached: the first such one.
+
+    Args:
+        seed: its name.
+        tried: by host's name, in the order of the addresses.
+
+    Raises NotServedError: there is none; it names the hosts, and what they met.
+    """
+    for number in range(len(addresses)):
+        if all(one.froms[number] for one in tried.values()):
+            return number
+    met = "; ".join(
+        f"{name}: "
+        + ", ".join(f"{address} {why or 'reached'}" for address, why in zip(addresses, one.whys, strict=True))
+        for name, one in tried.items()
+        if not all(one.froms)
+    )
+    raise NotServedError(
+        f"the first host of the mesh, {seed}, has no address at which all others reach it ({met}): open the port "
+        "between the hosts; or name its address by MEMSTORE_ADDRESS, in the environment of its worker"
+    )

@@ -1,0 +1,96 @@
+"""save, load and async_save: torch's own, with memstore's storage, planners and stager."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+
+from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
+from memstore.integrations.dcp.reader import StorageReader
+from memstore.integrations.dcp.stager import Stager
+from memstore.integrations.dcp.writer import StorageWriter
+
+StateDict = dict[str, Any]
+_stager: Stager | None = None
+
+
+def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Metadata:
+    """Saves a state dict of all ranks as one checkpoint, without pickle.
+
+    It is `torch.distributed.checkpoint.save` with `StorageWriter` and `SavePlanner`: call that for other arguments.
+
+    Args:
+        state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors and plain objects, or Statefuls. Every
+            rank of the default process group calls it, if there is one.
+        checkpoint_id: the folder, which has the old checkpoint until the new one is whole.
+
+    Returns:
+        torch's metadata of the checkpoint.
+
+    Raises:
+        UnsupportedValueError: an object can't be stored without pickle; it is named.
+        StoreFullError, PermissionDeniedError, AlreadyExistsError: as `Snapshot.take`.
+        CheckpointException: with several ranks, torch's, which has the errors of each.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from memstore.integrations import dcp
+        >>> path = tempfile.mkdtemp() + "/step-1"
+        >>> metadata = dcp.save({"w": torch.ones(3), "epoch": 4}, checkpoint_id=path)
+        >>> state = {"w": torch.zeros(3), "epoch": 0}
+        >>> dcp.load(state, checkpoint_id=path)
+        >>> state
+        {'w': tensor([1., 1., 1.]), 'epoch': 4}
+    """
+    with _one_process_is_fine():
+        return state_dict_saver.save(state_dict, storage_writer=StorageWriter(checkpoint_id), planner=SavePlanner())
+
+
+def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> None:
+    """Loads a checkpoint into a state dict, in place; each rank reads what it holds. Nothing is unpickled.
+
+    It is `torch.distributed.checkpoint.load` with `StorageReader` and `LoadPlanner`: call that for other arguments.
+
+    Args:
+        state_dict: with tensors that are there: of the same shapes, in any layout, on any mesh and of any dtype.
+        checkpoint_id: the folder.
+
+    Raises:
+        CheckpointException: with several ranks, or one, torch's, which has the errors of each: NotAStoreError where
+            there is no checkpoint, CorruptionError, UnsupportedValueError for objects that only pickle could read.
+    """
+    with _one_process_is_fine():
+        state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())
+
+
+def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata] | AsyncSaveResponse:
+    """As `save`, in a thread; when it returns, the tensors may change.
+
+    Returns:
+        A future of the metadata; its `result()` raises what `save` would.
+    """
+    global _stager
+    _stager = _stager or Stager()
+    with _one_process_is_fine():
+        return state_dict_saver.async_save(
+            state_dict,
+            storage_writer=StorageWriter(checkpoint_id),
+            planner=SavePlanner(),
+            async_stager=_stager,
+        )
+
+
+@contextmanager
+def _one_process_is_fine() -> Generator[None]:
+    """Without torch's warning that no process group is there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield

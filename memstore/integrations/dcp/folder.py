@@ -1,0 +1,120 @@
+"""A checkpoint in a folder: a snapshot, whose manifest takes the place of an earlier one's at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memstore.errors import CorruptionError, VersionGoneError
+from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
+from memstore.snapshot.planned import (
+    Planned,
+    PlannedBox,
+    PlannedSnapshot,
+    Wanted,
+    Whole,
+    WrittenFile,
+    begin,
+    check_folder,
+    new_save,
+    publish_planned,
+    write_boxes,
+)
+from memstore.structure import DTYPES
+
+
+class Folder:
+    """A folder that is, or is to be, a checkpoint.
+
+    Args:
+        path: absolute.
+    """
+
+    def __init__(self, path: str, options: WriteOptions) -> None:
+        self.path, self._options = path, options
+
+    @property
+    def id(self) -> str:
+        return self.path
+
+    def of_rank(self, rank: int) -> Folder:
+        return Folder(f"{self.path}/rank-{rank}", self._options)
+
+    def check(self) -> None:
+        check_folder(self.path, DCP, overwrite=self._options.overwrite)
+
+    def announce(self, ticket: Ticket) -> None:
+        """Ranks need not know: each has an id of its own for its files, and says it with them."""
+
+    def current(self, ticket: Ticket) -> Ticket:
+        return Ticket(new_save(), ticket.rank, ticket.world_size)
+
+    def write(self, ticket: Ticket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+        durable = self._options.durability == "disk"
+        begin(self.path, ticket.save, durable=durable)
+        return write_boxes(
+            self.path,
+            [box for _, box in boxes],
+            save=ticket.save,
+            rank=ticket.rank,
+            world_size=ticket.world_size,
+            durable=durable,
+            checksum=self._options.checksum,
+        )
+
+    def publish(self, finished: Finished) -> None:
+        tensors: dict[str, dict[str, Whole]] = {STATE: {}, BYTES: {}}
+        for key, found in finished.tensors.items():
+            for name, (dtype, shape, parts) in found.items():
+                boxes = [(file, finished.files[file].boxes[box]) for file, box in parts]
+                tensors[key][name] = Whole(dtype, shape, [(file, box) for file, box in boxes if box is not None])
+        publish_planned(
+            self.path,
+            Planned(finished.files, tensors, {DCP: finished.objects}),
+            kind=DCP,
+            save=finished.save,
+            durable=self._options.durability == "disk",
+            overwrite=self._options.overwrite,
+        )
+
+    def open(self) -> FolderCheckpoint:
+        return FolderCheckpoint(self.path)
+
+
+class FolderCheckpoint:
+    """One that is there."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._snapshot = path, PlannedSnapshot(path)
+        self._stored = {key: self._snapshot.tensors(key) for key in (STATE, BYTES)}
+
+    @property
+    def id(self) -> str:
+        return self._snapshot.id
+
+    def tensors(self, key: str) -> Mapping[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in self._stored[key].items():
+            chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
+            found[name] = Tensor(DTYPES[tensor.dtype], tensor.shape, chunks)
+        return found
+
+    def objects(self) -> Any:
+        return self._snapshot.objects(DCP)
+
+    def read(self, parts: Sequence[Part]) -> None:
+        self._snapshot.read([Wanted(self._stored[part.key][part.name], part.box, part.target) for part in parts])
+
+    def damaged(self, detail: str) -> CorruptionError:
+        return self._snapshot.damaged(detail)
+
+    def share(self) -> Any:
+        return self.id
+
+    def shared(self, said: Any) -> FolderCheckpoint:
+        if said == self.id:
+            return self
+        found = FolderCheckpoint(self._path)
+        if said != found.id:
+            raise VersionGoneError(f"{self._path} was overwritten while ranks were about to read it: load it again")
+        return found

@@ -1,0 +1,99 @@
+"""torch's planners, with bytes items that are neither pickled nor unpickled.
+
+What is no tensor is stored as memstore stores it elsewhere: containers, numbers, texts, arrays, dataclasses and more.
+A loader tells by its first bytes whether an item was saved so.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
+
+from memstore import structure
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.undecodable import UNDECODABLE
+
+_MARK = b"memstore object 1\n"
+_ANY_SIZE = 1 << 62
+
+
+class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A value: its structure and the objects in it, as records have them, and the bytes of its tensors."""
+
+    structure: bytes
+    objects: bytes
+    memory: bytes
+
+
+class SavePlanner(DefaultSavePlanner):
+    """torch's DefaultSavePlanner, with the same arguments; what is no tensor is stored without pickle."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """Raises UnsupportedValueError, naming the item, for what can't be stored."""
+        if write_item.type == WriteItemType.BYTE_IO:
+            return io.BytesIO(encode_object(write_item.index.fqn, object))
+        return super().transform_object(write_item, object)
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """torch's DefaultLoadPlanner, with the same arguments, which unpickles nothing.
+
+    Bytes items that torch's planner has saved are read with `weights_only=True`, which takes plain types.
+    """
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Raises UnsupportedValueError for an item that only pickle could read, CorruptionError for a damaged one."""
+        name = read_item.dest_index.fqn
+        found = decode_object(name, value.getvalue())
+        place: Any = self.original_state_dict
+        if not self.flatten_state_dict:
+            self.state_dict[name] = found
+            return
+        *path, last = self.mappings[name]
+        for step in path:
+            place = place[step]
+        place[last] = found
+
+
+def encode_object(name: str, value: Any) -> bytes:
+    """A value as bytes, for a bytes item."""
+    try:
+        flat = structure.flatten(value, inline_limit=_ANY_SIZE)
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(
+            f"{name}: {error.message}: memstore's planner doesn't pickle; torch's DefaultSavePlanner does"
+        ) from None
+    return _MARK + msgspec.msgpack.encode(_Object(flat.plan.description, flat.objects, structure.contents(flat)))
+
+
+def decode_object(name: str, data: bytes) -> Any:
+    """What `encode_object` was given; or what torch's planner has saved, if no class stands in it."""
+    if not data.startswith(_MARK):
+        return _read_torch(name, data)
+    try:
+        found = msgspec.msgpack.decode(memoryview(data)[len(_MARK) :], type=_Object)
+    except UNDECODABLE as error:
+        raise CorruptionError(detail=f"the bytes item {name!r:.100} can't be read: {error}") from None
+    try:
+        plan = structure.plan_of(found.structure)
+        if plan.nbytes > len(found.memory):
+            raise CorruptionError(detail=f"it needs {plan.nbytes:,} bytes, and has {len(found.memory):,}")
+        return structure.rebuild(plan, found.objects, np.frombuffer(bytearray(found.memory), np.uint8), None)
+    except CorruptionError as error:
+        raise CorruptionError(detail=f"the bytes item {name!r:.100} can't be read: {error.detail}") from None
+
+
+def _read_torch(name: str, data: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:  # torch documents none of those that it raises for foreign bytes
+        raise UnsupportedValueError(
+            f"the bytes item {name!r:.100} was saved by another planner, with pickle, and isn't read without: if you "
+            f"trust who saved it, load with torch's DefaultLoadPlanner ({str(error).splitlines()[0]:.200})"
+        ) from None

@@ -1,0 +1,135 @@
+"""StorageReader: what torch.distributed.checkpoint calls to load. A load goes in these steps, as torch makes them:
+
+1. reset                            every rank   which checkpoint
+2. read_metadata                    every rank   the checkpoint is opened, and stays readable
+3. set_up_storage_reader            every rank
+4. prepare_local_plan               every rank
+5. prepare_global_plan              one rank     says in each plan which checkpoint it has opened
+6. read_data                        every rank   reads of that one what its plan wants, and no more
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from memstore.integrations.dcp.description import metadata_of
+from memstore.integrations.dcp.items import Reading, reading_of
+from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, WriteOptions
+from memstore.integrations.dcp.where import Where
+from memstore.integrations.dcp.writer import is_possible
+
+if TYPE_CHECKING:
+    from memstore.store.store import Store
+
+_BATCH = 1 << 30  # bytes: planners may make the tensors that are read into, and let them go when they are told
+
+
+class StorageReader(storage.StorageReader):
+    """Loads checkpoints that `StorageWriter` has saved. Reads of each tensor what is wanted, and no more.
+
+    Nothing is unpickled here. (torch's DefaultLoadPlanner unpickles bytes items; memstore's `load` doesn't.)
+
+    Of each 16 MiB of a file of which at least half is read, the checksum is compared; what a narrow read takes out of
+    others is not, so that it reads little. `memstore snapshot verify PATH` compares all.
+
+    Args:
+        path_or_store, key: as for StorageWriter.
+    """
+
+    def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
+        self._where = Where(path_or_store, key, "r")
+        self._checkpoint: Checkpoint | None = None
+        self._load = uuid.uuid4().hex
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new load begins. Args: checkpoint_id: the path or key of it; None: as before."""
+        if checkpoint_id:
+            self._where.move(checkpoint_id)
+        self._checkpoint = None
+        self._load = uuid.uuid4().hex
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """torch's metadata of the checkpoint. Args: kwargs: `rank`: of the checkpoint that this rank saved by itself.
+
+        Raises:
+            NotAStoreError, KeyNotFoundError: there is no checkpoint.
+            CorruptionError, FormatVersionError: it is damaged, or of a newer memstore.
+        """
+        rank = kwargs.get("rank")
+        place = self._where.place(WriteOptions())
+        checkpoint = (place if rank is None else place.of_rank(int(rank))).open()
+        metadata = metadata_of(checkpoint)
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self._load
+        self._checkpoint = checkpoint
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Opens the checkpoint, where another reader has read the metadata. Args: kwargs: `rank`, `use_collectives`."""
+        if self._checkpoint is None:
+            place = self._where.place(WriteOptions())
+            alone = not kwargs.get("use_collectives", True)
+            self._checkpoint = (place.of_rank(int(kwargs.get("rank") or 0)) if alone else place).open()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Says in each plan which checkpoint this rank reads: an overwrite may have come between two ranks."""
+        said = self._opened().share()
+        return [dataclasses.replace(plan, storage_data=said) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads a rank's items. The future has the error, if there is one."""
+        future: Future[None] = Future()
+        try:
+            self._read(plan, planner)
+            future.set_result(None)
+        except Exception as error:
+            future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is the path of a folder that is there, or can be made."""
+        return is_possible(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The path of the folder, or the key."""
+        return self._where.id
+
+    def _opened(self) -> Checkpoint:
+        if self._checkpoint is None:
+            self.read_metadata()
+        assert self._checkpoint is not None
+        return self._checkpoint
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        checkpoint = self._opened()
+        if plan.storage_data is not None:
+            checkpoint = checkpoint.shared(plan.storage_data)
+        stored = {key: checkpoint.tensors(key) for key in (STATE, BYTES)}
+        batch: list[Reading] = []
+        nbytes = 0
+        for item in plan.items:
+            batch.append(reading_of(item, planner, stored))
+            nbytes += batch[-1].part.target.nbytes
+            if nbytes >= _BATCH:
+                _read_batch(checkpoint, batch)
+                batch, nbytes = [], 0
+        _read_batch(checkpoint, batch)
+
+
+def _read_batch(checkpoint: Checkpoint, batch: list[Reading]) -> None:
+    checkpoint.read([reading.part for reading in batch])
+    for reading in batch:
+        reading.finish()

@@ -1,0 +1,219 @@
+"""StorageWriter: what torch.distributed.checkpoint calls to save. A save goes in these steps, as torch makes them:
+
+    1. reset, set_up_storage_writer     every rank   which checkpoint, which rank
+    2. prepare_local_plan               every rank   an error if nothing may be written there
+    3. prepare_global_plan              one rank     the id of the save goes into each rank's plan
+    4. write_data                       every rank   its tensors are written; nobody sees them
+    5. finish                           one rank     the checkpoint is there, in the place of an earlier one
+
+A planner that caches plans may hand out a rank's plan of an earlier save in 4, with what was said there in 3. So a rank
+remembers whose plans it has carried out; in a folder it then takes an id of its own, in a store it asks for the id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from memstore.errors import MemstoreError
+from memstore.integrations.dcp.description import describe
+from memstore.integrations.dcp.items import planned_items
+from memstore.integrations.dcp.places import Finished, Place, Ticket, WriteOptions, Written, folder_of, text_of
+from memstore.integrations.dcp.where import Where
+from memstore.snapshot.planned import WrittenFile, new_save
+from memstore.structure import DTYPE_NAMES, DTYPES
+
+if TYPE_CHECKING:
+    from memstore.store.store import Store
+
+_VERSION = "1.0.0"  # of torch's metadata, which this writes
+_REMEMBERED = 4096
+_carried_out: OrderedDict[tuple[str, int], None] = (
+    OrderedDict()
+)  # saves, and ranks, of which this process wrote the part
+
+
+class StorageWriter(storage.StorageWriter):
+    """Saves checkpoints of torch.distributed.checkpoint into a folder, or under a key of a store.
+
+    The folder is a snapshot: safetensors files, a manifest with checksums, no pickle. A checkpoint appears whole, when
+    all ranks have written; until then, and if the save fails or is killed, an earlier one of this path stays as it is.
+
+    It can be pickled, as saves in a process of their own need.
+
+    Args:
+        path_or_store: the folder; or a Store; or, with a key, the folder of a store.
+        key: of the store. None: with a store, the `checkpoint_id` of the save is the key.
+        overwrite: False: an error where there is a checkpoint already.
+        durability: "disk": a save that has returned is on the disk. "process": it survives the process only. (A store
+            has its own.)
+        checksum: whether the files get checksums. (A store has its own.)
+
+    Example:
+        >>> import tempfile, torch, torch.distributed.checkpoint as dcp
+        >>> from memstore.integrations.dcp import StorageReader, StorageWriter
+        >>> path = tempfile.mkdtemp() + "/step-1"
+        >>> metadata = dcp.save({"w": torch.ones(2, 3)}, storage_writer=StorageWriter(path), no_dist=True)
+        >>> state = {"w": torch.zeros(2, 3)}
+        >>> dcp.load(state, storage_reader=StorageReader(path), no_dist=True)
+        >>> state["w"].sum()
+        tensor(6.)
+    """
+
+    def __init__(
+        self,
+        path_or_store: str | os.PathLike[str] | Store,
+        *,
+        key: str | None = None,
+        overwrite: bool = True,
+        durability: str = "disk",
+        checksum: bool = True,
+    ) -> None:
+        if durability not in ("process", "disk"):
+            raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+        self._options = WriteOptions(overwrite, durability, checksum)
+        self._where = Where(path_or_store, key, "a")
+        self._save = new_save()
+        self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
+        self._planned = 0  # ranks
+
+    # --- as torch calls them, in this order ---------------------------------------------------------------------------
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new save begins. Args: checkpoint_id: the path or key of it; None: as before."""
+        if checkpoint_id:
+            self._where.move(checkpoint_id)
+        self._save = new_save()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Who this is. Args: kwargs: `rank`; `use_collectives`: False: each rank saves by itself."""
+        self._rank = int(kwargs.get("rank") or 0)
+        self._alone = not kwargs.get("use_collectives", True)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """The checkpoint and the save, for torch's planners and logs."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Raises AlreadyExistsError where nothing may be written."""
+        self._place().check()
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Says in each plan which save it is of, and which rank's."""
+        self._planned = len(plans)
+        if not all(plan.usable for plan in plans):
+            self._place().announce(Ticket(self._save, 0, len(plans)))
+        tickets = [Ticket(self._save, rank, len(plans)) for rank in range(len(plans))]
+        return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes a rank's items. The future has what was written, or the error."""
+        future: Future[list[WriteResult]] = Future()
+        try:
+            future.set_result(self._write(plan, planner))
+        except Exception as error:
+            future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Publishes what all ranks have written, and puts into `metadata` what torch expects there."""
+        files: list[WrittenFile] = []
+        tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
+        seen: set[MetadataIndex] = set()
+        for of_rank in results:
+            for result in of_rank:
+                written = _written(result)
+                if written.file is not None:
+                    files.append(written.file)
+                if result.index in seen:
+                    continue  # two ranks wrote it, where no planner left one of them out
+                seen.add(result.index)
+                _, _, parts = tensors.setdefault(written.key, {}).setdefault(
+                    result.index.fqn, (DTYPES[written.dtype], written.shape, [])
+                )
+                parts.append((len(files) - 1, written.item))
+        metadata.version = _VERSION
+        metadata.storage_meta = self.storage_meta()
+        metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata)))
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is the path of a folder that is there, or can be made."""
+        return is_possible(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The path of the folder, or the key."""
+        return self._where.id
+
+    # --- the steps ----------------------------------------------------------------------------------------------------
+
+    def _place(self) -> Place:
+        place = self._where.place(self._options)
+        return place.of_rank(self._rank) if self._alone else place
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        place, ticket = self._place(), plan.storage_data
+        if not isinstance(ticket, Ticket):
+            raise MemstoreError(
+                f"the plan's storage_data is a {type(ticket).__name__}: the planner dropped what the storage writer "
+                "put there"
+            )
+        if (ticket.save, ticket.rank) in _carried_out:
+            ticket = place.current(ticket)
+        _remember(ticket)
+        items = planned_items(plan, planner)
+        _wait_for_devices()
+        file = place.write(ticket, [(item.key, item.box) for item in items])
+        results: list[WriteResult] = []
+        for number, item in enumerate(items):
+            box = item.box
+            said = Written(number, item.key, DTYPE_NAMES[box.dtype], box.shape, None if number else file)
+            size = box.dtype.itemsize * torch.Size(box.box.shape).numel()
+            results.append(WriteResult(item.item, size, said))
+        return results
+
+
+def is_possible(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """As torch asks it of a storage: whether a checkpoint id is for it."""
+    try:
+        path = folder_of(checkpoint_id)
+    except (TypeError, ValueError):
+        return False
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.path.isdir(path) and os.access(path, os.W_OK)
+
+
+def _written(result: WriteResult) -> Written:
+    found = result.storage_data
+    if not isinstance(found, Written):
+        raise MemstoreError(
+            f"{text_of(result.index.fqn)}: a rank says {type(found).__name__} of what it wrote: all ranks of a save "
+            "use memstore's StorageWriter"
+        )
+    return found
+
+
+def _remember(ticket: Ticket) -> None:
+    _carried_out[ticket.save, ticket.rank] = None
+    while len(_carried_out) > _REMEMBERED:
+        _carried_out.popitem(last=False)
+
+
+def _wait_for_devices() -> None:
+    """What this thread has queued on GPUs: other threads, with streams of their own, copy from there."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.current_stream(device).synchronize()

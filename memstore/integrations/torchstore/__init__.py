@@ -1,0 +1,88 @@
+"""TorchStore's API: `import memstore.integrations.torchstore as ts`. The guide: docs/migrate-torchstore.md.
+
+api         the functions, by TorchStore's names            spmd        initialize_spmd, for ranks of torchrun
+client      a process's handle, and its threads             calls       what is done with a Store
+shards      DTensors: attempts of the ranks of their mesh   slices      parts of tensors
+leaves      state dicts that differ from what is stored     folders     a job's stores, made and removed
+finding     which folder a name stands for                  announcing  how actors of Monarch hear of it
+refusals    errors
+strategy, transport, utils, logging: names that scripts import from TorchStore, under the same paths
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from memstore.integrations.torchstore import spmd
+from memstore.integrations.torchstore.api import (
+    client,
+    delete,
+    delete_batch,
+    exists,
+    get,
+    get_batch,
+    get_state_dict,
+    initialize,
+    keys,
+    put,
+    put_batch,
+    put_state_dict,
+    reset_client,
+    shutdown,
+)
+from memstore.integrations.torchstore.client import Client
+from memstore.integrations.torchstore.logging import init_logging
+from memstore.integrations.torchstore.refusals import (
+    AlreadyInitializedError,
+    NoCounterpartError,
+    NotInitializedError,
+    StateDictNotFoundError,
+    no_counterpart,
+)
+from memstore.integrations.torchstore.spmd import initialize as initialize_spmd
+from memstore.integrations.torchstore.strategy import (
+    ControllerStorageVolumes,
+    HostStrategy,
+    LocalRankStrategy,
+    TorchStoreStrategy,
+)
+from memstore.integrations.torchstore.transport import TensorSlice, TransportType
+from memstore.integrations.torchstore.utils import spawn_actors
+
+__all__ = [
+    "AlreadyInitializedError",
+    "Client",
+    "ControllerStorageVolumes",
+    "HostStrategy",
+    "LocalRankStrategy",
+    "NoCounterpartError",
+    "NotInitializedError",
+    "StateDictNotFoundError",
+    "TensorSlice",
+    "TorchStoreStrategy",
+    "TransportType",
+    "client",
+    "delete",
+    "delete_batch",
+    "exists",
+    "get",
+    "get_batch",
+    "get_state_dict",
+    "init_logging",
+    "initialize",
+    "initialize_spmd",
+    "keys",
+    "put",
+    "put_batch",
+    "put_state_dict",
+    "reset_client",
+    "shutdown",
+    "spawn_actors",
+    "spmd",
+]
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_counterpart(f"module {__name__}", name)

@@ -1,0 +1,169 @@
+"""What TorchStore's calls do with a Store. Each is made in a thread; `client.py` has the asynchronous side."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+import memstore
+from memstore.errors import (
+    CrossHostError,
+    KeyNotFoundError,
+    PartialCommitError,
+    StructureMismatchError,
+    UnsupportedValueError,
+)
+from memstore.integrations.torchstore.leaves import fill, fill_common, has_leaf, leaf_of
+from memstore.integrations.torchstore.refusals import StateDictNotFoundError
+from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
+from memstore.integrations.torchstore.slices import read_slice
+from memstore.integrations.torchstore.transport import TensorSlice
+
+PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
+_EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
+
+
+def _stored(key: str) -> str:
+    return key or _EMPTY
+
+
+def put(store: memstore.Store, key: str, value: Any, dtype: torch.dtype | None) -> None:
+    value, meshes = plain_where_whole(value)
+    try:
+        if not meshes:
+            store.put(_stored(key), value, dtype=dtype)
+            return
+        attempt = next_attempt(store.root, key, meshes)
+        store.put_sharded(_stored(key), value, **attempt._asdict(), dtype=dtype, wait=False)
+    except UnsupportedValueError as error:
+        raise _with_remedy(error) from None
+
+
+def _with_remedy(error: UnsupportedValueError) -> UnsupportedValueError:
+    """TorchStore pickles what is no tensor, and unpickles it wherever it is asked for."""
+    if "allow_pickle=True" not in error.message:
+        return error
+    text = (
+        f"{error.message}. Put a dict, list or dataclass of plain values in its place; or, if you trust all who write "
+        f"to this store, set {PICKLE_VARIABLE}=1 in the environment of all processes of the job"
+    )
+    return UnsupportedValueError(text, key=error.key)
+
+
+def put_batch(store: memstore.Store, entries: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {}
+    for key, value in entries.items():
+        value, meshes = plain_where_whole(value)
+        if meshes:
+            put(store, key, value, None)
+        else:
+            plain[_stored(key)] = value
+    try:
+        store.put_many(plain, atomic=False)
+    except UnsupportedValueError as error:
+        raise _with_remedy(error) from None
+
+
+def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) -> Any:
+    if target is not None and not isinstance(target, torch.Tensor):
+        raise TypeError(f"{key!r}: inplace_tensor is a tensor, and not {type(target)}")
+    if spec is not None:
+        if isinstance(target, DTensor):
+            raise ValueError(f"{key!r}: a DTensor says by itself which slice it is: leave tensor_slice_spec out")
+        return read_slice(_lazy(store, key), key, spec, target)
+    try:
+        if target is None:
+            return store.get(_stored(key), device="cpu")
+        fill(store, _stored(key), target)
+    except KeyNotFoundError:
+        leaf = leaf_of(store, key)
+        if target is None:
+            return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+        _fill_leaf(key, leaf, target)
+    except PartialCommitError as error:
+        error.args = (f"{key!r} is partially committed: {error.message}",)
+        error.message = error.args[0]
+        raise
+    return target
+
+
+def _lazy(store: memstore.Store, key: str) -> Any:
+    try:
+        return store.view(_stored(key), device="cpu")
+    except KeyNotFoundError:
+        return leaf_of(store, key)
+
+
+def _fill_leaf(key: str, leaf: Any, target: torch.Tensor) -> None:
+    if not isinstance(leaf, torch.Tensor) or leaf.shape != target.shape:
+        what = f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else "no tensor"
+        raise StructureMismatchError(f"{key!r} is {what}, and inplace_tensor has shape {list(target.shape)}", key=key)
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            distribute: Any = leaf.distribute  # pyright: ignore[reportAttributeAccessIssue]
+            leaf = distribute(target.device_mesh, target.placements)
+        target.copy_(leaf)
+
+
+def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | None]) -> dict[str, Any]:
+    targets: dict[str, torch.Tensor | None] = keys if isinstance(keys, dict) else dict.fromkeys(keys)
+    for key in targets:
+        if not exists(store, key):
+            store.version(_stored(key))  # raises what a get of it would, before anything is written
+    whole = [key for key, target in targets.items() if target is None and _stored(key) in store]
+    try:
+        values = store.get_many([_stored(key) for key in whole])
+    except (CrossHostError, UnsupportedValueError):  # several homes; or from a device that this process lacks
+        values = {}
+    found = {key: _on_cpu(values[_stored(key)]) for key in whole if values}
+    return {key: found[key] if key in found else get(store, key, target, None) for key, target in targets.items()}
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
+def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -> Any:
+    try:
+        if target is None:
+            return store.get(_stored(key), device="cpu")
+        if not strict:
+            return fill_common(store, _stored(key), target)
+        fill(store, _stored(key), target)
+        return target
+    except KeyNotFoundError:
+        text = f"there is no state dict {key!r}: it was not put, or was deleted"
+        raise StateDictNotFoundError(text, key=key) from None
+
+
+def delete(store: memstore.Store, key: str) -> None:
+    store.delete(_stored(key))
+
+
+def delete_batch(store: memstore.Store, keys: list[str]) -> None:
+    """Parts that ranks have put of these keys go too, before there is a whole value."""
+    names = list(dict.fromkeys(map(_stored, keys)))
+    try:
+        store.delete_many(names, missing_ok=True)
+    except CrossHostError:
+        for name in names:
+            store.delete(name, missing_ok=True)
+    for name in names:
+        for pending in store.pending(name):
+            store.abort(name, pending.attempt)
+
+
+def keys(store: memstore.Store, prefix: str | None) -> list[str]:
+    """Prefixes are of whole words, which dots part: "v0" has "v0" and "v0.x", and not "v01"."""
+    if prefix is None:
+        return ["" if key == _EMPTY else key for key in store]
+    found = [key for key in store.keys(prefix) if key == prefix or key.startswith(f"{prefix}.")]
+    return ["", *found] if not prefix and _EMPTY in store else found
+
+
+def exists(store: memstore.Store, key: str) -> bool:
+    return _stored(key) in store or has_leaf(store, key)

@@ -1,0 +1,125 @@
+"""What a process does with a store, in TorchStore's words. Each call runs in a thread of asyncio's."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+import memstore
+from memstore.errors import NotAStoreError
+from memstore.integrations.torchstore import calls
+from memstore.integrations.torchstore.finding import find
+from memstore.integrations.torchstore.refusals import NotInitializedError, no_counterpart
+from memstore.integrations.torchstore.strategy import HostStrategy
+from memstore.integrations.torchstore.transport import TensorSlice
+
+_ResultT = TypeVar("_ResultT")
+
+
+class Client:
+    """A store of some name. Made by `client`; the module's functions of the same names call it.
+
+    Attributes:
+        store_name: its name.
+        strategy: one volume a host, whatever `initialize` was given.
+    """
+
+    def __init__(self, store_name: str) -> None:
+        self.store_name = store_name
+        self.strategy = HostStrategy()
+        self._store: memstore.Store | None = None
+        self._put_directly: dict[str, tuple[Any, torch.dtype | None]] = {}  # what put_state_dict(None) puts again
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_counterpart("the client", name)
+
+    async def store(self) -> memstore.Store:
+        """The Store itself, for all that TorchStore has no words for: `wait`, versions, views, references."""
+        if self._store is None:
+            path = await find(self.store_name)
+            allow_pickle = os.environ.get(calls.PICKLE_VARIABLE, "") not in ("", "0")
+            try:
+                self._store = await _in_thread(partial(memstore.open, path, "r+", allow_pickle=allow_pickle))
+            except NotAStoreError as error:
+                raise NotInitializedError(f"the store {self.store_name!r} was shut down: {error}") from None
+        return self._store
+
+    async def _call(self, function: Callable[..., _ResultT], *arguments: Any) -> _ResultT:
+        store = await self.store() if self._store is None else self._store  # a Store is false when it is empty
+        with contextlib.suppress(NotAStoreError):
+            return await _in_thread(partial(function, store, *arguments))
+        self._store = None  # it was shut down, and perhaps initialized again
+        return await _in_thread(partial(function, await self.store(), *arguments))
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: Any) -> None:
+        await self._call(calls.put, key, value, None)
+
+    async def put_batch(self, entries: Mapping[str, Any]) -> None:
+        if not isinstance(entries, dict) or not entries:
+            raise ValueError(f"put_batch takes a dict with entries, and not {entries!r}")
+        await self._call(calls.put_batch, entries)
+
+    async def get(
+        self, key: str, inplace_tensor: torch.Tensor | None = None, tensor_slice_spec: TensorSlice | None = None
+    ) -> Any:
+        return await self._call(calls.get, key, inplace_tensor, tensor_slice_spec)
+
+    async def get_batch(self, keys: list[str] | dict[str, torch.Tensor | None]) -> dict[str, Any]:
+        if not isinstance(keys, list | dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"get_batch takes a list of keys, or a dict of keys and tensors, and not {type(keys)}")
+        if not keys or len(set(keys)) != len(keys):
+            raise ValueError("get_batch takes at least one key, and each of them once")
+        return await self._call(calls.get_batch, keys)
+
+    # --- state dicts --------------------------------------------------------------------------------------------------
+
+    async def put_state_dict(
+        self, state_dict: Any, key: str, *, direct_rdma: bool = False, transfer_dtype: torch.dtype | None = None
+    ) -> None:
+        if state_dict is None:
+            if not direct_rdma or key not in self._put_directly:
+                raise ValueError(
+                    f"{key!r}: state_dict is None, which means the one of an earlier put_state_dict(direct_rdma=True) "
+                    "of this key by this process, and there was none"
+                )
+            state_dict, transfer_dtype = self._put_directly[key]
+        elif direct_rdma:
+            self._put_directly[key] = state_dict, transfer_dtype
+        await self._call(calls.put, key, state_dict, transfer_dtype)
+
+    async def get_state_dict(
+        self, key: str, user_state_dict: Any = None, strict: bool = True, *, direct_rdma: bool = False
+    ) -> Any:
+        if direct_rdma and user_state_dict is None:
+            raise ValueError(f"{key!r}: direct_rdma=True fills user_state_dict, and there is none")
+        return await self._call(calls.get_state_dict, key, user_state_dict, strict)
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    async def delete(self, key: str) -> None:
+        await self._call(calls.delete, key)
+
+    async def delete_batch(self, keys: list[str]) -> None:
+        if not isinstance(keys, list):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"delete_batch takes a list of keys, and not {type(keys)}")
+        await self._call(calls.delete_batch, keys)
+
+    async def keys(self, prefix: str | None = None) -> list[str]:
+        return await self._call(calls.keys, prefix)
+
+    async def exists(self, key: str) -> bool:
+        return await self._call(calls.exists, key)
+
+
+async def _in_thread(call: Callable[[], _ResultT]) -> _ResultT:
+    return await asyncio.get_running_loop().run_in_executor(None, call)

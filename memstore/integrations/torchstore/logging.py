@@ -1,0 +1,14 @@
+"""TorchStore's `init_logging`."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+
+def init_logging() -> None:
+    """Prints the library's log, from the level that TORCHSTORE_LOG_LEVEL names on (INFO without it)."""
+    logger = logging.getLogger("memstore")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+    logger.setLevel(os.environ.get("TORCHSTORE_LOG_LEVEL", "INFO").upper())

@@ -1,0 +1,155 @@
+"""`initialize_spmd`: ranks of torchrun, without Monarch, agree on a store.
+
+1. The first rank of each host makes the host's folder (`folders.make`), and tells the host's other ranks where it is,
+   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. They open it.
+2. On several hosts that rank first calls `memstore.join`, and all folders are one store.
+3. `shutdown` on that rank removes the host's folder. Ranks that still read call a barrier before, as with TorchStore.
+"""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import memstore
+from memstore.errors import MemstoreError, StoreTimeoutError
+from memstore.integrations.torchstore import folders
+from memstore.integrations.torchstore.api import DEFAULT_TORCHSTORE_NAME, reset_client
+from memstore.integrations.torchstore.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
+
+_TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
+_SAYS_PATH, _SAYS_ERROR = b"+", b"-"
+_BETWEEN_LOOKS = 0.005  # seconds
+
+_counts: dict[str, Iterator[int]] = {}  # how often this process has initialized a store of this name
+
+
+@dataclass(frozen=True)
+class SPMDEnv:
+    """Which rank this is, and where the ranks meet."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+
+    @property
+    def num_hosts(self) -> int:
+        return self.world_size // self.local_world_size
+
+    @property
+    def group_rank(self) -> int:
+        """Of this host."""
+        return self.rank // self.local_world_size
+
+    @classmethod
+    def from_env(cls, *, master_addr: str | None = None, master_port: int | None = None) -> SPMDEnv:
+        """As torchrun sets it; the arguments are for what it hasn't set.
+
+        Raises:
+            RuntimeError: a variable is missing.
+            ValueError: hosts have unequal numbers of ranks.
+        """
+        world_size, local_world_size = int(_variable("WORLD_SIZE")), int(_variable("LOCAL_WORLD_SIZE"))
+        if world_size % local_world_size:
+            raise ValueError(f"WORLD_SIZE is {world_size}, no multiple of LOCAL_WORLD_SIZE, {local_world_size}")
+        return cls(
+            int(_variable("RANK")),
+            int(_variable("LOCAL_RANK")),
+            world_size,
+            local_world_size,
+            _variable("MASTER_ADDR", master_addr),
+            int(_variable("MASTER_PORT", None if master_port is None else str(master_port))),
+        )
+
+
+def _variable(name: str, default: str | None = None) -> str:
+    value = os.environ.get(name, default)
+    if value is None:
+        raise RuntimeError(f"initialize_spmd needs {name} in the environment, as torchrun sets it; or give env=")
+    return value
+
+
+async def initialize(
+    strategy: TorchStoreStrategy | None = None,
+    store_name: str = DEFAULT_TORCHSTORE_NAME,
+    *,
+    env: SPMDEnv | None = None,
+    rendezvous_timeout: timedelta = timedelta(seconds=120),
+    transport: str = "ipc",
+    monarch_port: int = 26600,
+) -> None:
+    """Makes one store for the ranks of a job. Every rank calls it, and `shutdown`.
+
+    Args:
+        strategy: a HostStrategy or a LocalRankStrategy, as TorchStore wants it. Nothing follows from it.
+        store_name: as in `initialize`.
+        env: which rank this is; None: as torchrun's environment says.
+        rendezvous_timeout: for the ranks to meet.
+        transport, monarch_port: accepted; bytes travel between hosts as `memstore.join` has it.
+
+    Raises:
+        RuntimeError: no such strategy; or a variable of torchrun's is missing.
+        StoreTimeoutError: the first rank of this host did not come.
+    """
+    if not isinstance(strategy, HostStrategy | LocalRankStrategy):
+        raise RuntimeError(f"initialize_spmd takes a HostStrategy or a LocalRankStrategy, and not {strategy!r}")
+    if transport not in _TRANSPORTS:
+        raise ValueError(f"transport is one of {', '.join(_TRANSPORTS)}, and not {transport!r}")
+    found = SPMDEnv.from_env() if env is None else env
+    await asyncio.to_thread(_meet, store_name, found, rendezvous_timeout)
+    reset_client(store_name)
+
+
+def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> None:
+    store = _store_of_ranks(env, timeout)
+    count = next(_counts.setdefault(name, itertools.count(1)))
+    word = f"memstore/torchstore/{name}/{count}/{env.group_rank}"
+    if env.local_rank:
+        folders.follow(name, _hear(store, word, timeout.total_seconds()))
+        return
+    try:
+        path = folders.make(name)
+        if env.num_hosts > 1:
+            memstore.join(path, timeout=timeout.total_seconds())
+    except BaseException as error:
+        store.set(word, _SAYS_ERROR + f"{type(error).__name__}: {error}".encode())
+        raise
+    store.set(word, _SAYS_PATH + path.encode())
+
+
+def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
+    if dist.is_initialized() and dist.get_world_size() == env.world_size:
+        return dist.distributed_c10d._get_default_store()
+    url = f"tcp://{env.master_addr}:{env.master_port}"
+    found: Any = next(iter(dist.rendezvous(url, env.rank, env.world_size, timeout=timeout)))
+    _kept.append(found[0])  # on rank 0 it is the server
+    return found[0]
+
+
+_kept: list[Any] = []
+
+
+def _hear(store: Any, word: str, seconds: float) -> str:
+    """Never the store's `wait`, which would keep other threads from it."""
+    deadline = time.monotonic() + seconds
+    while not store.check([word]):
+        if time.monotonic() > deadline:
+            raise StoreTimeoutError(f"the first rank of this host has not called initialize_spmd within {seconds:g} s")
+        time.sleep(_BETWEEN_LOOKS)
+    said = bytes(store.get(word))
+    if said[:1] == _SAYS_ERROR:
+        raise MemstoreError(f"the first rank of this host failed: {said[1:].decode()}")
+    return said[1:].decode()

@@ -1,0 +1,26 @@
+"""Snapshots that somebody else plans, as torch.distributed.checkpoint does: who writes which boxes comes from outside.
+
+writing      the boxes of one rank, as a file
+publishing   the files of all ranks as one snapshot, in the place of an earlier one of the same kind
+reading      such a snapshot, and boxes of it
+"""
+
+from __future__ import annotations
+
+from memstore.snapshot.planned.publishing import Planned, Whole, begin, check_folder, new_save, publish_planned
+from memstore.snapshot.planned.reading import PlannedSnapshot, Wanted
+from memstore.snapshot.planned.writing import PlannedBox, WrittenFile, write_boxes
+
+__all__ = [
+    "Planned",
+    "PlannedBox",
+    "PlannedSnapshot",
+    "Wanted",
+    "Whole",
+    "WrittenFile",
+    "begin",
+    "check_folder",
+    "new_save",
+    "publish_planned",
+    "write_boxes",
+]

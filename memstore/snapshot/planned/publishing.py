@@ -1,0 +1,193 @@
+"""The files of all ranks as one snapshot, which takes the place of an earlier one of its kind at one moment.
+
+    1. each rank leaves a trace of the save (`begin`), and writes its file: no manifest names it
+    2. one rank, alone in the folder: all files are there, and of the size that was said
+    3. the manifest is renamed to its name: the moment of publication. Until then the earlier snapshot is whole
+    4. files of the earlier snapshot go, and those of saves that have left traces, which died or can't be published
+
+A kill before 3 leaves the earlier snapshot, one after 3 the new one; both leave files that the next save removes. Of
+two saves at once, the one that is published last wins; the other's error, if its files are gone, comes in 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from memstore.errors import AlreadyExistsError, KeyNotFoundError, MemstoreError, UnknownOutcomeError
+from memstore.sharding import Box, TensorShard
+from memstore.snapshot.cover import check_cover
+from memstore.snapshot.format import (
+    CLAIM,
+    INDEX,
+    LIMIT,
+    MANIFEST,
+    Manifest,
+    StoredBox,
+    StoredFile,
+    StoredTensor,
+    StoredValue,
+    encode_manifest,
+    read_manifest,
+    take_of,
+    trace_of,
+)
+from memstore.snapshot.planned.writing import WrittenFile, trace_name
+from memstore.snapshot.storage import FileStorage, is_unfinished
+from memstore.snapshot.take import StateWalker
+from memstore.structure import DTYPE_NAMES
+
+
+class Whole(NamedTuple):
+    """A tensor of the snapshot, and all its parts: which file has each, and where."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    boxes: Sequence[tuple[int, StoredBox]]
+
+
+class Planned(NamedTuple):
+    """What a snapshot is to have.
+
+    Attributes:
+        tensors: by the name of the value, and by their own.
+        objects: values without tensors.
+    """
+
+    files: Sequence[WrittenFile]
+    tensors: Mapping[str, Mapping[str, Whole]]
+    objects: Mapping[str, Any]
+
+
+def new_save() -> str:
+    """The id of a save."""
+    return uuid.uuid4().hex[:16]
+
+
+def begin(path: str, save: str, *, durable: bool) -> None:
+    """Step 1 of a rank: makes the folder, if it isn't there, and leaves the trace, if no other rank has."""
+    storage = FileStorage.create(path, durable=durable)
+    with contextlib.suppress(AlreadyExistsError):
+        storage.publish(trace_name(save), b"", durable=False)
+
+
+def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durable: bool, overwrite: bool) -> Manifest:
+    """Steps 2 to 4.
+
+    Args:
+        kind: the name of a value that all snapshots of this kind have, and others have not.
+        save: the id of the new snapshot.
+
+    Raises:
+        AlreadyExistsError: there is a snapshot of another kind, or of this one and `overwrite` is False.
+        UnknownOutcomeError: files that the ranks have written are gone; another save to this folder removed them.
+        ShardMismatchError: the parts of a tensor don't cover it, or overlap.
+        UnsupportedValueError: an object can't be stored, or the manifest would be too long.
+    """
+    storage = FileStorage(path)
+    manifest = _manifest(planned, save)
+    text = encode_manifest(manifest)
+    with storage.alone():
+        earlier = _present(storage, path)
+        _check_place(path, earlier, kind, overwrite=overwrite)
+        for file in manifest.files:
+            if storage.size(file.name) != file.size:
+                raise UnknownOutcomeError(
+                    f"{path}/{file.name}, which a rank has written, is gone or of another size: another save to this "
+                    "checkpoint removed it; save to another path"
+                )
+        storage.replace(MANIFEST, text, durable=durable)
+        _remove_others(storage, manifest, earlier, {save, *(written.save for written in planned.files)})
+    return read_manifest(path, text)
+
+
+def check_folder(path: str, kind: str, *, overwrite: bool) -> None:
+    """Raises AlreadyExistsError if `publish_planned` would, for what is there already; before anything is written."""
+    if os.path.isdir(path):
+        _check_place(path, _present(FileStorage(path), path), kind, overwrite=overwrite)
+    elif os.path.lexists(path):
+        raise AlreadyExistsError(f"{path} is there, and is no folder")
+
+
+def _present(storage: FileStorage, path: str) -> Manifest | MemstoreError | None:
+    """The manifest that is there; or why it can't be read."""
+    try:
+        return read_manifest(path, storage.read_bytes(MANIFEST, LIMIT))
+    except KeyNotFoundError:
+        return None
+    except MemstoreError as error:
+        return error
+
+
+def _check_place(path: str, earlier: Manifest | MemstoreError | None, kind: str, *, overwrite: bool) -> None:
+    """What is damaged may be replaced."""
+    if isinstance(earlier, Manifest) and not any(value.key == kind for value in earlier.values):
+        raise AlreadyExistsError(f"{path} has a snapshot that is no checkpoint: save to another path, or remove it")
+    if earlier is not None and not overwrite:
+        raise AlreadyExistsError(f"{path} has a checkpoint, and overwrite is False: save to another path, or remove it")
+
+
+def _manifest(planned: Planned, save: str) -> Manifest:
+    files: list[StoredFile] = []
+    numbers: dict[int, int] = {}  # of the files that there are
+    for i, written in enumerate(planned.files):
+        if written.file is not None:
+            numbers[i] = len(files)
+            files.append(written.file)
+    walker = StateWalker(allow_pickle=False)
+    stored: list[StoredTensor] = []
+    values: list[StoredValue] = []
+    for key, tensors in planned.tensors.items():
+        state = walker.add(key, {name: _stand_in(one) for name, one in tensors.items()})
+        for place, one in zip(state.tensors, tensors.values(), strict=True):
+            path = walker.tensors[place].path
+            check_cover(path, one.shape, [Box(box.offsets, box.shape) for _, box in one.boxes])
+            boxes = tuple(_moved(box, numbers[file]) for file, box in one.boxes)
+            stored.append(StoredTensor(path, DTYPE_NAMES[one.dtype], one.shape, boxes))
+        values.append(StoredValue(*state))
+    for key, value in planned.objects.items():
+        values.append(StoredValue(*walker.add(key, value)))
+    writer = f"memstore {importlib.import_module('memstore').__version__}"  # which is a layer above this one
+    by_key = {value.key: number for number, value in enumerate(values)}
+    return Manifest(save, time.time(), writer, 1, tuple(files), tuple(stored), tuple(values), (by_key,))
+
+
+def _stand_in(one: Whole) -> TensorShard:
+    """A tensor of which nothing is here."""
+    local = torch.empty((0,) * len(one.shape) if one.shape else (), dtype=one.dtype)
+    return TensorShard(local, one.shape, (0,) * len(one.shape))
+
+
+def _moved(box: StoredBox, file: int) -> StoredBox:
+    return StoredBox(file, box.offset, box.nbytes, box.offsets, box.shape)
+
+
+def _remove_others(
+    storage: FileStorage, manifest: Manifest, earlier: Manifest | MemstoreError | None, saves: set[str]
+) -> None:
+    """Step 4. Best effort: what can't be removed stays, and harms nobody."""
+    keep = {file.name for file in manifest.files}
+    theirs = {file.name for file in earlier.files} if isinstance(earlier, Manifest) else set[str]()
+    names = storage.names()
+    traces = {id for id in map(trace_of, names) if id is not None}
+    dead = [name for name in names if take_of(name, None, traces) is not None and name not in (CLAIM, INDEX)]
+    # Traces say whose the other files are: so they go after them.
+    for name in sorted({*theirs, *dead} - keep, key=lambda name: trace_of(name) is not None):
+        _remove(storage, name)
+    for name in names:
+        if is_unfinished(name):
+            _remove(storage, name)
+    for save in saves:
+        _remove(storage, trace_name(save))
+
+
+def _remove(storage: FileStorage, name: str) -> None:
+    with contextlib.suppress(OSError):
+        storage.remove(name)

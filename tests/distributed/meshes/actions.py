@@ -1,0 +1,73 @@
+"""What owners of meshes do, in processes of their own: this imports Monarch."""
+
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from monarch.actor import Actor, attach_to_workers, enable_transport, endpoint, this_host
+
+import memstore
+
+_meshes: dict[str, Any] = {}  # by name, of this process
+
+
+class User(Actor):
+    """An actor of a job, which uses the store."""
+
+    @endpoint
+    def opens(self, root: str, key: str) -> tuple[int, float]:
+        """Returns its process, and the sum of what it got."""
+        with memstore.open(root, timeout=30.0) as store:
+            return os.getpid(), float(store.get(key)["w"].sum())
+
+    @endpoint
+    def puts(self, store: memstore.Store, key: str) -> str:
+        """Into a store that came as an argument. Returns its root."""
+        store.put(key, {"w": torch.ones(1000)})
+        return store.root
+
+
+def take_this_host() -> None:
+    _meshes["mesh"] = this_host()
+
+
+def attach(address: str, workers: Sequence[str]) -> None:
+    """Workers that run already, by TCP, from a process at this IP."""
+    enable_transport(f"tcp://{address}:0")
+    _meshes["mesh"] = attach_to_workers(ca="trust_all_connections", workers=workers)
+
+
+def serve(root: str, **options: Any) -> tuple[str, ...]:
+    """Returns the hosts. May be run again."""
+    cluster = memstore.serve(_meshes["mesh"], root, **options)
+    _meshes["cluster"] = cluster
+    return cluster.hosts
+
+
+def status() -> memstore.ClusterStatus:
+    return _meshes["cluster"].status()
+
+
+def stop() -> None:
+    _meshes["cluster"].stop()
+
+
+def spawn(procs: int = 1) -> None:
+    """Users, so many a host."""
+    made = _meshes["mesh"].spawn_procs(per_host={"procs": procs})
+    _meshes["users"] = made.spawn("users", User)
+
+
+def put_in_actors(root: str, key: str) -> list[str]:
+    """Each of them is sent the store."""
+    with memstore.open(root) as store:
+        return list(_meshes["users"].puts.call(store, key).get(60).values())
+
+
+def get_in_actors(root: str, key: str) -> list[tuple[int, float]]:
+    return list(_meshes["users"].opens.call(root, key).get(60).values())

@@ -1,0 +1,113 @@
+"""Memory into which a read may still come is nobody's until it can't any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from memstore.distributed.rdma import bringing, slots
+from memstore.distributed.rdma.slots import LANE, LANES, MOST_DOUBTED, Slots
+from memstore.distributed.transfers import relay
+from tests.distributed.rdma.engines import HeldEngine, HeldReading
+from tests.distributed.rdma.planes import Planes, two_planes
+from tests.distributed.rdma.test_planes import numbers, put_and_get
+
+
+@pytest.fixture
+def planes(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planes]:
+    """That try again at once, and give up soon."""
+    for module in (relay, bringing):
+        monkeypatch.setattr(module, "AWAY", 0.0)
+    monkeypatch.setattr(bringing, "STALLED", 0.3)
+    with two_planes(root) as made:
+        yield made
+
+
+def new_slots() -> Slots:
+    engine = HeldEngine({})
+    return Slots(lambda memory: (engine.register(memory),))
+
+
+def reading_into(memory: memoryview) -> HeldReading:
+    return HeldReading(memoryview(b"late" * 4), memory, 1.0)
+
+
+def test_a_late_read_lands_in_memory_that_nobody_has_got(planes: Planes) -> None:
+    planes.engine.holds = True
+    assert put_and_get(planes, 20), "over TCP"
+    late = list(planes.engine.readings)
+    assert len(late) == bringing.AT_ONCE and planes.plane.brought.doubted == len(late)
+    planes.engine.holds = False
+    planes.there.put("other", numbers(24))
+
+    def come_late() -> None:
+        for reading in late:
+            reading.come()
+
+    during = threading.Thread(target=come_late)
+    during.start()
+    assert torch.equal(planes.get("other", verify=True), numbers(24))
+    during.join()
+    assert planes.brought == 24 << 20
+    used = {id(reading._into) for reading in planes.engine.readings[len(late) :]}  # pyright: ignore[reportPrivateUsage]
+    assert used.isdisjoint(id(reading._into) for reading in late)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_doubted_slots_come_back_when_their_reads_are_over_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "DOUBTED_FOR", 0.05)
+    made = new_slots()
+    lane = made.take()
+    assert lane is not None
+    with lane:
+        reading = reading_into(lane.slots[0].memory)
+        lane.doubt(lane.slots[0], reading)
+    doubted = lane.slots[0].address
+    time.sleep(0.1)
+    assert len(taken(made)) == LANES * LANE, "no slot is in two lanes"
+    assert doubted not in taken(made), "its read is not over"
+    reading.come()
+    assert doubted not in taken(made), "it was not over for long"
+    time.sleep(0.1)
+    assert made.doubted == 1 and doubted in taken(made) | taken(made) and made.doubted == 0
+
+
+def taken(made: Slots) -> set[int]:
+    """The addresses of all slots that there are now; given back."""
+    lanes = list(iter(made.take, None))
+    found = {slot.address for lane in lanes for slot in lane.slots}
+    for lane in lanes:
+        lane.__exit__()
+    return found
+
+
+def test_too_many_doubted_slots_end_it_until_they_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = new_slots()
+    readings: list[HeldReading] = []
+    while (lane := made.take()) is not None:
+        with lane:
+            for slot in lane.slots:
+                readings.append(reading_into(slot.memory))
+                lane.doubt(slot, readings[-1])
+    assert MOST_DOUBTED <= made.doubted < MOST_DOUBTED + LANE
+    monkeypatch.setattr(slots, "DOUBTED_FOR", 0.0)
+    for reading in readings:
+        reading.fail("it is over")
+    assert made.take() is not None and made.doubted == 0
+
+
+def test_a_reader_that_ends_gives_its_slots_back(planes: Planes) -> None:
+    """Those of the other host, which hears of nothing but the end of its stream."""
+    planes.engine.holds = True
+    for number in range(LANES + 1):
+        assert put_and_get(planes, 8 + number)
+    for reading in planes.engine.readings:
+        reading.fail("its time is over")
+    planes.engine.holds = False
+    assert put_and_get(planes, 30) and planes.brought == 30 << 20
+    deadline = time.monotonic() + 20
+    while len(taken(planes.far.staged)) != LANES * LANE:
+        assert time.monotonic() < deadline

@@ -1,0 +1,200 @@
+"""Where a job's stores lie: found by its processes, removed at its end, and after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+import memstore.integrations.torchstore as ts
+from memstore.integrations.torchstore import folders
+from memstore.integrations.torchstore.folders import ROOT_VARIABLE
+from tests.children import Child, Wire, in_child
+
+
+@pytest.fixture
+def memory(scratch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In place of /dev/shm: jobs of other tests are left alone. Forked children have it too."""
+    os.mkdir(scratch)
+    monkeypatch.setattr(folders, "_SHARED_MEMORY", scratch)
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
+    yield Path(scratch, f"memstore-torchstore-{os.geteuid()}")
+    asyncio.run(ts.shutdown())
+
+
+def jobs(memory: Path) -> list[str]:
+    return sorted(path.name for path in memory.glob("job-*"))
+
+
+def initialize(wire: Wire | None = None, name: str = "torchstore") -> str:
+    asyncio.run(ts.initialize(store_name=name))
+    asyncio.run(ts.put("key", torch.ones(3), store_name=name))
+    if wire is not None:
+        wire.send(os.environ[ROOT_VARIABLE])
+        wire.receive()
+    return os.environ[ROOT_VARIABLE]
+
+
+def test_a_job_has_a_folder_until_it_is_shut_down(memory: Path) -> None:
+    job = initialize()
+    assert jobs(memory) == [os.path.basename(job)] and oct(memory.stat().st_mode)[-3:] == "700"
+    asyncio.run(ts.initialize(store_name="second"))
+    asyncio.run(ts.shutdown())
+    assert os.listdir(job) != [] and os.environ[ROOT_VARIABLE] == job
+    asyncio.run(ts.shutdown(store_name="second"))
+    assert jobs(memory) == [] and ROOT_VARIABLE not in os.environ
+    asyncio.run(ts.shutdown())  # as in TorchStore, nothing
+
+
+def test_jobs_of_a_host_do_not_meet(memory: Path) -> None:
+    own = initialize()
+    with Child(initialize_anew) as child:
+        other = child.receive()
+        assert other != own and len(jobs(memory)) == 2
+        child.send()
+        child.receive()
+
+
+def initialize_anew(wire: Wire) -> str:
+    """As a process that was not started by one of the job."""
+    del os.environ[ROOT_VARIABLE]
+    ts.reset_client()
+    return initialize(wire)
+
+
+def test_what_a_killed_job_left_is_removed_by_the_next_one(memory: Path) -> None:
+    with Child(initialize) as child:
+        killed = child.receive()
+        os.kill(child.pid, signal.SIGKILL)
+        child.process.join(100)
+        assert jobs(memory) == [os.path.basename(killed)]
+        assert jobs(memory) != [os.path.basename(initialize())] and len(jobs(memory)) == 1
+
+
+def test_a_job_that_lives_is_left_alone(memory: Path) -> None:
+    with Child(initialize) as child:
+        other = child.receive()
+        initialize()
+        assert os.path.basename(other) in jobs(memory)
+        child.send()
+        child.receive()
+
+
+def test_an_owner_that_ends_takes_its_store_along(memory: Path) -> None:
+    with Child(end_as_a_script) as child:
+        assert child.receive() == 1
+        child.process.join(100)
+    assert jobs(memory) == []
+
+
+def end_as_a_script(wire: Wire) -> int:
+    import atexit
+
+    initialize()
+    count = len(list(Path(os.environ[ROOT_VARIABLE]).parent.glob("job-*")))
+    atexit._run_exitfuncs()  # a forked child of multiprocessing skips them
+    return count
+
+
+def test_one_name_is_one_store(memory: Path) -> None:
+    initialize()
+    with pytest.raises(ts.AlreadyInitializedError, match="shutdown"):
+        asyncio.run(ts.initialize())
+    assert issubclass(ts.AlreadyInitializedError, RuntimeError)
+    assert torch.equal(asyncio.run(ts.get("key")), torch.ones(3))
+
+
+def test_the_store_of_a_killed_owner_is_made_anew(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOT_VARIABLE, str(memory))
+    with Child(initialize) as child:
+        child.receive()
+        os.kill(child.pid, signal.SIGKILL)
+        child.process.join(100)
+    asyncio.run(ts.initialize())
+    assert asyncio.run(ts.keys()) == []
+    asyncio.run(ts.shutdown())
+    shutil.rmtree(memory)
+
+
+def test_a_process_finds_the_store_of_who_started_it(memory: Path) -> None:
+    initialize()
+
+    def use() -> list[str]:
+        asyncio.run(ts.put("child", torch.zeros(2)))
+        return asyncio.run(ts.keys())
+
+    assert in_child(use) == ["child", "key"] == asyncio.run(ts.keys())
+
+
+def test_a_client_finds_the_store_that_was_made_after_a_shutdown(memory: Path) -> None:
+    initialize()
+    asyncio.run(ts.get("key"))
+    held = asyncio.run(ts.client())
+    asyncio.run(ts.shutdown())
+    for call in (held.get("key"), held.keys(), held.put("key", 1), ts.get("key"), ts.exists("key")):
+        with pytest.raises(ts.NotInitializedError, match="call initialize"):
+            asyncio.run(call)
+    asyncio.run(ts.initialize())
+    assert asyncio.run(held.keys()) == []
+    asyncio.run(held.put("key", 1))
+    assert asyncio.run(ts.get("key")) == 1
+
+
+def test_without_initialize_the_error_says_what_to_call(memory: Path) -> None:
+    for call in (ts.put("key", 1), ts.get("key"), ts.client(), ts.keys(), ts.get_state_dict("key")):
+        with pytest.raises(RuntimeError, match=r"no store named 'torchstore': call initialize\(\)"):
+            asyncio.run(call)
+
+
+def test_a_folder_that_others_may_write_is_refused(memory: Path) -> None:
+    memory.mkdir()
+    memory.chmod(0o777)
+    with pytest.raises(memstore.PermissionDeniedError, match="only you may write"):
+        asyncio.run(ts.initialize())
+    memory.rmdir()
+    memory.symlink_to("/tmp")
+    with pytest.raises(memstore.PermissionDeniedError):
+        asyncio.run(ts.initialize())
+    assert ROOT_VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "\x00", "ü" * 80])
+def test_any_name_is_a_folder_of_the_job(name: str) -> None:
+    path = folders.path_in("/job", name)
+    assert os.path.dirname(os.path.normpath(path)) == "/job" and "\x00" not in path, path
+    assert len(os.path.basename(path)) < 240
+
+
+def test_readers_never_get_parts_of_two_versions(memory: Path) -> None:
+    initialize()
+    asyncio.run(ts.put_state_dict(weights(0), "policy"))
+    with Child(overwrite) as one, Child(overwrite) as two:
+        found: set[float] = set()
+        while len(found) < 30:
+            into = weights(-1)
+            asyncio.run(ts.get_state_dict("policy", into))
+            whole = asyncio.run(ts.get_state_dict("policy"))
+            for value in (into, whole):
+                steps = {float(number) for leaf in value.values() for number in (leaf.min(), leaf.max())}
+                assert len(steps) == 1
+                found |= steps
+        assert one.process.is_alive() and two.process.is_alive()
+
+
+def weights(step: int) -> dict[str, Any]:
+    return {f"layers.{number}": torch.full((64, 257), float(step)) for number in range(20)}
+
+
+def overwrite(_wire: Wire) -> None:
+    step = os.getpid()
+    while True:
+        asyncio.run(ts.put_state_dict(weights(step), "policy"))
+        step += 1

@@ -1,0 +1,237 @@
+"""Values by TorchStore's functions: put, get, batches, slices and keys."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import memstore
+import memstore.integrations.torchstore as ts
+from memstore.integrations.torchstore.calls import PICKLE_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("job")
+
+VALUES = {
+    "tensor": torch.randn(3, 4),
+    "large": torch.randn(300, 400),
+    "of no dimension": torch.tensor(5),
+    "columns": torch.arange(20.0).reshape(4, 5)[:, :3],
+    "object": {"rank": 0, "data": [1, 2, (3, None)], "text": "x"},
+    "nested": {"a": [torch.ones(2), {"b": torch.zeros(3)}], "n": 5},
+}
+
+
+class Custom:
+    """What only pickle can store."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_come_back(name: str) -> None:
+    async def use() -> None:
+        await ts.put(name, VALUES[name])
+        assert same(VALUES[name], await ts.get(name))
+        assert await ts.exists(name) and not await ts.exists("other")
+
+    asyncio.run(use())
+
+
+def test_a_tensordict_is_put_and_got_as_one() -> None:
+    async def use() -> None:
+        await ts.put("batch", TensorDict({"x": torch.ones(4, 2)}, [4]))
+        assert (await ts.get("batch")).batch_size == torch.Size([4])
+
+    asyncio.run(use())
+
+
+def test_what_was_got_stays_when_the_key_is_put_again() -> None:
+    async def use() -> None:
+        await ts.put("key", torch.zeros(1000))
+        held = await ts.get("key")
+        await ts.put("key", torch.ones(1000))
+        assert torch.equal(held, torch.zeros(1000)) and torch.equal(await ts.get("key"), torch.ones(1000))
+
+    asyncio.run(use())
+
+
+def test_a_key_may_change_from_a_tensor_to_an_object() -> None:
+    async def use() -> None:
+        await ts.put("key", torch.zeros(3))
+        await ts.put("key", {"a": 1})
+        assert await ts.get("key") == {"a": 1}
+
+    asyncio.run(use())
+
+
+def test_a_tensor_is_filled_in_place_and_cast() -> None:
+    async def use() -> None:
+        value = torch.randn(50, 4)
+        await ts.put("key", value)
+        target = torch.zeros(50, 4)
+        assert await ts.get("key", target) is target and torch.equal(target, value)
+        half = torch.zeros(50, 4, dtype=torch.bfloat16)
+        assert await ts.get("key", inplace_tensor=half) is half and torch.equal(half, value.bfloat16())
+        wrong = torch.zeros(4, 50)
+        with pytest.raises(memstore.StructureMismatchError):
+            await ts.get("key", wrong)
+        assert not wrong.any()
+
+    asyncio.run(use())
+
+
+def test_what_is_no_tensor_is_not_filled() -> None:
+    async def use() -> None:
+        await ts.put("key", torch.ones(2))
+        target: Any = [0, 0]
+        with pytest.raises(TypeError, match="inplace_tensor is a tensor"):
+            await ts.get("key", target)
+        await ts.put("object", {"a": 1})
+        with pytest.raises(memstore.StructureMismatchError):
+            await ts.get("object", torch.zeros(2))
+
+    asyncio.run(use())
+
+
+def box(offsets: Any, shape: Any, whole: Any = (100, 200)) -> ts.TensorSlice:
+    return ts.TensorSlice(offsets=offsets, coordinates=(), global_shape=whole, local_shape=shape, mesh_shape=())
+
+
+def test_a_slice_is_read_or_filled() -> None:
+    async def use() -> None:
+        value = torch.randn(100, 200)
+        await ts.put("key", value)
+        found = await ts.get("key", tensor_slice_spec=box((10, 20), torch.Size([5, 10])))
+        assert torch.equal(found, value[10:15, 20:30]) and found.is_contiguous()
+        target = torch.empty(30, 40)
+        assert await ts.get("key", target, box([70, 160], (30, 40))) is target
+        assert torch.equal(target, value[70:, 160:])
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "target", "message"),
+    [
+        (box((0, 0), (5, 5), (100, 100)), None, "of shape .100, 200., and the slice is one of"),
+        (box((96, 0), (5, 5)), None, "is not in"),
+        (box((-1, 0), (5, 5)), None, "is not in"),
+        (box((0, 0), (5, 5)), torch.zeros(4, 5), "inplace_tensor has shape"),
+    ],
+)
+def test_a_slice_that_does_not_fit_is_told(wanted: ts.TensorSlice, target: Any, message: str) -> None:
+    async def use() -> None:
+        await ts.put("key", torch.zeros(100, 200))
+        await ts.get("key", target, wanted)
+
+    with pytest.raises(memstore.StructureMismatchError, match=message):
+        asyncio.run(use())
+
+
+def test_batches() -> None:
+    async def use() -> None:
+        batch = {"one": torch.ones(3), "two": torch.zeros(1000), "object": {"rank": 1}}
+        await ts.put_batch(batch)
+        assert same(batch, await ts.get_batch(list(batch)))
+        target = torch.ones(1000)
+        found = await ts.get_batch({"two": target, "object": None})
+        assert found["two"] is target and not target.any() and found["object"] == {"rank": 1}
+
+    asyncio.run(use())
+
+
+def test_a_batch_with_a_missing_key_fills_nothing() -> None:
+    async def use() -> None:
+        await ts.put("one", torch.ones(3))
+        target = torch.zeros(3)
+        with pytest.raises(KeyError, match="missing"):
+            await ts.get_batch({"one": target, "missing": None})
+        assert not target.any()
+        for wrong in ([], ["one", "one"]):
+            with pytest.raises(ValueError, match="at least one key"):
+                await ts.get_batch(wrong)
+        with pytest.raises(TypeError):
+            await ts.get_batch("one")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="entries"):
+            await ts.put_batch({})
+
+    asyncio.run(use())
+
+
+def test_keys_are_deleted() -> None:
+    async def use() -> None:
+        await ts.put_batch({name: torch.ones(2) for name in "abcd"})
+        await ts.delete("a")
+        await ts.delete_batch(["b", "c", "b", "missing"])
+        await ts.delete_batch([])
+        assert await ts.keys() == ["d"]
+        for gone in (ts.get("a"), ts.delete("a")):
+            with pytest.raises(KeyError):
+                await gone
+        with pytest.raises(TypeError):
+            await ts.delete_batch("d")  # type: ignore[arg-type]
+
+    asyncio.run(use())
+
+
+def test_prefixes_of_keys_are_words() -> None:
+    async def use() -> None:
+        for key in ("", ".x", "v0.x", "v0.y", "v0.x.z", "v01.x", "v1.x"):
+            await ts.put(key, torch.ones(1))
+        assert sorted(await ts.keys()) == ["", ".x", "v0.x", "v0.x.z", "v0.y", "v01.x", "v1.x"]
+        assert sorted(await ts.keys("v0")) == ["v0.x", "v0.x.z", "v0.y"]
+        assert sorted(await ts.keys("v0.x")) == ["v0.x", "v0.x.z"]
+        assert await ts.keys("") == ["", ".x"]
+        assert await ts.keys("v") == []
+        await ts.delete("")
+        assert await ts.keys("") == [".x"]
+
+    asyncio.run(use())
+
+
+def test_what_only_pickle_can_store_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> None:
+        for refused in (ts.put("key", Custom(5)), ts.put_batch({"key": Custom(5)})):
+            with pytest.raises(memstore.UnsupportedValueError, match=f"set {PICKLE_VARIABLE}=1"):
+                await refused
+        monkeypatch.setenv(PICKLE_VARIABLE, "1")
+        ts.reset_client()
+        await ts.put("key", Custom(5))
+        assert (await ts.get("key")).number == 5
+
+    asyncio.run(use())
+
+
+def test_many_calls_at_once() -> None:
+    async def use() -> None:
+        await asyncio.gather(*(ts.put(f"key{number}", torch.full((1000,), number)) for number in range(50)))
+        found = await asyncio.gather(*(ts.get(f"key{number}") for number in range(50)))
+        assert all(torch.equal(value, torch.full((1000,), number)) for number, value in enumerate(found))
+
+    asyncio.run(use())
+
+
+def test_names_are_stores_of_their_own() -> None:
+    async def use() -> None:
+        await ts.initialize(store_name="../other")
+        await ts.put("key", torch.ones(1), store_name="../other")
+        assert await ts.exists("key", store_name="../other") and not await ts.exists("key")
+        await ts.shutdown(store_name="../other")
+        await ts.put("key", torch.zeros(1))
+
+    asyncio.run(use())
