@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memstore.distributed.actors import FoundActor, start_actor, start_monarch
 from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
-from memstore.distributed.rules import Index, Member
+from memstore.distributed.rules import Index, Member, Standing
 from memstore.distributed.serving import membership
 from memstore.distributed.serving.answering import Answers
 from memstore.distributed.serving.cluster_file import remove_cluster_file, write_cluster_file
@@ -25,6 +25,7 @@ from memstore.distributed.serving.connections import Connections
 from memstore.distributed.serving.driving import Driver
 from memstore.distributed.serving.duties import Duties
 from memstore.distributed.serving.ending import Ended, Ending
+from memstore.distributed.serving.former import note_owner, remove_former_lives
 from memstore.distributed.serving.lines import log_by_lines, say
 from memstore.distributed.serving.news import Kind, News, tell
 from memstore.distributed.serving.notices import Notices
@@ -222,10 +223,23 @@ class IndexProcess:
                 write_cluster_file(self._root, self._place.member, standing)
                 if self._told is None:
                     tell(self._news, News(Kind.READY))
+                    self._clear_former_lives(standing)
                 self._told = state
             seed = self._place.seed
             self._say(self._notices.of_hello(seed, self._links.hello_of(seed)))
         return 0 if standing is None else standing.view.epoch
+
+    def _clear_former_lives(self, standing: Standing) -> None:
+        """On storage that hosts share: what this host has left there before it lost its state folder."""
+        if self._root.shared is None:
+            return
+        member = self._place.member
+        try:
+            note_owner(self._root, member)
+            for former in remove_former_lives(self._root, member, standing.view):
+                say(f"removed what the host {former} has left on the storage, which was served at this address")
+        except OSError as error:
+            log.warning("%s: what former hosts at %s have left stays: %s", self._root.path, member.address, str(error))
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:

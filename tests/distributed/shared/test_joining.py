@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -12,10 +14,13 @@ import torch
 
 import memstore
 from memstore.distributed.serving import Cluster
+from memstore.distributed.serving.agent_lock import holders, is_served
 from memstore.engine import state_folder, syscalls
 from memstore.engine.root import create_shared, new_settings, new_shared, shared_settings
 from memstore.engine.root.shared import STATE_VARIABLE, state_base
+from tests.distributed.hosts.clusters import wait_until
 from tests.distributed.shared.pairs import Pair, free_ports, make_storage
+from tests.inside import root_of
 
 NFS = 0x6969
 
@@ -24,6 +29,13 @@ NFS = 0x6969
 def state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(STATE_VARIABLE, str(folder / "state"))
     return folder / "state"
+
+
+def end_agent(lock: Path) -> None:
+    """Kills the agent that holds it, and its index process."""
+    for pid in holders(str(lock)):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_served(str(lock.parent)), "the agent ends")
 
 
 def on_nfs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -46,7 +58,8 @@ def test_the_state_folder_is_private_and_has_an_id_of_its_own(pair: Pair) -> Non
         said = json.loads(Path(f"{folder}/memstore.json").read_text())
         assert said["shared"]["store"] == json.loads(Path(f"{pair.root}/memstore.json").read_text())["store"]
         ids.add(said["store"])
-    assert sorted(ids) == sorted(os.listdir(f"{pair.root}/segments")) and len(ids) == 2
+    folders = [name for name in os.listdir(f"{pair.root}/segments") if not name.endswith(".json")]
+    assert sorted(ids) == sorted(folders) and len(ids) == 2
     assert sorted(os.listdir(pair.root)) == ["memstore.json", "segments"], "and nothing else lies there"
 
 
@@ -196,3 +209,25 @@ def test_rows_that_are_written_in_place_are_refused(pair: Pair) -> None:
     with pytest.raises(memstore.UnsupportedFilesystemError, match="a store of this host alone"):
         memstore.ReplayBuffer(pair.stores[0], "buffer", spec, capacity=10)
     assert "rows" not in pair.stores[1] and pair.stores[0].stats().filling_bytes == 0
+
+
+@pytest.mark.full
+def test_a_host_that_has_lost_its_state_removes_what_it_had_left(folder: Path) -> None:
+    """And nothing of others."""
+    with Pair(folder) as pair:
+        key = pair.key_at(0, "left")
+        for number, store in enumerate(pair.stores):
+            store.put(f"{key}{number}", torch.full((5000,), float(number)))
+        left = root_of(pair.stores[1]).segments
+        pair.stores.pop().close()
+        with pair.on(1):
+            lock = Path(state_folder(pair.root)) / "agent.lock"
+        with pair.on(1):
+            end_agent(lock)
+        shutil.rmtree(pair.state(1))
+        pair.join(1)
+        pair.stores.append(pair.open(1))
+        wait_until(lambda: not os.path.exists(left), "its next life removes it")
+        assert not os.path.exists(f"{left}.json") and len(pair.files(0)) == 1
+        assert float(pair.stores[1].get(f"{key}0")[0]) == 0.0
+        assert pair.stores[1].get(f"{key}1", None) is None, "its bytes were lost with the host, as in any cluster"
