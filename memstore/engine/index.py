@@ -161,9 +161,14 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
             return version
         left = deadline - time.monotonic()
         if left <= 0:
-            key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
-            raise StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)
+            raise not_newer(name, version, newer_than, timeout)
         if is_here:
             doorbell.wait(bell, seen, min(LOOK_EVERY, left))
         elif version := elsewhere_of(root).wait(name, newer_than, deadline):
             return version
+
+
+def not_newer(name: bytes, version: int, newer_than: int, timeout: float) -> StoreTimeoutError:
+    """What a wait raises whose time is over. `version`: of the key by then, 0 if there is none."""
+    key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
+    return StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)
