@@ -6,12 +6,26 @@ jobs         one call that a thread makes for a task, and how it is given up
 lanes        those threads: a few for this host, and a few for each other one
 waits        one thread for all waits of a store
 opened       a store that its first call opens
-store        AsyncStore; opening: open
+results      references, and puts of several ranks; rows: datasets and replay buffers
+store        AsyncStore; opening: open; reading: iter_weights, read_rows
 """
 
 from __future__ import annotations
 
 from memstore.aio.opening import open
+from memstore.aio.reading import iter_weights, read_rows
+from memstore.aio.results import AsyncPendingPut, AsyncRef
+from memstore.aio.rows import AsyncDataset
+from memstore.aio.rows import AsyncReplayBuffer as ReplayBuffer
 from memstore.aio.store import AsyncStore
 
-__all__ = ["AsyncStore", "open"]
+__all__ = [
+    "AsyncDataset",
+    "AsyncPendingPut",
+    "AsyncRef",
+    "AsyncStore",
+    "ReplayBuffer",
+    "iter_weights",
+    "open",
+    "read_rows",
+]

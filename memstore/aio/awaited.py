@@ -6,13 +6,14 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Hashable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from memstore.aio.lanes import call
 from memstore.engine import deadline_after
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Blocking = TypeVar("Blocking")
 
 _WORTH_COUNTING = 0.001  # seconds in a queue, beyond which they are taken off a call's timeout
@@ -59,21 +60,32 @@ class Awaits(ABC, Generic[Blocking]):
         return await call(lane, make, seconds, settles=settles)
 
 
-def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """A method for classes that are `Awaits`, of the object that blocks."""
+@overload
+def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]: ...
+@overload
+def awaited(
+    method: Callable[Concatenate[Any, P], R], wrap: Callable[[Any, R], T]
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
+def awaited(method: Callable[..., Any], wrap: Callable[[Any, Any], Any] | None = None) -> Any:
+    """A method for classes that are `Awaits`, of the object that blocks.
+
+    Args:
+        wrap: makes, of the object that awaits and of what the method gives, what is returned.
+    """
     is_timed = "timeout" in inspect.signature(method).parameters
 
     @functools.wraps(method, assigned=("__doc__", "__name__"))
-    async def made_in_a_thread(self: Awaits[Any], *arguments: P.args, **options: P.kwargs) -> R:
+    async def made_in_a_thread(self: Awaits[Any], *arguments: Any, **options: Any) -> Any:
         lane = self.lane_of(arguments[0] if arguments else options.get("key"))
         settles = options.get("out") is not None
-        return await self.made(method, arguments, options, lane=lane, is_timed=is_timed, settles=settles)
+        made = await self.made(method, arguments, options, lane=lane, is_timed=is_timed, settles=settles)
+        return made if wrap is None else wrap(self, made)
 
     return made_in_a_thread
 
 
 def called_as(
-    method: Callable[Concatenate[Any, P], R],
-) -> Callable[[Callable[..., Any]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
-    """For an awaited method that is written by hand: it has the arguments, types and text of the blocking one."""
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., Coroutine[Any, Any, R]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
+    """For an awaited method that is written by hand: it has the arguments and the text of the blocking one."""
     return functools.wraps(method, assigned=("__doc__", "__name__"))  # type: ignore[return-value]

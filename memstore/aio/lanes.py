@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from memstore.errors import StoreTimeoutError
 from memstore.late_imports import Hooks, around_forks
 
 T = TypeVar("T")
+
+log = logging.getLogger("memstore")
 
 HERE = "here"  # the lane of calls that wait for this host's locks and disks alone
 THREADS = 8  # of a lane, at most
@@ -163,6 +166,17 @@ async def call(
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def start(name: Hashable, function: Callable[[], object]) -> None:
+    """As `call`, of what nobody waits for. What it raises is noted in the log."""
+    task = asyncio.ensure_future(call(name, lambda _: function()))
+    task.add_done_callback(_note)
+
+
+def _note(task: asyncio.Future[object]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.info("memstore.aio: %s", str(error))
 
 
 def _expire(lane: Lane, job: Job[Any], seconds: float) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memstore.aio.awaited import awaited, called_as
-from memstore.aio.lanes import HERE, call
+from memstore.aio.lanes import HERE, call, start
 from memstore.aio.opened import ALL_HOSTS, Opened
+from memstore.aio.results import AsyncPendingPut, AsyncRef, Part
+from memstore.aio.rows import AsyncDataset
 from memstore.aio.waits import LOOK_AGAIN, Waiting, news_of
+from memstore.datasets import Dataset
 from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.keys import encode_key
+from memstore.store.ref import Ref
+from memstore.store.sharded import OUTLIVES
 from memstore.store.store import NOT_NOW, Store, get_at_once
 from memstore.whole_numbers import older_version
 
@@ -23,6 +29,14 @@ _PAGE = 1024  # keys that are read at a time
 _ABSENT: Any = object()
 _FREE = frozenset(("non_blocking", "strict"))  # options of get that say nothing where nothing is copied
 _NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # those that are None to ask for nothing
+
+
+def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
+    return AsyncRef(ref, ALL_HOSTS if store.opened_root is not None and store.opened_root.membership else HERE)
+
+
+def _as_dataset(store: AsyncStore, dataset: Dataset) -> AsyncDataset:
+    return AsyncDataset(dataset, store.timeout)
 
 
 class AsyncStore(Opened):
@@ -126,14 +140,37 @@ class AsyncStore(Opened):
     # --- references, rows and ranks -----------------------------------------------------------------------------------
 
     view = awaited(Store.view)
-    ref = awaited(Store.ref)
-    create_dataset = awaited(Store.create_dataset)
-    create_dataset_from = awaited(Store.create_dataset_from)
-    open_dataset = awaited(Store.open_dataset)
-    put_sharded = awaited(Store.put_sharded)
+    ref = awaited(Store.ref, _as_ref)
+    create_dataset = awaited(Store.create_dataset, _as_dataset)
+    create_dataset_from = awaited(Store.create_dataset_from, _as_dataset)
     save_model = awaited(Store.save_model)
     load_model = awaited(Store.load_model)
     abort = awaited(Store.abort)
+
+    @called_as(Store.open_dataset)
+    async def open_dataset(self, key: str, mode: Any = "r+", *, wait: float | None = None) -> AsyncDataset:
+        lane = "rows", key  # of which some may wait for their datasets
+        found = await self.made(Store.open_dataset, (key, mode), {"wait": wait}, lane=lane, is_timed=False)
+        return _as_dataset(self, found)
+
+    @called_as(Store.put_sharded)
+    async def put_sharded(self, key: str, value: Any, *, wait: bool = True, **options: Any) -> int | AsyncPendingPut:
+        timeout = options.get("timeout")
+        seconds = self.timeout if timeout is None else timeout
+        deadline, lane = deadline_after(seconds), ("ranks", key)
+        if wait:
+            options["lease"] = seconds + OUTLIVES
+        part = Part(key, value, {**options, "wait": False})
+        try:
+            pending = await self.made(part.put, (), {}, lane=lane, is_timed=False)
+            assert self.opened_root is not None, "it has made a put"
+            found = AsyncPendingPut(pending, self.opened_root, lane, self, self.timeout)
+            return await found.wait_or_give_up(deadline, seconds) if wait else found
+        except asyncio.CancelledError:
+            part.is_given_up = True
+            if part.pending is not None:
+                start(lane, part.pending.abort)
+            raise
 
     # --- files, and the whole store -----------------------------------------------------------------------------------
 

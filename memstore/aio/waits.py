@@ -29,24 +29,27 @@ _BETWEEN_GLANCES = 0.002  # seconds, where nobody can be heard
 
 _FOR_EVER = 1e7  # seconds: no timer is set for so long
 _CLOSED = "the store {} was closed: memstore.aio.open it again"
-LOOK_AGAIN = -1  # in place of a version: the store's hosts have changed, and the key's home may be elsewhere by now
+LOOK_AGAIN = -1  # in place of a version: something has changed, such as the hosts of the store
 
 
 class Waiting:
     """One wait of a task. Make it in the task's loop.
 
     Attributes:
+        seen: the word of the key's bell at its last look; -1: there was none.
+        is_of_any_change: it is told LOOK_AGAIN whenever that word changes, and each second.
         owner: the store object that it was asked of: see `end_waits`.
         membership: under which the key's home is here; 0: of a store that nobody serves.
         future: gives the version, or LOOK_AGAIN.
     """
 
-    __slots__ = ("bell", "future", "loop", "membership", "name", "newer_than", "owner", "seen")
+    __slots__ = ("bell", "future", "is_of_any_change", "loop", "membership", "name", "newer_than", "owner", "seen")
 
     def __init__(self, root: Root, name: bytes, newer_than: int, membership: int, owner: object) -> None:
         self.name, self.newer_than, self.membership, self.owner = name, newer_than, membership, owner
         self.bell = root.doorbell.bell(name)
-        self.seen = -1  # no word of a bell
+        self.seen = -1
+        self.is_of_any_change = False
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[int] = self.loop.create_future()
 
@@ -146,7 +149,8 @@ class _Room:
             if word != waiting.seen or looks_at_all:
                 waiting.seen = word
                 due.append(waiting)
-        told = self._news_of(due) if due else []
+        told: list[_News] = [(waiting, LOOK_AGAIN, None) for waiting in due if waiting.is_of_any_change]
+        told += self._news_of([waiting for waiting in due if not waiting.is_of_any_change])
         with _lock:
             for waiting, _, _ in told:
                 self._waiting.pop(id(waiting), None)
@@ -154,6 +158,8 @@ class _Room:
         return bool(told)
 
     def _news_of(self, due: list[Waiting]) -> list[_News]:
+        if not due:
+            return []
         try:
             self._root.glance()
             membership, records = self._root.catalog.view(_records, {waiting.name for waiting in due})
@@ -231,6 +237,13 @@ async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
         if not has_news:
             with _lock:
                 room.drop(waiting)
+
+
+async def change_of(root: Root, name: bytes, seen: int, owner: object, deadline: float) -> None:
+    """Returns when something has changed for a key since its bell's word was `seen`, or may have; or then."""
+    waiting = Waiting(root, name, 0, 0, owner)
+    waiting.is_of_any_change, waiting.seen = True, seen
+    await news_of(root, waiting, deadline)
 
 
 def _enter(root: Root, waiting: Waiting) -> _Room:
