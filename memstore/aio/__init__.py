@@ -4,7 +4,7 @@ awaited      a method that blocks, as one that is awaited
 torch_state  what torch keeps for a thread, taken along to the thread that makes a call
 jobs         one call that a thread makes for a task, and how it is given up
 lanes        those threads: a few for this host, and a few for each other one
-waits        one thread for all waits of a store
+waits        one thread for all waits of a store; elsewhere: those for keys whose home is another host
 opened       a store that its first call opens
 results      references, and puts of several ranks; rows: datasets and replay buffers
 store        AsyncStore; opening: open; reading: iter_weights, read_rows

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memstore.aio.awaited import awaited, called_as
+from memstore.aio.elsewhere import Elsewhere
 from memstore.aio.lanes import HERE, call, start
 from memstore.aio.opened import ALL_HOSTS, Opened
 from memstore.aio.results import AsyncPendingPut, AsyncRef, Part
@@ -16,7 +18,9 @@ from memstore.aio.rows import AsyncDataset
 from memstore.aio.waits import LOOK_AGAIN, Waiting, news_of
 from memstore.datasets import Dataset
 from memstore.engine import Root, deadline_after, home_now, index, is_served
+from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
+from memstore.listing import Mode
 from memstore.store.ref import Ref
 from memstore.store.sharded import OUTLIVES
 from memstore.store.store import NOT_NOW, Store, get_at_once
@@ -49,6 +53,10 @@ class AsyncStore(Opened):
     Attributes:
         root: the folder, as an absolute path.
     """
+
+    def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
+        super().__init__(path, mode, options)
+        self._elsewhere: dict[Hashable, Elsewhere] = {}  # by loop and lane, while there are any
 
     # --- put and get --------------------------------------------------------------------------------------------------
 
@@ -126,16 +134,31 @@ class AsyncStore(Opened):
         while True:
             membership = 0 if is_sure else await call(HERE, lambda _: _home_here(root, name), seconds)
             if membership is None:
-                options = {"newer_than": newer_than, "timeout": max(deadline - time.monotonic(), 0.0)}
-                lane = self.lane_of(key, fetches=True)
-                return await self.made(Store.wait, (key,), options, lane=lane, is_timed=True)
-            version = await news_of(root, Waiting(root, name, newer_than, membership, self), deadline)
+                version = await self._wait_elsewhere(root, key, newer_than, deadline)
+            else:
+                version = await news_of(root, Waiting(root, name, newer_than, membership, self), deadline)
             if version is None:
-                found = await call(HERE, lambda _: index.version_of(root, name, 0))
+                found = await call(self.lane_of(key), lambda _: index.version_of(root, name, 0))
                 raise index.not_newer(name, found, newer_than, seconds)
             if version != LOOK_AGAIN:
                 return version
             is_sure = False
+
+    async def _wait_elsewhere(self, root: Root, key: str, newer_than: int, deadline: float) -> int | None:
+        lane = "waits", self.lane_of(key, fetches=True)
+        name = asyncio.get_running_loop(), lane
+        waits = self._elsewhere.setdefault(name, Elsewhere(root, lane))
+        try:
+            with waits.own_thread() as has_one:
+                if not has_one:
+                    return await waits.wait(encode_key(key), newer_than, deadline)
+                options = {"newer_than": newer_than, "timeout": max(deadline - time.monotonic(), 0.0)}
+                return await self.made(Store.wait, (key,), options, lane=lane, is_timed=True)
+        except StoreTimeoutError:
+            return None
+        finally:
+            if waits.is_idle:
+                self._elsewhere.pop(name, None)
 
     # --- references, rows and ranks -----------------------------------------------------------------------------------
 
