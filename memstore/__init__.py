@@ -19,6 +19,7 @@ The layers; each imports only what stands above it:
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls
     distributed/          one store across hosts: its rules
+    aio/                  every method of a Store, awaited
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -211,6 +212,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "aio":
+        with between_forks():
+            return importlib.import_module("memstore.aio")  # `import memstore` is enough
     if name not in _HOMES:
         raise AttributeError(f"module 'memstore' has no attribute {name!r}")
     with between_forks():

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
+    ("abandoned", "errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
     ("keys", "strict_json", "whole_numbers", "wording"),
     ("info",),
     ("engine",),
