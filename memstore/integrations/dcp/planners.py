@@ -53,7 +53,7 @@ class LoadPlanner(DefaultLoadPlanner):
         found = decode_object(name, value.getvalue())
         place: Any = self.original_state_dict
         if not self.flatten_state_dict:
-            self.state_dict[name] = found
+            self.state_dict[name] = self.original_state_dict[name] = found  # the first may be a copy of the second
             return
         *path, last = self.mappings[name]
         for step in path:
