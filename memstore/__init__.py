@@ -17,6 +17,8 @@ The layers; each imports only what stands above it:
     datasets/             rows that all processes read and write in place
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
+    fake/                 tensors without memory, and modes that make them
+    deferred_init/        modules whose tensors are made later, or come out of a snapshot
     integrations/         interfaces of other libraries: TorchRL's storages
     distributed/          one store across hosts: its rules
     cli/                  the command line
@@ -134,6 +136,8 @@ _HOMES = {
     "StoreDataset": "memstore.dataloader",
 }
 
+_ROOMS = frozenset({"deferred_init", "fake"})  # memstore.fake.fake_mode, without an import of its own
+
 __all__ = [
     "AddressUnavailableError",
     "AlreadyExistsError",
@@ -204,6 +208,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        with between_forks():
+            return importlib.import_module(f"memstore.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'memstore' has no attribute {name!r}")
     with between_forks():
@@ -213,7 +220,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})
 
 
 def _configure_logging() -> None:
