@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from memstore.deferred_init.randomness import Draw
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Mark, Recorder, Ref, kind_of
-
-if TYPE_CHECKING:
-    from memstore.deferred_init.randomness import Draw
 
 _moments = itertools.count()
 _lift: Any = torch.ops.aten.clone.default

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from memstore.deferred_init.modules import slots_of
 from memstore.deferred_init.recording import Recording
+from memstore.deferred_init.slots import slots_of
 from memstore.deferred_init.tensors import is_deferred_tensor, materialize
 from memstore.fake import Session, in_session
 

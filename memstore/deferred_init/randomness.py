@@ -18,15 +18,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import torch
 import xxhash
 
-if TYPE_CHECKING:
-    from memstore.deferred_init.events import Event
-
-Skip = Callable[["Event", torch.Tensor], torch.Tensor]
+Skip = Callable[[Any, torch.Tensor], torch.Tensor]  # of an event
 _KEPT_EVERY = 16  # states of 5 kB
 _SEEDS = 1 << 63
 _DEEPEST = 200  # streams whose starts aren't known, one after the other
@@ -70,7 +67,7 @@ class Stream:
     ) -> None:
         self.owner, self.device = owner, device
         self.draws: list[Draw] = []
-        self._events: list[Event] = []
+        self._events: list[Any] = []
         self._states: dict[int, torch.Tensor] = {}
         self._fixed: set[int] = {0}
         self._before: tuple[Stream, int] | None = None
@@ -85,7 +82,7 @@ class Stream:
             self._states[0], self.depth = start, 0
             self._seed = xxhash.xxh3_64_intdigest(_bytes(start), seed=twin)
 
-    def add(self, event: Event) -> Draw:
+    def add(self, event: Any) -> Draw:
         draw = Draw(self, len(self._events))
         self._events.append(event)
         self.draws.append(draw)
@@ -132,7 +129,7 @@ _tokens: weakref.WeakValueDictionary[int, Draw] = weakref.WeakValueDictionary()
 _last: dict[torch.device, Stream] = {}  # modules that are made one by one go on in it, also when the former is gone
 
 
-def next_draw(owner: Owner, generator: torch.Generator, event: Event, skip: Skip) -> Draw:
+def next_draw(owner: Owner, generator: torch.Generator, event: Any, skip: Skip) -> Draw:
     """The place of the next draw of a generator, which gets a token. Nothing is drawn."""
     state = generator.get_state()
     before = _tokens.get(_digest(state))

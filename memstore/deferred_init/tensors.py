@@ -12,7 +12,7 @@ import torch
 from memstore.deferred_init.events import Past, now
 from memstore.deferred_init.replay import Replay
 from memstore.errors import UnsupportedValueError
-from memstore.fake import Mark, mark_of, original_class, over_storage, ref_of, requires_grad
+from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_of, requires_grad
 from memstore.structure import modes
 
 _OURS = "_memstore_"
@@ -53,20 +53,60 @@ def made_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.__dict__.get(_MADE)
 
 
-def keep_real(tensor: torch.Tensor, real: torch.Tensor) -> None:
-    """What shares a deferred tensor's storage will share this storage."""
-    mark = mark_of(tensor)
-    if mark is not None and isinstance(mark.history, Past):
-        mark.history.is_over = True
-    setattr(tensor.untyped_storage(), _REAL, real)
+def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: Ref | None = None) -> None:
+    """What shares a deferred tensor's storage will share this storage.
+
+    Args:
+        shown: what of the deferred storage `real` has; None: it lies over a storage that is laid out as that one.
+    """
+    ref = ref_in(tensor)
+    if isinstance(ref.mark.history, Past):
+        ref.mark.history.is_over = True
+    shift = 0 if shown is None else (real.storage_offset() - shown.offset) * real.itemsize
+    with torch._C.DisableTorchFunction():
+        setattr(tensor.untyped_storage(), _REAL, (real, shift))
+
+
+def share(tensor: torch.Tensor) -> bool:
+    """Makes a deferred tensor real, if its storage was made for another one."""
+    with torch._C.DisableTorchFunction():
+        kept = getattr(tensor.untyped_storage(), _REAL, None)
+        if kept is None:
+            return False
+        real, shift = kept
+        ref = ref_in(tensor)
+        become(tensor, over_storage(real, ref._replace(offset=ref.offset + shift // ref.dtype.itemsize)))
+        return True
+
+
+def ref_in(tensor: torch.Tensor) -> Ref:
+    """The ref of a deferred tensor."""
+    with torch._C.DisableTorchFunction():
+        mark = mark_of(tensor)
+        assert mark is not None, "it is deferred"
+        return ref_of(tensor, mark)
+
+
+def shows_all(tensor: torch.Tensor) -> bool:
+    """Whether a deferred tensor is its whole storage, in order."""
+    with torch._C.DisableTorchFunction():
+        nbytes = tensor.untyped_storage().nbytes()
+        return tensor.is_contiguous() and not tensor.storage_offset() and tensor.numel() * tensor.itemsize == nbytes
 
 
 def become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """A tensor of the deferred one's class and with its attributes, over `data`; it is what becomes of it."""
-    cls = original_class(type(tensor))
+    with modes.put_aside(entirely=True), torch._C.DisableTorchFunction(), torch.no_grad():
+        return _become(tensor, data)
+
+
+def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    cls: Any = original_class(type(tensor))
     needs_grad = requires_grad(tensor) and (data.is_floating_point() or data.is_complex())
     if cls is torch.Tensor:
         made = data.detach().requires_grad_(needs_grad and tensor.is_leaf)
+    elif type(data) is not torch.Tensor:  # a DTensor, which says by a mark that it is a parameter
+        made = torch.nn.Parameter(data, needs_grad)
     else:
         made = torch.Tensor._make_subclass(cls, data, needs_grad)
     for name, one in tensor.__dict__.items():
@@ -80,8 +120,8 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     mark = mark_of(tensor)
     if mark is None:
         return tensor
+    if made_of(tensor) is None:
+        share(tensor)
     made = made_of(tensor)
-    if made is not None:
-        return made
-    real: Any = getattr(tensor.untyped_storage(), _REAL)
-    return become(tensor, over_storage(real, ref_of(tensor, mark)))
+    assert made is not None, "its storage was made"
+    return made

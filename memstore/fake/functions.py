@@ -176,12 +176,15 @@ PLAIN = {
     *(_tensor.requires_grad.__set__, _tensor.requires_grad_),
 }
 
-HANDLERS: dict[Any, Handler] = {
+DEVICES: dict[Any, Handler] = {  # they need no session
     _tensor.device.__get__: _device,
     _tensor.is_cuda.__get__: _is_cuda,
     _tensor.is_cpu.__get__: _is_cpu,
     _tensor.is_meta.__get__: _is_meta,
     _tensor.get_device: _get_device,
+}
+HANDLERS: dict[Any, Handler] = {
+    **DEVICES,
     _tensor.__repr__: _repr,
     _tensor.__format__: _format,
     _tensor.numpy: _read,

@@ -7,14 +7,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstore import modes
-from memstore.fake.functions import HANDLERS, MOVES, PLAIN
+from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN
 from memstore.fake.marks import META, mark_of, meta_twin, requires_grad, tensors_in
 from memstore.fake.recorder import Recorder
 from memstore.fake.session import Session
@@ -130,11 +130,12 @@ def _move_real(session: Session, function: Any, args: tuple[Any, ...], options: 
 def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """A torch function on a fake tensor whose mode is over."""
     session, handler = _thread.session, HANDLERS.get(function)
-    if session is not None and handler is not None:  # inside of a function that was called without its mode
+    # With a session: inside of a function that was called with its mode put aside.
+    if handler is not None and (session is not None or function in DEVICES):
         with torch._C.DisableTorchFunction():
             mark = mark_of(args[0])
         if mark is not None:
-            return handler(session, function, mark, args, options)
+            return handler(cast(Session, session), function, mark, args, options)
     if session is not None or function in PLAIN:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **options)
