@@ -61,8 +61,8 @@ def test_a_value_of_another_host_is_got_by_registered_memory(agents: Agents) -> 
 
 @pytest.mark.full
 def test_hosts_with_other_versions_of_monarch_take_tcp(agents: Agents) -> None:
-    faked = {"PYTHONPATH": f"{FAKED}:{SOURCES}", "FAKED_VERSIONS": "torchmonarch=0.6.9"}
-    there = agents.start("there", "--transport", "monarch", **faked)
+    path = f"{FAKED}:{SOURCES}"
+    there = agents.start("there", "--transport", "monarch", PYTHONPATH=path, FAKED_VERSIONS="torchmonarch=0.6.9")
     here = agents.serve("here", "--transport", "monarch", "--no-homes", join=there, members=2)
     wait_for(here.root, "monarch", "monarch")
     assert comes_over_tcp(there.root, here.root)
