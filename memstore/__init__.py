@@ -17,7 +17,9 @@ The layers; each imports only what stands above it:
     datasets/             rows that all processes read and write in place
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
-    integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls
+    fake/                 tensors without memory, and modes that make them
+    deferred_init/        modules whose tensors are made later, or come out of a snapshot
+    integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     distributed/          one store across hosts: its rules
     aio/                  every method of a Store, awaited
     cli/                  the command line
@@ -139,6 +141,8 @@ _HOMES = {
     "StoreDataset": "memstore.dataloader",
 }
 
+_ROOMS = frozenset({"aio", "deferred_init", "fake"})  # memstore.fake.fake_mode, without an import of its own
+
 __all__ = [
     "AddressUnavailableError",
     "AlreadyExistsError",
@@ -212,9 +216,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aio":
+    if name in _ROOMS:
         with between_forks():
-            return importlib.import_module("memstore.aio")  # `import memstore` is enough
+            return importlib.import_module(f"memstore.{name}")  # `import memstore` is enough
     if name not in _HOMES:
         raise AttributeError(f"module 'memstore' has no attribute {name!r}")
     with between_forks():
@@ -224,7 +228,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})
 
 
 def _configure_logging() -> None:

@@ -36,8 +36,8 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("dataloader", "snapshot", "deferred_init", "fake"),
-    ("datasets",),
+    ("dataloader", "snapshot", "fake"),
+    ("datasets", "deferred_init"),
     ("replay",),
     ("integrations", "aio", "cli"),
     ("", "__main__"),  # memstore/__init__.py, which names everything

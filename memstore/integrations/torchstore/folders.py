@@ -197,10 +197,10 @@ def _sweep(base: str) -> None:
 def _has_owner(job: str) -> bool:
     """On other hosts than that of who initialized a store, its agent is its owner."""
     locks = [file.path if file.name.endswith(_OWNER) else f"{file.path}/{_AGENT}" for file in os.scandir(job)]
-    return any(map(_is_locked, filter(os.path.exists, locks)))
+    return any(map(_lock_is_held, filter(os.path.exists, locks)))
 
 
-def _is_locked(path: str) -> bool:
+def _lock_is_held(path: str) -> bool:
     fd = syscalls.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         return not syscalls.lock_exclusive(fd)
