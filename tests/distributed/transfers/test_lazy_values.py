@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memstore import contents
-from memstore.distributed.transfers import absent, sending
+from memstore.distributed.transfers import sending, transfers
 from memstore.engine import MappedEntry, PinOptions
 from memstore.errors import VersionGoneError
 from memstore.rows import read_rows
@@ -129,7 +129,7 @@ def test_rows_that_come_no_more_leave_the_memory_that_was_given(hosts: Hosts, mo
     def gone(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(absent, "read_ranges", gone)  # what their host says when it has let go of them
+    monkeypatch.setattr(transfers, "read_ranges", gone)  # what their host says when it has let go of them
     for rows in ([7, 8], [4, 8]):
         with pytest.raises(VersionGoneError, match="replaced"):
             read_rows(found, rows, out=out)
