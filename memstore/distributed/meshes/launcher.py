@@ -13,7 +13,7 @@ from monarch.actor import Actor, concurrent_endpoint, context
 
 from memstore.distributed.meshes.launcher_address import ips_of
 from memstore.distributed.meshes.launching import Launching
-from memstore.distributed.meshes.messages import Failed, decode_report
+from memstore.distributed.meshes.messages import Failed, decode_report, last_line
 
 _MORE = 0.3  # seconds for further failures, once there is one
 
@@ -76,7 +76,7 @@ class Overseer(Actor):
         try:
             return Heard(rank, await self._launchers.slice(rank=rank).take.call_one(order), "")
         except Exception as error:  # of any class: Monarch's are many, and its own affair
-            return Heard(rank, b"", _last_line(error))
+            return Heard(rank, b"", last_line(error))
 
     @concurrent_endpoint
     async def end(self) -> None:
@@ -91,8 +91,3 @@ class Overseer(Actor):
 
 def _has_failed(heard: Heard) -> bool:
     return not heard.report or isinstance(decode_report(heard.report), Failed)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:1000]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from memstore import errors
 from memstore.distributed.links import hello_of_this_process
-from memstore.distributed.meshes.messages import Failed, Order, Report, decode_report, encode
+from memstore.distributed.meshes.messages import Failed, Order, Report, decode_report, encode, last_line
 from memstore.errors import MemstoreError, MissingPackageError, NotServedError, StoreTimeoutError
 from memstore.late_imports import between_forks
 
@@ -28,6 +28,7 @@ class Launchers:
         MissingPackageError: Monarch isn't installed.
         TypeError: it is no host mesh.
         StoreTimeoutError: Monarch has not reached all of its hosts.
+        NotServedError: Monarch can't start processes there: the mesh was shut down, for instance.
     """
 
     def __init__(self, host_mesh: Any, deadline: float) -> None:
@@ -49,9 +50,15 @@ class Launchers:
                 "Monarch has not reached all hosts of the mesh in time, and doesn't say which one is missing: see "
                 "whether the worker of each runs, at the address that the mesh was given"
             ) from None
+        except Exception as error:  # of any class: Monarch's are many, and its own affair
+            raise NotServedError(f"Monarch could not attach to the mesh: {last_line(error)}") from error
         self._overseer: Any = this_proc().spawn("memstore_overseer", Overseer)
         self._names: dict[int, str] = {}
-        self.count: int = self._get(self._overseer.spawn.call_one(host_mesh), deadline - time.monotonic())
+        try:
+            self.count: int = self._get(self._overseer.spawn.call_one(host_mesh), deadline - time.monotonic())
+        except BaseException:
+            self.close()
+            raise
 
     def name(self, rank: int, name: str) -> None:
         """What the host is called in errors from now on."""
@@ -61,7 +68,7 @@ class Launchers:
         """Gives orders, by rank. Returns when all have answered.
 
         Raises:
-            NotServedError, and others of memstore.errors: a launcher could not do it; or is dead. It names the host.
+            NotServedError, or another one of memstore.errors: a launcher could not do it, or is dead. It names it.
             StoreTimeoutError: a launcher did not answer in time.
         """
         seconds = max(deadline - time.monotonic(), 0.0) + _GRACE
@@ -105,6 +112,8 @@ class Launchers:
             return future.get(max(seconds, 0.1))
         except TimeoutError:
             raise StoreTimeoutError("Monarch's launchers did not come up in time") from None
+        except Exception as error:  # as above
+            raise NotServedError(f"Monarch could not start launchers on the mesh: {last_line(error)}") from error
 
 
 def _error(name: str, failed: Failed) -> MemstoreError:

@@ -141,7 +141,7 @@ class Launching:
         with turn(self._root, deadline, timeout):
             if is_served(self._root):
                 if secret_of(self._root) != order.secret:
-                    raise NotServedError(f"{self._root} is served already, with another secret: end that agent first")
+                    raise NotServedError(f"{self._root} is served already, with another secret or none: end that agent")
             else:
                 write_secret(self._root, order.secret)
                 self._start_agent(order, deadline, timeout)

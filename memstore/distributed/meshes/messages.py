@@ -189,3 +189,9 @@ def decode_report(data: bytes) -> Report:
 
 def _other_version(error: Exception) -> CorruptionError:
     return CorruptionError(f"a message of another version of memstore ({error})")
+
+
+def last_line(error: Exception) -> str:
+    """Of what Monarch says of a failure, which begins with where it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:1000]

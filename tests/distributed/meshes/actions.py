@@ -62,6 +62,10 @@ def wait_for_mesh() -> None:
     _meshes["mesh"].initialized.get(60)
 
 
+def shut_down() -> None:
+    _meshes["mesh"].shutdown().get(30)
+
+
 def serve(root: str, **options: Any) -> tuple[str, ...]:
     """Returns the hosts. May be run again."""
     cluster = memstore.serve(_meshes["mesh"], root, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 import memstore
 from tests.distributed.meshes.conftest import HOSTS, MeshHosts, words_of
-from tests.distributed.meshes.owners import environment, needs_monarch
+from tests.distributed.meshes.owners import SOURCES, environment, needs_monarch
 from tests.distributed.serving.agents import eventually
 
 pytestmark = [needs_monarch, pytest.mark.full]
@@ -183,13 +184,21 @@ def test_a_host_that_cannot_reach_the_first_one_is_named(mesh: MeshHosts, root: 
 
 
 def test_a_worker_that_does_not_run_ends_the_call_in_time(mesh: MeshHosts, root: str) -> None:
-    started = time.monotonic()
     with mesh.another_owner(0) as owner:
         mesh.attach(mesh.workers[0], f"tcp://{mesh[1].address}:9", owner=owner)
+        started = time.monotonic()
         with pytest.raises(memstore.StoreTimeoutError, match="Monarch has not reached all hosts"):
             owner.call("serve", root, timeout=4.0)
-    assert time.monotonic() - started < 25
+        assert time.monotonic() - started < 25
     assert nothing_runs(mesh, root)
+
+
+def test_a_mesh_that_was_shut_down_is_told(mesh: MeshHosts, root: str) -> None:
+    with mesh.another_owner(0) as owner:
+        mesh.attach(mesh.work(1), owner=owner)
+        owner.call("shut_down")
+        with pytest.raises(memstore.NotServedError, match="Monarch could not .*shut down"):
+            owner.call("serve", root, timeout=10.0)
 
 
 def test_a_host_that_dies_in_the_middle_is_named_in_time(mesh: MeshHosts, root: str) -> None:
@@ -203,6 +212,26 @@ def test_a_host_that_dies_in_the_middle_is_named_in_time(mesh: MeshHosts, root: 
         assert time.monotonic() - started < 25
     eventually(lambda: nothing_runs(mesh, root), "no agent is left")
     mesh.workers = (*mesh.workers[:2], mesh.work(2))
+
+
+def test_addresses_that_are_named_may_be_of_ipv6(mesh: MeshHosts, root: str) -> None:
+    if mesh[0].address6 is None:
+        pytest.skip("this machine has no IPv6")
+    named = [f"tcp://[{host.address6}]:7700" for host in mesh.hosts]
+    workers = [mesh.work(number, MEMSTORE_ADDRESS=named[number]) for number in range(HOSTS)]
+    assert sorted(mesh.attach(*workers).call("serve", root)) == sorted(named)
+    stop(mesh, 1, root)
+
+
+def test_the_example_learns_on_several_hosts(mesh: MeshHosts) -> None:
+    pytest.importorskip("gymnasium")
+    command = [sys.executable, "examples/monarch_rl.py", "--until", "30", "--generators", "1", "--workers"]
+    done = mesh[0].run(
+        [*command, *mesh.workers[:2]], env=environment(), cwd=SOURCES, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed through the store of 2 hosts" in done.stdout, done.stdout
+    assert re.search(r"generator 1 +host1 ", done.stdout), done.stdout
 
 
 def test_the_cluster_file_names_all_hosts(mesh: MeshHosts, root: str) -> None:

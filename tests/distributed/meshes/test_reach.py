@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,14 @@ def test_a_reception_sends_its_token_to_who_connects() -> None:
     for address in reception.addresses:  # and who listens next can
         ip, _, port = address.partition("//")[2].rpartition(":")
         assert free_port(ip, int(port)) == int(port)
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+def test_addresses_may_be_of_ipv6() -> None:
+    reception = Reception(("::1",), 0)
+    assert reception.addresses[0].startswith("tcp://[::1]:")
+    assert try_all(reception.addresses, reception.token, time.monotonic() + 5) == [("::1", "")]
+    reception.close()
 
 
 def test_a_port_that_is_taken_is_passed_over_unless_it_was_named() -> None:
