@@ -17,8 +17,11 @@ The layers; each imports only what stands above it:
     datasets/             rows that all processes read and write in place
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
-    integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls
+    fake/                 tensors without memory, and modes that make them
+    deferred_init/        modules whose tensors are made later, or come out of a snapshot
+    integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     distributed/          one store across hosts: its rules
+    aio/                  every method of a Store, awaited
     cli/                  the command line
     testing/              what tests share, and users may reuse
 
@@ -57,6 +60,7 @@ from memstore.errors import (
     SecretError,
     ShardMismatchError,
     StaleMembershipError,
+    StorageError,
     StoreClosedError,
     StoreFullError,
     StoreTimeoutError,
@@ -137,6 +141,8 @@ _HOMES = {
     "StoreDataset": "memstore.dataloader",
 }
 
+_ROOMS = frozenset({"aio", "deferred_init", "fake"})  # memstore.fake.fake_mode, without an import of its own
+
 __all__ = [
     "AddressUnavailableError",
     "AlreadyExistsError",
@@ -179,6 +185,7 @@ __all__ = [
     "ShardMismatchError",
     "Snapshot",
     "StaleMembershipError",
+    "StorageError",
     "StateDict",
     "Stateful",
     "Store",
@@ -209,6 +216,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        with between_forks():
+            return importlib.import_module(f"memstore.{name}")  # `import memstore` is enough
     if name not in _HOMES:
         raise AttributeError(f"module 'memstore' has no attribute {name!r}")
     with between_forks():
@@ -218,7 +228,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})
 
 
 def _configure_logging() -> None:

@@ -26,6 +26,7 @@
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
     │   ├── ResourceLimitError (OSError)            file descriptors, mappings
+    │   ├── StorageError (OSError)                  storage that hosts share: not mounted, read-only, failing
     │   ├── StoreTimeoutError (TimeoutError)
     │   └── ContentionError
     ├── the bytes (restore, repair)
@@ -196,6 +197,27 @@ class ResourceLimitError(_ErrnoError):
     """The process or the machine ran out of file descriptors or mappings."""
 
     errno_default = errno.EMFILE
+
+
+class StorageError(_ErrnoError):
+    """Storage that hosts share is not mounted here, is read-only, or fails; or doesn't show what another host wrote.
+
+    `path` is the file or folder, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
+    """
+
+    errno_default = errno.EIO
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        code: int | None = None,
+        path: str | None = None,
+        host: str | None = None,
+    ) -> None:
+        super().__init__(message, key=key, code=code)
+        self.path, self.host = path, host
 
 
 class StoreTimeoutError(MemstoreError, TimeoutError):

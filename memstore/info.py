@@ -174,7 +174,7 @@ class HostStatus:
         alive: it has answered. If not, `trouble` says why, and the rest is unknown.
         keys: that have their home there.
         live_bytes: of the values that lie there.
-        transport: how bytes come from there: "tcp".
+        transport: how large values go to and from hosts that have the same: "tcp", "rdma" or "monarch".
         sent, received: bytes on the network, of its index process since that was started: what other hosts ask it and
             fetch there. What its own processes fetch counts where it comes from.
         memstore, torch, monarch: versions; empty: not installed.

@@ -19,6 +19,8 @@ DOORS = {
     for name in (
         "contents",
         "datasets",
+        "deferred_init",
+        "fake",
         "formats",
         "listing",
         "replay",

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
+    ("abandoned", "errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
     ("keys", "strict_json", "whole_numbers", "wording"),
     ("info",),
     ("engine",),
@@ -36,8 +36,8 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("dataloader", "snapshot", "deferred_init", "fake"),
-    ("datasets",),
+    ("dataloader", "snapshot", "fake"),
+    ("datasets", "deferred_init"),
     ("replay",),
     ("integrations", "aio", "cli"),
     ("", "__main__"),  # memstore/__init__.py, which names everything
@@ -297,6 +297,17 @@ def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     assert re.search(r"wrong or torn +0\n", done.stdout) and "2 hosts serve one store" in done.stdout, done.stdout
     assert re.search(r"got by columns, on each rank +[0-9.]+ ms", done.stdout), done.stdout
+
+
+@pytest.mark.full
+def test_example_learns_on_a_monarch_mesh() -> None:
+    pytest.importorskip("gymnasium")
+    if find_spec("monarch") is None:  # not imported here: what is forked from this process later could not use it
+        pytest.skip("torchmonarch isn't installed")
+    output = run_example("monarch_rl.py", "--until", "60", "--generators", "1", timeout=280)
+    best = re.search(r"the best evaluation: (\d+)", output)
+    assert best and float(best[1]) >= 60, output
+    assert re.search(r"trainer 0 +\S+ +\d+ +0\.\d+ +\d+ +0\.\d+", output), output
 
 
 @pytest.mark.full

@@ -19,6 +19,10 @@ from memstore.info import ClusterStatus, HostStatus
 )
 @click.option("--monarch", is_flag=True, help="Answer actors of Monarch, too. It lets whoever can connect run code.")
 @click.option(
+    "--shared", is_flag=True, help="ROOT is on storage that all hosts mount: each reads there what others put."
+)
+@click.option("--maps", is_flag=True, help="With --shared, for a new store: that storage keeps files that are mapped.")
+@click.option(
     "--transport",
     type=click.Choice(("auto", "rdma", "tcp", "monarch")),
     default="auto",
@@ -35,6 +39,8 @@ def serve(
     no_homes: bool,
     insecure: bool,
     monarch: bool,
+    shared: bool,
+    maps: bool,
     transport: str,
     ready_fd: int | None,
     hang_after: float,
@@ -52,6 +58,8 @@ def serve(
         insecure=insecure,
         is_home=not no_homes,
         monarch=monarch,
+        shared=shared,
+        maps=maps,
         transport=transport,
         ready_fd=ready_fd,
         hang_after=hang_after,

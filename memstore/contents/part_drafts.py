@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from memstore import modes, structure
+from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.parts import PartBox, PartLeaf, encode_content, encode_said
 from memstore.engine import Content, Draft, Header, Path, Root, WritableMemory, check_header
@@ -60,6 +61,8 @@ def draft_part(
     def fill(memory: WritableMemory) -> bytes | None:
         array = np.asarray(memory)
         structure.fill(flat, array)
+        if ABANDONED:
+            check_abandoned()
         return sums.take(array.data, everything=settings.checksum)
 
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0

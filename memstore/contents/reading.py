@@ -53,7 +53,9 @@ def read_bare(held: MappedEntry) -> torch.Tensor | None:
     None if it isn't one, or where `read` has more to look at. (One in boxes doesn't start at the first byte.)
     """
     record, mapping = held.record, held.mapping
-    if record.objects or _in_inference_mode() or _dispatch_modes() or _transform() is not None:
+    if record.objects or record.hosts is not None:
+        return None
+    if _in_inference_mode() or _dispatch_modes() or _transform() is not None:
         return None
     try:
         plan = structure.plan_of(record.description)
@@ -75,7 +77,12 @@ def read_bare(held: MappedEntry) -> torch.Tensor | None:
 
 
 def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
-    """Makes the value of a mapped entry: without a copy, unless the options ask for one."""
+    """Makes the value of a mapped entry: without a copy, unless the options ask for one.
+
+    What another host has put on storage that both have is compared with its checksums, if there are any, whatever
+    `verify` says: there a file may show zeros for what has not come yet.
+    """
+    verify = verify or (root.shared is not None and held.record.hosts is not None)
     try:
         if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN and modes.are_active())):
             try:

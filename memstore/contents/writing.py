@@ -10,6 +10,7 @@ import torch
 import xxhash
 
 from memstore import structure
+from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.contents.checksums import CHECKSUM_SIZE, leaf_checksums
 from memstore.engine import (
     HEADER_LIMIT,
@@ -65,6 +66,8 @@ def _inline(root: Root, key: bytes, flat: structure.Flat, expect: int | None) ->
     if len(plan.description) > HEADER_LIMIT:
         check_header(key.decode(), len(plan.description))
     memory = structure.contents(flat)
+    if ABANDONED:
+        check_abandoned()
     checksums = leaf_checksums(plan, memoryview(memory)) if root.settings.checksum else None
     return Draft(key, Content(plan.description, flat.objects, plan.nbytes, memory, checksums), expect)
 
@@ -84,4 +87,6 @@ def _fill(flat: structure.Flat, memory: WritableMemory, *, with_checksums: bool)
     """Copies the leaves to their places in the data section. Returns their checksums, if the store has them."""
     array = np.asarray(memory)
     structure.fill(flat, array)
+    if ABANDONED:
+        check_abandoned()
     return leaf_checksums(flat.plan, array.data) if with_checksums else None

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from memstore import contents
+from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.dataloader import Row, as_rows, read_batch
 from memstore.datasets.batch import Batch, take_batch
 from memstore.datasets.indices import as_row, in_range, places_of
@@ -170,6 +171,8 @@ class Dataset:
                 key=self.key,
             )
         self._rows.store(batch, slice(start, stop))
+        if ABANDONED:
+            check_abandoned()
         entry.check_held()
         page.length = stop  # the moment of publication
         return range(start, stop)

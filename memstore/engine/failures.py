@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from memstore.engine.root import Root
+from memstore.engine.root import Root, storage_error
 from memstore.engine.usage import measure
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
 
@@ -19,7 +19,8 @@ class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
 
     If it is given the opened root, a StoreFullError says in full who takes what, and a missing file is a NotAStoreError
-    if the whole store has gone. The root's guard must not be held then.
+    if the whole store has gone; on storage that hosts share, other errors are StorageErrors. The root's guard must not
+    be held then.
     """
 
     __slots__ = ("_key", "_opened", "_root")
@@ -50,6 +51,8 @@ class resource_errors:
             ) from error
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise self._exhausted(error.errno, error.strerror or "") from error
+        if self._opened is not None and self._opened.shared is not None:
+            raise storage_error(self._root, error, self._key) from error
 
     def _exhausted(self, code: int, text: str) -> ResourceLimitError:
         what = f" at {self._key!r}" if self._key is not None else ""

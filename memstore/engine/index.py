@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from memstore.engine.catalog import Transaction, served
 from memstore.engine.format import Record
-from memstore.engine.protocols import elsewhere_of, find_record, is_served, mutable_entry
+from memstore.engine.protocols import elsewhere_of, find_record, home_now, is_served, mutable_entry
 from memstore.engine.root import Root
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, StoreTimeoutError
@@ -39,7 +39,7 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
 def known_version(root: Root, name: bytes) -> int | None:
     """As `version_of`; None where other hosts would have to be asked."""
     record = root.catalog.read(name)
-    if record is None and is_served(root) and not elsewhere_of(root).home_here((name,)):
+    if record is None and is_served(root) and not home_now(root, name):
         return None
     return record.version if record else 0
 
@@ -151,7 +151,7 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
         root = opened()
         record = root.catalog.read(name)
         version = record.version if record else 0
-        is_here = version > newer_than or not is_served(root) or elsewhere_of(root).home_here((name,)) != 0
+        is_here = version > newer_than or not is_served(root) or home_now(root, name) != 0  # it may have moved
         if not is_here:
             (record,) = elsewhere_of(root).records([name], deadline)
             version = record.version if record else 0
@@ -161,9 +161,14 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
             return version
         left = deadline - time.monotonic()
         if left <= 0:
-            key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
-            raise StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)
+            raise not_newer(name, version, newer_than, timeout)
         if is_here:
             doorbell.wait(bell, seen, min(LOOK_EVERY, left))
         elif version := elsewhere_of(root).wait(name, newer_than, deadline):
             return version
+
+
+def not_newer(name: bytes, version: int, newer_than: int, timeout: float) -> StoreTimeoutError:
+    """What a wait raises whose time is over. `version`: of the key by then, 0 if there is none."""
+    key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
+    return StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)

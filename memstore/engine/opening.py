@@ -7,10 +7,12 @@ knows who uses it (`registry.py`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Literal
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
@@ -18,20 +20,33 @@ from memstore.engine.files import OwnedFile
 from memstore.engine.protocols import LOOKED_AT, after_death, check_headers, check_publications, close_ahead, sweep_all
 from memstore.engine.root import (
     CATALOG,
+    CLAIMS,
     DOORBELL,
     LOCK,
     SEGMENTS,
     TMPFS,
     Durability,
+    Places,
     Root,
     RootUse,
     Settings,
     check_filesystem,
+    check_local,
+    check_owner,
     close_root,
+    create_segments,
+    create_shared,
     folder,
     mappings_keep_locks,
     new_settings,
+    new_shared,
+    no_state,
+    places_of,
+    prepare_state,
     registry,
+    shared_settings,
+    state_of,
+    storage_error,
 )
 from memstore.engine.sync import Doorbell, LockPage, deadline_after
 from memstore.errors import (
@@ -55,19 +70,42 @@ class Creation:
     unix_group: int | str | None = None
     file_mode: int = 0o600
     capacity: int | None = None
+    shared: Literal["copy", "map"] | None = None  # make it a store on storage that hosts share, read in that way
 
 
 def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootUse:
     """Opens, and with mode "a" or "x" creates, the store at `path`, until the use ends.
 
-    Openings of one folder go one after another, by a lock on it. What waits, waits without the registry's lock, which
-    forks and closes take too.
+    Openings of one folder go one after another, by a lock on it; on storage that hosts share, on the state folder of
+    this host. What waits, waits without the registry's lock, which forks and closes take too.
     """
     path = os.path.abspath(path)
     deadline = deadline_after(timeout)
-    folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"))
+    shares = creation.shared is not None
+    folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"), anywhere=shares)
     path = os.path.realpath(path)
-    with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:
+    with _permission_errors(path):
+        shared = shared_settings(path)
+        if shared is not None or shares:
+            use, is_new = _open_shared(path, shared, mode, creation, deadline)
+        else:
+            use, is_new = _open_own(path, mode, creation, deadline)
+    root = use.root
+    if root.lock is not None and mode != "r":
+        with _closed_on_error(use):
+            if is_new:
+                # If the last owner died, `run` recovers first, so that what it committed is seen here.
+                root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
+                _sweep(root, deadline)
+            if creation.capacity is not None:
+                _set_capacity(root, creation.capacity, deadline)
+    return use
+
+
+def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tuple[RootUse, bool]:
+    """A store of this host alone, or one that its cluster gets the bytes of. Also: whether it wasn't open before."""
+    places = Places(path, path, f"{path}/{SEGMENTS}")
+    with folder.locked(path, deadline, registry.lock) as fd:
         settings = folder.read_settings(path)
         if settings is None and mode not in ("a", "x"):
             raise NotAStoreError(
@@ -81,22 +119,58 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             _check_agreement(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
         use = registry.registered(identity, settings)
-        is_new = use is None
-        if use is None and settings is None:
-            use = _create(path, identity, creation, kind, deadline)
-        elif use is None and settings is not None:
-            use = _join(path, identity, settings, kind, mode, deadline)
-    assert use is not None
-    root = use.root
-    if root.lock is not None and mode != "r":
-        with _closed_on_error(use):
-            if is_new:
-                # If the last owner died, `run` recovers first, so that what it committed is seen here.
-                root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
-                _sweep(root, deadline)
-            if creation.capacity is not None:
-                _set_capacity(root, creation.capacity, deadline)
-    return use
+        if use is not None:
+            return use, False
+        if settings is None:
+            return _create(places, identity, _chosen(creation), kind == TMPFS, deadline), True
+        return _join(places, identity, settings, kind == TMPFS, mode, deadline), True
+
+
+def _open_shared(
+    path: str, shared: Settings | None, mode: str, creation: Creation, deadline: float
+) -> tuple[RootUse, bool]:
+    """A store on storage that hosts share; `shared` is what the storage says of it. As `_open_own`."""
+    if shared is not None and mode == "x":
+        raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
+    may_create = creation.shared is not None and mode in ("a", "x")
+    if shared is None:
+        if not may_create or creation.shared is None:
+            raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; memstore serve --shared makes one")
+        check_owner(path, None)
+        shared = create_shared(path, new_shared(_chosen(creation), maps=creation.shared == "map"))
+    if shared.shared is not None and shared.store != shared.shared.store:
+        raise NotAStoreError(f"{path} has a host's state of a store on shared storage: open the folder on that storage")
+    check_owner(path, shared)
+    state = state_of(shared)
+    fresh = prepare_state(shared) if may_create else None
+    if not os.path.isdir(state):
+        raise no_state(path, state)
+    check_local(state)
+    with folder.locked(state, deadline, registry.lock) as fd:
+        settings = folder.read_settings(state)
+        if settings is None and fresh is None:
+            raise no_state(path, state)
+        folder.check_folder(state, fd, settings)
+        identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+        use = registry.registered(identity, settings)
+        if use is not None:
+            return use, False
+        if settings is not None:
+            _check_agreement(path, settings, creation)
+            return _join(places_of(path, settings), identity, settings, False, mode, deadline), True
+        assert fresh is not None, "that was looked at"
+        return _create(places_of(path, fresh), identity, fresh, False, deadline), True
+
+
+def _chosen(creation: Creation) -> Settings:
+    checksum = True if creation.checksum is None and creation.shared is not None else creation.checksum
+    return new_settings(
+        durability=creation.durability,
+        checksum=checksum,
+        inline_limit=creation.inline_limit,
+        file_mode=creation.file_mode,
+        group=folder.group_id(creation.unix_group),
+    )
 
 
 def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
@@ -132,25 +206,23 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
             )
 
 
-def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int, deadline: float) -> RootUse:
+def _create(places: Places, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, deadline: float) -> RootUse:
+    path = places.state
     folder.check_empty(path)
-    settings = new_settings(
-        durability=creation.durability,
-        checksum=creation.checksum,
-        inline_limit=creation.inline_limit,
-        file_mode=creation.file_mode,
-        group=folder.group_id(creation.unix_group),
-    )
     folder.check_files(path, settings)
     folder.create_folder(path, settings)
-    for name in ("catalog", CATALOG, SEGMENTS):
+    for name in ("catalog", CATALOG):
         folder.create_folder(f"{path}/{name}", settings)
-    for name in (LOCK, DOORBELL):
+    for name in (LOCK, DOORBELL, *([CLAIMS] if settings.shared is not None else [])):
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
         elif settings.durable:  # its creator was killed, and may have asked for a store that needs no disk
             folder.sync_file(f"{path}/{name}")
-    use = _assemble(path, identity, settings, kind, deadline, writable=True)
+    if settings.shared is not None:
+        create_segments(places, settings)
+    else:
+        folder.create_folder(places.segments, settings)
+    use = _assemble(places, identity, settings, on_tmpfs, deadline, writable=True)
     root = use.root
     with _closed_on_error(use):
         if root.catalog.view(lambda transaction: transaction.count("entries") + transaction.count("segments")):
@@ -167,13 +239,19 @@ def _create(path: str, identity: tuple[int, int], creation: Creation, kind: int,
     return use
 
 
-def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, mode: str, deadline: float) -> RootUse:
+def _join(
+    places: Places, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, mode: str, deadline: float
+) -> RootUse:
+    path = places.state
     folder.check_files(path, settings)
-    for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb", SEGMENTS):
-        if not os.path.lexists(f"{path}/{name}"):
+    needed = [f"{path}/{name}" for name in (LOCK, DOORBELL, f"{CATALOG}/data.mdb")]
+    for name in (*needed, places.segments):
+        if not os.path.lexists(name):
+            if name == places.segments and settings.shared is not None:
+                raise storage_error(name, FileNotFoundError(errno.ENOENT, "the folder of this host's files", name))
             raise CorruptionError(
-                f"{path}/{name} is missing: restore the store from a copy, or create another one elsewhere",
-                path=f"{path}/{name}",
+                f"{name} is missing: restore the store from a copy, or create another one elsewhere",
+                path=name,
                 detail="missing",
             )
     readers = f"{path}/{CATALOG}/lock.mdb"
@@ -184,7 +262,7 @@ def _join(path: str, identity: tuple[int, int], settings: Settings, kind: int, m
     writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
-    use = _assemble(path, identity, settings, kind, deadline, writable=writable)
+    use = _assemble(places, identity, settings, on_tmpfs, deadline, writable=writable)
     root = use.root
     with _closed_on_error(use):
         found = root.catalog.view(Transaction.store_id)
@@ -207,10 +285,11 @@ def _closed_on_error(use: RootUse) -> Generator[None]:
 
 
 def _assemble(
-    path: str, identity: tuple[int, int], settings: Settings, kind: int, deadline: float, *, writable: bool
+    places: Places, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, deadline: float, *, writable: bool
 ) -> RootUse:
     """Maps the pages, opens the catalog and registers the root, with its first use; the folder is locked."""
-    segments = OwnedFile(f"{path}/{SEGMENTS}", os.O_RDONLY | os.O_DIRECTORY)
+    path = places.state
+    segments = OwnedFile(places.segments, os.O_RDONLY | os.O_DIRECTORY)
     with registry.lock:  # a child that is forked meanwhile would keep the lock too
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
@@ -220,7 +299,7 @@ def _assemble(
     def register() -> RootUse:
         with registry.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(path, settings, lock, doorbell, catalog, kind == TMPFS, needs_files, segments)
+            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, needs_files, segments)
             root.before_close = close_ahead
             if lock is not None:
                 lock.recover = lambda: after_death(root)

@@ -87,10 +87,12 @@ class Pin:
         if (why := _why_not_in_place(root)) is not None:
             raise self._gone(why)
         extents = self.record.segments
+        if self.record.hosts is not None and root.shared is not None:  # those of others stay for their grace time
+            extents = self.record.here(root.member_id())
+        elif self.record.hosts is not None:
+            raise self.gone()
         if not extents:
             return
-        if self.record.hosts is not None:
-            raise self.gone()
         if options.mode == "r":
             text = f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'"
             raise ReadOnlyError(text, key=self.key)
@@ -102,7 +104,7 @@ class Pin:
 
         Raises StoreFullError, CrossHostError, HomeUnavailableError, VersionGoneError.
         """
-        if self.held is None or self.held.absent is None or self.record.hosts is None:
+        if self.held is None or self.held.absent is None or self.record.hosts is None or self.root.shared is not None:
             return
         self.held = self.held.absent.localized()
         local = self.held.record

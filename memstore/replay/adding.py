@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.engine import CLAIMED, FREE
 from memstore.replay.ring import Ring
 from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, words_of
@@ -40,6 +41,8 @@ class RowWriter:
         ring = self._ring
         numbers, claims, words, entry = ring.numbers, ring.claims, ring.words, ring.entry
         entry.check_open()
+        if ABANDONED:
+            check_abandoned()
         position = numbers.head
         slot = position % ring.capacity
         before = words.item(slot)

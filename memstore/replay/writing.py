@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.datasets import Batch
 from memstore.engine import CLAIMED, FREE, INSERTS, deadline_after, syscalls
 from memstore.errors import ContentionError, StoreFullError, StoreTimeoutError
@@ -181,6 +182,8 @@ class Writer:
             check(claimed.number)
             for slot, start, stop in runs:
                 array[slot : slot + stop - start] = source[start:stop]
+        if ABANDONED:
+            check_abandoned()
 
     def _check_mine(self, claim: int) -> None:
         """A forked child must not go on with what its parent claimed."""

@@ -54,7 +54,7 @@ _TOLD = (
     UnknownOutcomeError,
     NotAStoreError,
 )
-_WAITING = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
+OUTLIVES = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
 GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is up
 
 
@@ -104,6 +104,13 @@ class PendingPut:
         if self._outcome is None:
             _abort(self._root, self._member, "PendingPut.abort was called", self._timeout)
 
+    def give_up_after(self, error: StoreTimeoutError) -> int:
+        """For who waited in vain, in a way of its own: gives the attempt up, for all ranks, for this reason.
+
+        Returns the version, if it was published already. Raises the reason; UnknownOutcomeError.
+        """
+        return version_of_outcome(_end(self._root, self._member, error))
+
     def _look(self, waits_until: float) -> bool:
         if self._outcome is None:
             deadline = max(waits_until, deadline_after(self._timeout))
@@ -145,7 +152,7 @@ def put_sharded(
         failure = error  # the others are told below, once the attempt has a name
     plain = () if held is None else (*[leaf.name for leaf in held.leaves if leaf.is_plain], *held.object_names)
     agreement = place.agree(plain, deadline)
-    lease = timeout + _WAITING if wait else lease
+    lease = timeout + OUTLIVES if wait else lease
     member = Member(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
     others = agreement.plain if place.rank else ()
     try:
@@ -158,7 +165,7 @@ def put_sharded(
         member = found if isinstance(found, Member) else member
         pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
         if wait:
-            return _wait_or_give_up(pending, root, member, deadline, timeout)
+            return _wait_or_give_up(pending, deadline, timeout)
         _publish_if_complete(pending)
         return pending
     except BaseException as error:
@@ -195,14 +202,14 @@ def _merge(root: Root, parts: Sequence[Part], said: Sequence[bytes]) -> Content:
     return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
 
 
-def _wait_or_give_up(pending: PendingPut, root: Root, member: Member, deadline: float, seconds: float) -> int:
+def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> int:
     """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
     try:
         return pending.wait_until(deadline, seconds)
     except StoreTimeoutError as error:
-        return version_of_outcome(_end(root, member, error))
+        return pending.give_up_after(error)
     except HomeUnavailableError as error:
-        return version_of_outcome(_end(root, member, StoreTimeoutError(str(error), key=error.key)))
+        return pending.give_up_after(StoreTimeoutError(str(error), key=error.key))
 
 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:

@@ -16,7 +16,7 @@ leaves       lazy leaves, made where their bytes lie
 references   lazy leaves in pickles that are sent; saving: those in files
 distribute   a rank's part of a leaf, as a DTensor
 leaf         StoredTensor, the lazy leaf that users have
-loading      lazy leaves loaded one by one
+loading      lazy leaves loaded one by one, also into memory of their own
 build        views of held versions
 """
 
@@ -27,7 +27,7 @@ from memstore.view.leaf import StoredTensor
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
 from memstore.view.leaves import lazy_leaf
-from memstore.view.loading import load_leaf
+from memstore.view.loading import load_leaf, own_leaf
 from memstore.view.points import Points
 from memstore.view.source import Memory, Source
 from memstore.view.stored_leaf import StoredLeaf
@@ -42,5 +42,6 @@ __all__ = [
     "StoredTensor",
     "lazy_leaf",
     "load_leaf",
+    "own_leaf",
     "view",
 ]

@@ -96,6 +96,10 @@ class Source:
         """`place`: where the damage is, in the memory."""
         raise NotImplementedError
 
+    def again(self) -> Source | None:
+        """The same bytes, mapped once more, for who may write them; None if there is no file to map, or it is gone."""
+        return None
+
     def __reduce__(self) -> tuple[Any, ...]:
         """As a reference: whoever unpickles it maps the bytes."""
         raise NotImplementedError
@@ -121,6 +125,13 @@ class PinnedSource(Source):
 
     def damaged(self, detail: str, place: int = 0) -> CorruptionError:
         return contents.damaged(self.pin.root, self.key, self.pin.record, detail, place)
+
+    def again(self) -> PinnedSource | None:
+        pin = self.pin
+        held = None if self.mapping is None or self.absent is not None else pin.map()
+        if held is None or held.mapping is None:
+            return None
+        return PinnedSource(Pin(pin.root, pin.key, pin.record, held, pin.options), contents.memory_of(held))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return receive, (self.pin,)

@@ -25,7 +25,8 @@ COSTS = (
     "readers hold. Writing in place into a memory map that stays open needs neither, and readers see half of a value.",
     "Each value that is held takes one mapping, or three from 2 MiB on; Linux gives a process 65,530.",
     "Small puts whose home is another host: each waits for a message and its answer; `put_many` sends one for all.",
-    "File systems that hosts share: not in this version.",
+    "On storage that hosts share: a put waits until the storage has it, and a get copies, also on the host that has "
+    "put it.",
 )
 # Why goals are missed, where profiles have told: by a part of the goal's words, the first that fits.
 REASONS = {

@@ -20,10 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+import memstore
+from memstore.distributed.serving import status_at
 from memstore.testing.hosts import Host, Hosts, why_unavailable
 from tests.benchmarks.report import Absent, Workload
 from tests.benchmarks.session import Session
-from tests.distributed.hosts.clusters import ServedHosts, served
+from tests.distributed.hosts.clusters import ServedHosts, served, wait_until
 
 R = TypeVar("R")
 PATIENCE = 180.0  # seconds for a call, on a busy machine
@@ -89,13 +91,18 @@ class TwoHosts:
         return process
 
 
-def two_hosts(session: Session) -> TwoHosts:
-    """Made once for all workloads of a run. Only where `why_unavailable()` says nothing."""
+def two_hosts(session: Session, transport: str = "tcp") -> TwoHosts:
+    """Made once for all workloads of a run. Only where `why_unavailable()` says nothing.
+
+    Args:
+        transport: which way bytes take, as of `memstore serve`.
+    """
 
     def make() -> TwoHosts:
-        return session.until_end.enter_context(_two_hosts(QUICK_SHM_BYTES if session.quick else SHM_BYTES))
+        shm_bytes = QUICK_SHM_BYTES if session.quick else SHM_BYTES
+        return session.until_end.enter_context(_two_hosts(shm_bytes, transport))
 
-    return session.shared("two hosts", make)
+    return session.shared(f"two hosts, {transport}", make)
 
 
 def not_here(id: str, title: str) -> Workload | None:
@@ -105,12 +112,20 @@ def not_here(id: str, title: str) -> Workload | None:
 
 
 @contextmanager
-def _two_hosts(shm_bytes: int) -> Generator[TwoHosts]:
+def _two_hosts(shm_bytes: int, transport: str) -> Generator[TwoHosts]:
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-bench-hosts-")))
         hosts = stack.enter_context(Hosts(2, shm_bytes=shm_bytes))
-        cluster = stack.enter_context(served(hosts, logs, [(), ("--no-homes",)]))
+        options = () if transport == "tcp" else ("--transport", transport)
+        cluster = stack.enter_context(served(hosts, logs, [options, (*options, "--no-homes")]))
+        wait_until(lambda: cluster.call(OWNER, has_transport, transport), f"{transport}: {cluster.log(OWNER)}")
         yield TwoHosts(cluster, stack)
+
+
+def has_transport(store: memstore.Store, transport: str) -> bool:
+    """Whether all of its hosts have it."""
+    found = status_at(store.root)
+    return found is not None and all(host.transport == transport for host in found.hosts)
 
 
 # --- in a process on a host -------------------------------------------------------------------------------------------

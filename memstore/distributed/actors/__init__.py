@@ -27,6 +27,7 @@ from memstore.distributed.actors.reference import (
     use_actors,
     used_actors,
 )
+from memstore.distributed.actors.requests import first_line
 from memstore.distributed.actors.standing import start_actor, start_monarch
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "FindActor",
     "FoundActor",
     "Reference",
+    "first_line",
     "need_monarch",
     "start_actor",
     "start_monarch",

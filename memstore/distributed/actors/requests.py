@@ -47,7 +47,7 @@ class CalledActor:
         try:
             return self._context.copy().run(self._take.call_one, note)
         except Exception as error:  # of any class: Monarch's are many, and its own affair
-            raise GoneError(_first_line(error)) from error
+            raise GoneError(first_line(error)) from error
 
     def answer(self, future: Any, seconds: float) -> Any:
         """What was answered. Raises TimeoutError: nothing yet; the future is as it was."""
@@ -56,7 +56,7 @@ class CalledActor:
         except TimeoutError:
             raise
         except Exception as error:
-            raise GoneError(_first_line(error)) from error
+            raise GoneError(first_line(error)) from error
 
     def doubt(self, ping: bytes) -> None:
         """It was silent. Raises GoneError if it has not answered a ping for long; else there is one under way."""
@@ -145,6 +145,7 @@ class ActorRequest:
         return encode_note(Note(want, self._ticket, left, start, total, piece), self._member)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of Monarch's errors, which may have a hundred."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:500]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Callable, Sequence
 
 from memstore.distributed import catalog
 from memstore.distributed.rules import Entry, Member
 from memstore.distributed.transfers import Streamer, Transfers
-from memstore.engine import MappedEntry, Record, Root, damaged_entry, map_entry
-from memstore.errors import CorruptionError, CrossHostError
+from memstore.engine import MappedEntry, Record, Root, damaged_entry, files_of, map_entry
+from memstore.errors import CorruptionError, CrossHostError, StorageError
+
+_A_LOOK = 0.1  # seconds that one more look may take
 
 
 class Bytes:
@@ -60,13 +65,14 @@ class Reading:
             CorruptionError: the entry can't be one; or its bytes aren't what it says.
         """
         record = catalog.record_of(entry, self._root.member_id())
-        if record.hosts is None:
-            with self._root.guard:
+        shared = self._root.shared is not None
+        if record.hosts is None and not (shared and self._lazily and record.segments):
+            with contextlib.nullcontext() if shared else self._root.guard:
                 held = map_entry(self._root, key, record, live=True)
             return held or self._missed(key, entry, record)
         if record.is_mutable:
             return MappedEntry(record)  # its reader refuses it, or opens it in place
-        if record.adopted is not None:
+        if record.adopted is not None and record.hosts is not None:
             raise self._of_another_host(key, record.hosts[0])
         if self._lazily:
             held = self._transfers.hold_lazily(key, record, self._deadline)
@@ -84,8 +90,25 @@ class Reading:
             self._misfits.add((key, entry))
         elif record.hosts is None:
             raise damaged_entry(self._root, key, record)
+        elif self._root.shared is not None:
+            self._check_may_come(key, record)
         else:
             raise self._damaged_elsewhere(key, record.hosts)
+
+    def _check_may_come(self, key: bytes, record: Record) -> None:
+        """Files of other hosts come into sight when the storage likes. Raises StorageError when the time is over."""
+        self._root.check_in_place()
+        if time.monotonic() + _A_LOOK < self._deadline:
+            return
+        name, paths = key.decode(), files_of(self._root, record)
+        raise StorageError(
+            f"{name!r}: what another host has put can't be seen on host {os.uname().nodename} within the timeout, or "
+            f"not whole: {' or '.join(paths)}: is the same storage mounted on both? Does it cache for longer than the "
+            "timeout (NFS: actimeo)? memstore verify on that host tells whether the files are whole",
+            key=name,
+            path=paths[0],
+            host=os.uname().nodename,
+        )
 
     def _damaged_elsewhere(self, key: bytes, hosts: Sequence[bytes]) -> CorruptionError:
         name, where = key.decode(), " or ".join(name_of(self._members(host)) for host in dict.fromkeys(hosts))

@@ -60,7 +60,7 @@ _TO_END = 0.5  # seconds for the homes to hear that a session ends
 
 def open_elsewhere(root: Root) -> OtherHosts:
     """Raises SecretError where the secret's file can't be used."""
-    links = Links(secret=secret_of(root.path), kind=CLIENT, hello=hello_of_this_process())
+    links = Links(secret=secret_of(root.state), kind=CLIENT, hello=hello_of_this_process())
     handed = used_actors()
     return OtherHosts(root, ActorLinks(links, handed) if handed else links)
 

@@ -21,6 +21,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
     memstore, torch, monarch: versions; empty where it isn't installed.
     incarnation: how often this index process was started; 0 for a client.
     host: the host's name.
+    storage: of an index process whose store is on storage that hosts share: the id of that store; else empty.
     """
 
     memstore: Text
@@ -29,6 +30,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
     incarnation: Number = 0
     pid: Number = 0
     host: Text = ""
+    storage: Text = ""
 
 
 def hello_of_this_process(incarnation: int = 0) -> Hello:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 
-from memstore.engine import syscalls
+from memstore.engine import state_folder, syscalls
 from memstore.errors import SecretError
 
 VARIABLE = "MEMSTORE_SECRET_FILE"
@@ -31,7 +31,8 @@ def secret_of(root: str, *, and_environment: bool = True) -> bytes | None:
 
 
 def secret_path(root: str) -> str:
-    return f"{root}/{NAME}"
+    """Of a store on storage that hosts share, it lies in the state folder."""
+    return f"{state_folder(root)}/{NAME}"
 
 
 def write_secret(root: str, secret: bytes) -> None:

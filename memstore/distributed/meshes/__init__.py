@@ -3,6 +3,7 @@
 serve        what a user calls; the order of things
 launchers    the launchers of a mesh, as `serve` gives them orders
 launcher     the actors: launchers, and the overseer who hears of their failures
+launcher_address  where Monarch reaches a host
 launching    what a launcher does on its host
 reach        at which address the hosts reach the first one
 settling     when all are ready

@@ -7,16 +7,15 @@ failures, which would otherwise end that process (Monarch's default for what nob
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any, NamedTuple
 
 from monarch.actor import Actor, concurrent_endpoint, context
 
+from memstore.distributed.meshes.launcher_address import ips_of
 from memstore.distributed.meshes.launching import Launching
 from memstore.distributed.meshes.messages import Failed, decode_report
 
 _MORE = 0.3  # seconds for further failures, once there is one
-_OF_TCP = re.compile(r"tcp:(?://)?\[?([0-9a-fA-F.:]+?)\]?:\d+$")
 
 
 class Launcher(Actor):
@@ -29,12 +28,6 @@ class Launcher(Actor):
     async def take(self, order: bytes) -> bytes:
         """See `messages`."""
         return await asyncio.to_thread(self._launching.answer, order)
-
-
-def ips_of(actor_id: str) -> tuple[str, ...]:
-    """The IP at which Monarch reaches the process of an actor, if it does so by one."""
-    found = _OF_TCP.search(actor_id)
-    return (found[1],) if found else ()
 
 
 class Heard(NamedTuple):

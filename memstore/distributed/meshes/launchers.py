@@ -70,11 +70,11 @@ class Launchers:
         found: dict[int, Answer] = {}
         failures: list[MemstoreError] = []
         for one in heard:
-            report = decode_report(one.report) if one.report else Failed(NotServedError.__name__, one.why)
+            report = decode_report(one.report) if one.report else Failed("", NotServedError.__name__, one.why)
             if isinstance(report, kind):
                 found[one.rank] = report
             elif isinstance(report, Failed):
-                failures.append(_error(self._name(one.rank), report))
+                failures.append(_error(report.host or self._name(one.rank), report))
         if failures:
             raise failures[0]
         silent = [self._name(rank) for rank in orders if rank not in found]

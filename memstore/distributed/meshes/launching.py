@@ -45,10 +45,11 @@ from memstore.distributed.serving import (
     wait_until_member,
 )
 from memstore.engine import Creation, absolute_path, boot_id, close_root, open_root, resource_errors
-from memstore.errors import CorruptionError, FormatVersionError, NotServedError
+from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
 from memstore.version import __version__
 
 _OPEN_WITHIN = 30.0  # seconds
+_TRIES = 3  # ports
 _END_WITHIN = 5.0  # seconds, for an agent that was started and is to end
 
 
@@ -143,13 +144,7 @@ class Launching:
                     raise NotServedError(f"{self._root} is served already, with another secret: end that agent first")
             else:
                 write_secret(self._root, order.secret)
-                if order.address:
-                    address = parse_address(order.address)
-                else:
-                    address = Address(order.ip, free_port(order.ip, order.port))
-                seed = parse_address(order.seed) if order.seed else address
-                transport = _transport_here(order.transport)
-                start_agent(self._root, address, seed, deadline, timeout, transport=transport, told=self._note)
+                self._start_agent(order, deadline, timeout)
         found = wait_until_member(self._root, deadline, timeout)
         member = found.view.member(found.member)
         if order.seed and found.view.seed_address != order.seed:
@@ -158,6 +153,24 @@ class Launching:
                 f"{order.seed}: end that agent, and take an empty folder"
             )
         return Started("" if member is None else member.address)
+
+    def _start_agent(self, order: Start, deadline: float, timeout: float) -> None:
+        """At its address; if it has none yet, at the first free port, or the next one if another agent was faster."""
+        tries = 1 if order.address or order.port else _TRIES
+        while True:
+            tries -= 1
+            if order.address:
+                address = parse_address(order.address)
+            else:
+                address = Address(order.ip, free_port(order.ip, order.port))
+            seed = parse_address(order.seed) if order.seed else address
+            transport = _transport_here(order.transport)
+            try:
+                start_agent(self._root, address, seed, deadline, timeout, transport=transport, told=self._note)
+                return
+            except NotServedError:
+                if not tries or self._is_undone or not _is_taken(address):
+                    raise
 
     def _note(self, agent: int) -> None:
         with self._lock:
@@ -173,6 +186,14 @@ class Launching:
             self._agent = 0
         if agent:
             _end(agent)
+
+
+def _is_taken(address: Address) -> bool:
+    try:
+        free_port(address.ip, address.port)
+        return False
+    except AddressUnavailableError:
+        return True
 
 
 def _transport_here(transport: str) -> str:
@@ -214,4 +235,4 @@ def _named_port() -> int:
 
 def _failed(error: Exception) -> bytes:
     text = str(error) or type(error).__name__
-    return encode(Failed(type(error).__name__, text[:LONGEST_TEXT]))
+    return encode(Failed(socket.gethostname(), type(error).__name__, text[:LONGEST_TEXT]))

@@ -40,8 +40,12 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """`error`: the name of a class of `memstore.errors`, or another one."""
+    """Attributes:
+    host: its name.
+    error: the name of a class of `memstore.errors`, or another one.
+    """
 
+    host: Text
     error: Text
     text: Text
 

@@ -14,12 +14,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from memstore.distributed.rdma.engine import Engine, EngineError, Reading
 from memstore.distributed.rdma.slots import SLOT, Lane, Slot, Slots
 from memstore.distributed.rdma.staging import READ
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers import (
+    BUSY,
     ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
@@ -36,6 +38,7 @@ from memstore.distributed.transfers import (
     Streams,
     decode_staged,
     encode,
+    receive_bytes,
     send_all,
     send_elsewhere,
 )
@@ -44,7 +47,21 @@ from memstore.undecodable import UNDECODABLE
 
 AT_ONCE = 2  # reads under way
 STALLED = 5.0  # seconds for a piece
-AWAY = 30.0  # seconds for which a host that could not be read is left alone
+ENDED_WITHIN = 0.5  # seconds: reads under way, once another has failed, or the process is gone
+AWAY, LONGEST_AWAY = (
+    30.0,
+    600.0,
+)  # seconds for which a host that could not be read is left alone: twice as long each time
+
+
+class _Away(NamedTuple):
+    """Attributes:
+    until: monotonic.
+    """
+
+    until: float
+    seconds: float
+    why: str
 
 
 class Bringer:
@@ -67,13 +84,13 @@ class Bringer:
     ) -> None:
         self._streams, self._members, self._engine, self._slots = streams, members, engine, slots
         self._transport, self._version = transport, version
-        self._away: dict[bytes, tuple[float, str]] = {}  # by member: until when (monotonic), and why
+        self._away: dict[bytes, _Away] = {}  # by member
 
     def bring(self, stream: socket.socket, request: Bring) -> int:
         """Returns how many bytes were read of slots. Raises OSError, which ends the stream."""
-        until, why = self._away.get(request.member, (0.0, ""))
-        if until > time.monotonic():
-            send_elsewhere(stream, why)
+        away = self._away.get(request.member)
+        if away is not None and away.until > time.monotonic():
+            send_elsewhere(stream, away.why)
             return 0
         member = self._members(request.member)
         if member is None:
@@ -84,15 +101,21 @@ class Bringer:
         except (EngineError, OSError) as error:
             return self._refuse(stream, member, f"there is no registered memory: {error}")
         if lane is None:
-            send_elsewhere(stream, "all registered memory is in use")
+            send_elsewhere(stream, "all registered memory is in use", BUSY)
             return 0
         with lane:
             return self._bring(stream, member, request, lane)
 
     def _refuse(self, stream: socket.socket, member: Member, why: str) -> int:
-        self._away[member.id] = time.monotonic() + AWAY, why
+        self._leave(member, why)
         send_elsewhere(stream, why)
         return 0
+
+    def _leave(self, member: Member, why: str) -> None:
+        """For a while: whoever asks meanwhile need not wait for it as this one did."""
+        before = self._away.get(member.id)
+        seconds = AWAY if before is None else min(2 * before.seconds, LONGEST_AWAY)
+        self._away[member.id] = _Away(time.monotonic() + seconds, seconds, why)
 
     def _bring(self, stream: socket.socket, member: Member, request: Bring, lane: Lane) -> int:
         deadline = time.monotonic() + request.milliseconds / 1000
@@ -103,7 +126,7 @@ class Bringer:
         is_over = False
         try:
             if kind != FOLLOWS:
-                text = _receive(source, nbytes)
+                text = receive_bytes(source, nbytes)
                 is_over = True
                 if kind == ELSEWHERE:
                     return self._refuse(stream, member, text.decode(errors="replace"))
@@ -112,9 +135,10 @@ class Bringer:
             send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
             _Transfer(self._engine, source, stream, lane, deadline).run(nbytes)
             is_over = True
+            self._away.pop(member.id, None)
             return nbytes - nbytes % STAGED_UNIT
         except (EngineError, BrokenStreamError) as error:
-            self._away[member.id] = time.monotonic() + AWAY, str(error)
+            self._leave(member, str(error))
             raise ConnectionError(f"{source.name}: {error}") from error
         finally:
             if is_over:
@@ -131,8 +155,8 @@ class Bringer:
             try:
                 source.set_patience(min(deadline - time.monotonic(), STALLED))
                 source.send(LENGTH.pack(len(stage)) + stage)
-                kind, nbytes = HEAD.unpack(_receive(source, HEAD.size))
-                if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
+                kind, nbytes = HEAD.unpack(receive_bytes(source, HEAD.size))
+                if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
                     raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
                 return source, kind, nbytes
             except BaseException as error:
@@ -163,18 +187,17 @@ class _Transfer:
                 send_all(self._target, [slot.memory[:size]])
                 free.append(slot)
         finally:
-            for slot, reading, _ in self._under_way:
-                self._lane.doubt(slot, reading)
-        rest = _receive(self._owner, nbytes % STAGED_UNIT + 1)  # and whether all were whole
+            self._end_others()
+        rest = self._hear(nbytes % STAGED_UNIT + 1)  # and whether all were whole
         send_all(self._target, [memoryview(rest)])
 
     def _begin(self, slot: Slot, most: int) -> int:
         """Begins to read the next piece into a slot. Returns its size."""
-        (length,) = LENGTH.unpack(_receive(self._owner, LENGTH.size))
+        (length,) = LENGTH.unpack(self._hear(LENGTH.size))
         if length > STAGED_LIMIT:
             raise BrokenStreamError(f"{length:,} bytes about a piece")
         try:
-            staged = decode_staged(_receive(self._owner, length))
+            staged = decode_staged(self._hear(length))
         except UNDECODABLE as error:
             raise BrokenStreamError(f"a piece that can't be read: {error}") from None
         size = staged.nbytes
@@ -191,15 +214,27 @@ class _Transfer:
         except TimeoutError:
             raise EngineError(f"{size:,} bytes did not come within {STALLED:g} s") from None
         self._under_way.popleft()
-        self._owner.send(READ)
+        try:
+            self._owner.send(READ)
+        except OSError as error:
+            raise BrokenStreamError(str(error)) from error
         return slot, size
+
+    def _end_others(self) -> None:
+        """After a failure: those that come all the same leave nothing to doubt."""
+        until = time.monotonic() + ENDED_WITHIN
+        for slot, reading, _ in self._under_way:
+            try:
+                reading.wait(max(until - time.monotonic(), 0.0))
+            except (TimeoutError, EngineError):
+                self._lane.doubt(slot, reading)
+
+    def _hear(self, size: int) -> bytes:
+        """From the other host: what is wrong there is not the process's stream, whose errors are OSErrors."""
+        try:
+            return receive_bytes(self._owner, size)
+        except OSError as error:
+            raise BrokenStreamError(str(error) or "it says nothing") from error
 
     def _patience(self) -> float:
         return max(min(self._deadline - time.monotonic(), STALLED), 0.0)
-
-
-def _receive(stream: Stream, size: int) -> bytes:
-    data = stream.socket.recv(size, socket.MSG_WAITALL) if size else b""
-    if len(data) != size:
-        raise BrokenStreamError("an answer that ends in the middle")
-    return data

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from memstore.distributed.actors import first_line
 from memstore.late_imports import between_forks
 
 _MOST = 1 << 31  # seconds
@@ -66,7 +67,7 @@ class MonarchEngine:
             buffer = self._context.copy().run(make, memory)
             handle: str = vars(buffer)[_NATIVE].__reduce__()[1][0]
         except Exception as error:  # of any class: Monarch's are many, and its own affair
-            raise EngineError(_first_line(error)) from error
+            raise EngineError(first_line(error)) from error
         self._registered.append((buffer, memory))
         return handle.encode()
 
@@ -84,7 +85,7 @@ class MonarchEngine:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(_first_line(error)) from error
+            raise EngineError(first_line(error)) from error
 
 
 class _Reading:
@@ -97,7 +98,7 @@ class _Reading:
         except TimeoutError:
             raise
         except Exception as error:
-            raise EngineError(_first_line(error)) from error
+            raise EngineError(first_line(error)) from error
 
 
 def has_ibverbs() -> bool:
@@ -105,8 +106,3 @@ def has_ibverbs() -> bool:
     with between_forks():
         rdma: Any = importlib.import_module("monarch.rdma")
     return rdma.is_ibverbs_available()
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:500]

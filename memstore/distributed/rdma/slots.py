@@ -20,7 +20,8 @@ from memstore.engine import syscalls
 
 SLOT = 8 * STAGED_UNIT  # bytes
 LANE = 3  # slots of a transfer: one is filled, one is on its way, and one is emptied
-LANES = 4  # transfers at a time; others go over TCP
+LANES = 4  # transfers at a time
+WAITS = 1.0  # seconds for which others wait; then they go over TCP
 MOST_DOUBTED = 16  # slots
 DOUBTED_FOR = 60.0  # seconds
 
@@ -50,14 +51,15 @@ class Slots:
 
     def __init__(self, register: Callable[[memoryview], tuple[bytes, ...]]) -> None:
         self._register = register
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._free: list[Slot] = []
         self._doubted: list[_Doubted] = []
         self._taken = 0
 
     def take(self) -> Lane | None:
         """As many as a transfer needs. None: others have them. Raises EngineError, OSError: no memory."""
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken < LANES * LANE, WAITS)
             self._trust_again()
             if self._taken >= LANES * LANE or len(self._doubted) >= MOST_DOUBTED:
                 return None
@@ -68,10 +70,11 @@ class Slots:
         return Lane(self, slots)
 
     def give_back(self, slots: Sequence[Slot], doubted: Sequence[tuple[Slot, Reading]]) -> None:
-        with self._lock:
+        with self._changed:
             self._taken -= LANE
             self._free += slots
             self._doubted += [_Doubted(slot, reading, []) for slot, reading in doubted]
+            self._changed.notify()
 
     @property
     def doubted(self) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from memstore.distributed.rdma.engine import EngineError
 from memstore.distributed.rdma.slots import SLOT, Lane, Slots
 from memstore.distributed.transfers import (
+    BUSY,
     FOLLOWS,
     GONE,
     HEAD,
@@ -57,7 +58,7 @@ def stage(root: Root, slots: Slots, stream: socket.socket, request: Stage) -> in
         send_elsewhere(stream, f"there is no registered memory: {error}")
         return 0
     if lane is None:
-        send_elsewhere(stream, "all registered memory is in use")
+        send_elsewhere(stream, "all registered memory is in use", BUSY)
         return 0
     with lane:
         addresses = [ranges.starts + one.address for one, ranges in zip(found, wanted, strict=True)]

@@ -13,6 +13,7 @@ connections    whose clients are there
 duties         what it does by itself                                  driving      how it takes the rules' steps
 reporting      how the host is                                         cluster_file ROOT/cluster
 pulse          and that it goes on                                     notices      what has changed, for people
+former         and what it has left on shared storage before
 silence        and who hasn't answered for a while
 lines          what both print                                         service      what systemd is told
 options, news, messages, ending: what agent, index process and others tell each other

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 
 from memstore.distributed.actors import need_monarch
@@ -29,8 +30,18 @@ from memstore.distributed.serving.service import READY, STOPPING, notify
 from memstore.distributed.serving.signals import OF_AGENTS, Stop
 from memstore.distributed.serving.transports import check_transport
 from memstore.distributed.serving.watchdog import HANG_AFTER, LEAST
-from memstore.engine import Creation, absolute_path, boot_id, close_root, is_in_memory, open_root, resource_errors
-from memstore.errors import InvalidAddressError, MemstoreError, NotServedError
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    boot_id,
+    close_root,
+    is_in_memory,
+    open_root,
+    resource_errors,
+    state_folder,
+    wait_for_storage,
+)
+from memstore.errors import InvalidAddressError, MemstoreError, NotServedError, TransportUnavailableError
 
 SECRET_FILE = "MEMSTORE_SECRET_FILE"
 _OPEN_WITHIN = 30.0  # seconds
@@ -50,6 +61,8 @@ def serve(
     ready_fd: int | None = None,
     hang_after: float = HANG_AFTER,
     monarch: bool = False,
+    shared: bool = False,
+    maps: bool = False,
     transport: str = "auto",
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
@@ -68,6 +81,10 @@ def serve(
             0.5 or more. Time in which this process was stopped too doesn't count.
         monarch: its index process has an index actor beside its listener. **Whoever can connect to Monarch's port
             there may run code as this user: Monarch authenticates nobody.**
+        shared: the folder is on storage that all hosts mount, and each reads there what others have put: see
+            docs/shared-storage.md. What the seed finds, or makes, holds for all.
+        maps: with `shared`, at the store's creation: that storage keeps files that a host has mapped, also when another
+            one has removed them, so gets need not copy.
         transport: which way bytes of values take to and from hosts that have the same: "tcp"; "rdma", experimental,
             since it has not run on hardware yet; "monarch", as "rdma" over Monarch's TCP fallback, for tests. Both run
             Monarch, as `monarch` does. "auto": "rdma" with `monarch` and where there is ibverbs, else "tcp".
@@ -83,9 +100,14 @@ def serve(
         seed = join[0] if join else address
         path = os.path.realpath(absolute_path(root))
         options = Options(path, address, seed, is_home, insecure, monarch, hang_after, transport)
+        if shared and transport in ("rdma", "monarch"):
+            raise TransportUnavailableError(
+                f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"
+            )
         hello = hello_of_this_process()
         _check(options, (address, *join), secret_file, hello)
-        _serve(options, hello, ready_fd)
+        creation = Creation(shared=None if not shared else "map" if maps else "copy")
+        _serve(options, hello, ready_fd, creation)
     except (MemstoreError, OSError, ValueError) as error:
         if ready_fd is not None:
             tell(ready_fd, News(Kind.REFUSED, str(error)))
@@ -113,12 +135,15 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
         say("Monarch listens too: it authenticates nobody, and whoever can connect there may run code as this user")
 
 
-def _serve(options: Options, hello: Hello, ready_fd: int | None) -> None:
+def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creation) -> None:
     path = options.root
-    durable = _open_once(path)
+    if creation.shared is not None and options.seed != options.address:
+        wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
+    durable = _open_once(path, creation)
+    state = state_folder(path)
     lock = AgentLock(path)
     try:
-        on_a_disk = not is_in_memory(path)
+        on_a_disk = not is_in_memory(state)
         if on_a_disk and not durable:
             _check_last_end(path, lock)
         reason = _keep_serving(options, lock, hello, ready_fd)
@@ -131,10 +156,10 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None) -> None:
         lock.close()
 
 
-def _open_once(path: str) -> bool:
+def _open_once(path: str, creation: Creation) -> bool:
     """Creates the root if there is none. Returns whether its puts are synced to a disk."""
     with resource_errors(path):
-        use = open_root(path, "a", Creation(), _OPEN_WITHIN)
+        use = open_root(path, "a", creation, _OPEN_WITHIN)
         try:
             return use.root.settings.durable
         finally:

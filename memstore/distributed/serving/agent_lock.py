@@ -1,5 +1,7 @@
 """ROOT/agent.lock: who serves a root holds it. The index process inherits it, so it is free when both are dead.
 
+Of a store on storage that hosts share, it lies in the state folder.
+
 In it stands one line: the boot in which the root was served last, as long as there was no clean end (else `-`), and how
 often its index process was started.
 """
@@ -11,7 +13,7 @@ import os
 import time
 from typing import NamedTuple
 
-from memstore.engine import lock_holders, syscalls
+from memstore.engine import lock_holders, state_folder, syscalls
 from memstore.errors import NotServedError
 
 NAME = "agent.lock"
@@ -34,7 +36,7 @@ class AgentLock:
     """
 
     def __init__(self, root: str, *, patience: float = _PATIENCE) -> None:
-        self.path = f"{root}/{NAME}"
+        self.path = f"{state_folder(root)}/{NAME}"
         self.fd = syscalls.open_file(self.path, os.O_RDWR | os.O_CREAT)
         deadline = time.monotonic() + patience
         while not syscalls.lock_exclusive(self.fd):
@@ -66,7 +68,7 @@ class AgentLock:
 def is_served(root: str) -> bool:
     """Whether an agent or its index process lives. It takes the lock for a moment, if it is free."""
     try:
-        fd = syscalls.open_file(f"{root}/{NAME}", os.O_RDWR)
+        fd = syscalls.open_file(f"{state_folder(root)}/{NAME}", os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -1,4 +1,7 @@
-"""ROOT/cluster: what a member knows of its cluster, as JSON, for people and tools. Nobody decides by it."""
+"""ROOT/cluster: what a member knows of its cluster, as JSON, for people and tools. Nobody decides by it.
+
+Of a store on storage that hosts share, it lies in the state folder.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,10 @@ def write_cluster_file(root: Root, member: Member, standing: Standing) -> None:
             for one in view.members
         ],
     }
-    create_file(root.path, NAME, msgspec.json.format(msgspec.json.encode(content)) + b"\n", root.settings)
+    create_file(root.state, NAME, msgspec.json.format(msgspec.json.encode(content)) + b"\n", root.settings)
 
 
 def remove_cluster_file(root: Root) -> None:
     """After a clean end nobody answers there."""
     with contextlib.suppress(OSError):
-        syscalls.unlink(f"{root.path}/{NAME}")
+        syscalls.unlink(f"{root.state}/{NAME}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from memstore.distributed.actors import FoundActor, start_actor, start_monarch
 from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
-from memstore.distributed.rules import Index, Member
+from memstore.distributed.rules import Index, Member, Standing
 from memstore.distributed.serving import membership
 from memstore.distributed.serving.answering import Answers
 from memstore.distributed.serving.cluster_file import remove_cluster_file, write_cluster_file
@@ -25,6 +25,7 @@ from memstore.distributed.serving.connections import Connections
 from memstore.distributed.serving.driving import Driver
 from memstore.distributed.serving.duties import Duties
 from memstore.distributed.serving.ending import Ended, Ending
+from memstore.distributed.serving.former import note_owner, remove_former_lives
 from memstore.distributed.serving.lines import log_by_lines, say
 from memstore.distributed.serving.news import Kind, News, tell
 from memstore.distributed.serving.notices import Notices
@@ -34,7 +35,7 @@ from memstore.distributed.serving.reporting import Beside, Reporter, standing_of
 from memstore.distributed.serving.signals import OF_AGENTS
 from memstore.distributed.serving.transports import needs_monarch, transport_of
 from memstore.distributed.serving.waiting import Waits
-from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, syscalls
+from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
 from memstore.late_imports import between_forks
 from memstore.version import __version__
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _OPEN_WITHIN = 30.0  # seconds
 _LOOK_EVERY = 1.0  # seconds: is the root still there?
+_SWEEP_WITHIN = 1.0  # seconds
 _FAILED = 1  # exit code: the agent starts another one
 
 log = logging.getLogger("memstore")
@@ -57,8 +59,9 @@ class IndexProcess:
         options = start.options
         self._root, self._news, self._ending, self._pulse = root, start.news, ending, pulse
         self._place = membership.place_of(root, options)
-        member, secret = self._place.member, secret_of(root.path)
-        hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name)
+        member, secret = self._place.member, secret_of(root.state)
+        storage = "" if root.shared is None else root.shared.store
+        hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name, storage)
         self._index = Index(member, self._place.seed, boot_clock)
         self._waits = Waits(root, self._index, ending)
         self._traffic = Traffic()
@@ -108,6 +111,7 @@ class IndexProcess:
             self._open_plane()
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
+                self._sweep()
         except Ended:
             pass
         finally:
@@ -119,6 +123,13 @@ class IndexProcess:
             self._links.close()
         if self._ending.reason is None:
             remove_cluster_file(self._root)
+
+    def _sweep(self) -> None:
+        """On storage that hosts share, what is in its grace time is removed though nobody puts."""
+        try:
+            sweep_if_due(self._root, time.monotonic() + _SWEEP_WITHIN)
+        except (OSError, MemstoreError) as error:
+            log.info("%s: nothing swept: %s", self._root.path, str(error))
 
     def _open_senders(self) -> None:
         """Late: it imports numpy, and lookups need not wait for that after a kill."""
@@ -145,7 +156,9 @@ class IndexProcess:
     def _open_plane(self) -> None:
         """If it is wanted. Late, as the actor: until then, and without it, all goes over TCP."""
         member, senders = self._place.member, self._senders
-        if senders is None or not needs_monarch(self._transport, has_monarch=self._has_actor):
+        if senders is None or self._root.shared is not None:
+            return
+        if not needs_monarch(self._transport, has_monarch=self._has_actor):
             return
         try:
             start_monarch(member.address, self._hello.monarch, self._lose_monarch)
@@ -196,7 +209,8 @@ class IndexProcess:
         """After each question to the seed: tells people, and the agent, what has come of it. Returns the epoch."""
         standing = standing_of(self._root)
         is_member = standing is not None
-        refusal = membership.refusal_of(self._root, self._place, self._index, self._driver, is_member=is_member)
+        hello = self._links.hello_of(self._place.seed)
+        refusal = membership.refusal_of(self._root, self._place, self._index, self._driver, hello, is_member=is_member)
         if refusal is not None:
             kind = Kind.LOST if is_member else Kind.REFUSED
             self._ending.fail(kind, str(refusal))
@@ -209,10 +223,23 @@ class IndexProcess:
                 write_cluster_file(self._root, self._place.member, standing)
                 if self._told is None:
                     tell(self._news, News(Kind.READY))
+                    self._clear_former_lives(standing)
                 self._told = state
             seed = self._place.seed
             self._say(self._notices.of_hello(seed, self._links.hello_of(seed)))
         return 0 if standing is None else standing.view.epoch
+
+    def _clear_former_lives(self, standing: Standing) -> None:
+        """On storage that hosts share: what this host has left there before it lost its state folder."""
+        if self._root.shared is None:
+            return
+        member = self._place.member
+        try:
+            note_owner(self._root, member)
+            for former in remove_former_lives(self._root, member, standing.view):
+                say(f"removed what the host {former} has left on the storage, which was served at this address")
+        except OSError as error:
+            log.warning("%s: what former hosts at %s have left stays: %s", self._root.path, member.address, str(error))
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:

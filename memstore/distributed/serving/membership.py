@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from memstore.distributed.catalog import CatalogTables, run
-from memstore.distributed.links import parse_address
+from memstore.distributed.links import Hello, parse_address
 from memstore.distributed.rules import Index, Member, Refused, Standing, found
 from memstore.distributed.serving.driving import MUTEX_WITHIN, Driver
 from memstore.distributed.serving.options import Options
@@ -85,12 +85,40 @@ def _found(tables: CatalogTables, member: Member) -> None:
         found(tables, member, os.urandom(16))
 
 
+def _other_storage(root: Root, hello: Hello) -> str | None:
+    """None: both have the same storage, or none that hosts share."""
+    own = "" if root.shared is None else root.shared.store
+    if own == hello.storage:
+        return None
+    if not own:
+        return (
+            f"has its store on storage that hosts share (store {hello.storage}): mount that here, and serve the same "
+            "folder with --shared"
+        )
+    if not hello.storage:
+        return "serves a store that is not on storage that hosts share: serve it with --shared too, or this one without"
+    return (
+        f"has another store on its storage ({hello.storage}) than {root.path} has here ({own}): is the same storage "
+        "mounted on both?"
+    )
+
+
 def refused(root: Root, place: Place, why: str) -> NotServedError:
     return NotServedError(f"{root.path} at {place.member.address}: the seed {place.seed} says: {why}")
 
 
-def refusal_of(root: Root, place: Place, index: Index, driver: Driver, *, is_member: bool) -> NotServedError | None:
-    """Why this root can't become a member, or is one no longer. None: nothing stands in the way but time."""
+def refusal_of(
+    root: Root, place: Place, index: Index, driver: Driver, hello: Hello | None, *, is_member: bool
+) -> NotServedError | None:
+    """Why this root can't become a member, or is one no longer. None: nothing stands in the way but time.
+
+    Args:
+        hello: what the seed has said of itself, if it did.
+    """
+    if hello is not None and not is_member and place.seed != place.member.address:
+        other = _other_storage(root, hello)
+        if other is not None:
+            return NotServedError(f"{root.path} at {place.member.address}: the seed {place.seed} {other}")
     if index.refusal is not None and (index.refusal.is_removed or not is_member):
         return refused(root, place, index.refusal.why)
     if place.seed in driver.refused and not is_member:

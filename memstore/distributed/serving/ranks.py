@@ -26,12 +26,23 @@ from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import standing_at
 from memstore.distributed.serving.cluster import Cluster
 from memstore.distributed.serving.news import Kind, Lines
-from memstore.engine import Creation, absolute_path, close_root, deadline_after, open_root, resource_errors, syscalls
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    close_root,
+    deadline_after,
+    open_root,
+    resource_errors,
+    state_folder,
+    syscalls,
+    wait_for_storage,
+)
 from memstore.errors import NotServedError, StoreTimeoutError
 
 PORT = 7411
 PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
+SHARED = "--shared"  # of the program
 PROGRAM = "memstore.distributed.serving.agent_process"
 # By these a process of Monarch's knows what it is: one that is started there is none.
 _OF_MONARCH_PROCS = {
@@ -44,7 +55,9 @@ _LOOK_EVERY = 0.02  # seconds
 _TAIL = 2000  # characters of the agent's log, in errors
 
 
-def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0) -> Cluster:
+def join(
+    root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0, shared: bool = False
+) -> Cluster:
     """Makes this host's store a part of the cluster's, and returns when it is. Call it in every rank, or in one a host.
 
     The host's first rank starts an agent, which outlives it; `memstore.open(root)` in any process of the host then has
@@ -54,8 +67,11 @@ def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: f
         root: the store's folder on this host, which is created if there is none.
         cluster: the seed's address, "tcp://IP:PORT", the same on all hosts. None: the host that torchrun's MASTER_ADDR
             names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
-            reaches the seed from; MEMSTORE_ADDRESS names another one.
+            reaches the seed from; MEMSTORE_ADDRESS names another one, and MEMSTORE_TRANSPORT how large values go: as
+            `memstore serve --transport`.
         timeout: seconds. The seed's host must have called it too by then.
+        shared: the folder is on storage that all hosts mount, and the same one on all of them; the seed's host makes
+            the store there. See docs/shared-storage.md.
 
     Returns: the cluster.
 
@@ -69,12 +85,15 @@ def join(root: str | os.PathLike[str], *, cluster: str | None = None, timeout: f
     path = absolute_path(os.fspath(root))
     seed = _seed_address(cluster)
     own = _own_address(seed)
+    creation = Creation(shared="copy" if shared else None)
+    if shared and own != seed:
+        wait_for_storage(path, deadline)
     with resource_errors(path):
-        close_root(open_root(path, "a", Creation(), timeout))
+        close_root(open_root(path, "a", creation, timeout))
     path = os.path.realpath(path)
     with turn(path, deadline, timeout):
         if not is_served(path):
-            start_agent(path, own, seed, deadline, timeout)
+            start_agent(path, own, seed, deadline, timeout, shared=shared)
     standing = wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
         raise NotServedError(
@@ -137,7 +156,7 @@ def _own_address(seed: Address) -> Address:
 @contextlib.contextmanager
 def turn(path: str, deadline: float, timeout: float) -> Generator[None]:
     """One process of the host at a time."""
-    fd = syscalls.open_file(f"{path}/{LOG}", os.O_RDWR | os.O_CREAT)
+    fd = syscalls.open_file(f"{state_folder(path)}/{LOG}", os.O_RDWR | os.O_CREAT)
     try:
         while not syscalls.lock_exclusive(fd):
             if time.monotonic() > deadline:
@@ -159,12 +178,14 @@ def start_agent(
     timeout: float,
     *,
     transport: str | None = None,
+    shared: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Returns when it says that the host is a member. It is ended if that takes too long.
 
     Args:
         transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
+        shared: the store is on storage that all hosts mount.
         told: gets its pid, as soon as there is one.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
@@ -172,9 +193,10 @@ def start_agent(
         environment[TRANSPORT_VARIABLE] = transport
     reader, writer = os.pipe()
     try:
-        with open(f"{path}/{LOG}", "ab") as output:
+        options = [SHARED] if shared else []
+        with open(f"{state_folder(path)}/{LOG}", "ab") as output:
             agent = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, path, str(own), str(seed), str(writer)],
+                [sys.executable, "-m", PROGRAM, *options, path, str(own), str(seed), str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -228,7 +250,7 @@ def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
 
 def _tail(path: str) -> str:
     try:
-        with open(f"{path}/{LOG}", errors="replace") as log:
+        with open(f"{state_folder(path)}/{LOG}", errors="replace") as log:
             text = log.read()[-_TAIL:].strip()
     except OSError:
         text = ""

@@ -14,6 +14,7 @@ from memstore.distributed.rules import Index, Standing
 from memstore.distributed.serving.messages import Reported
 from memstore.engine import Root
 
+SHARED = "shared"  # the transport of who reads files in place of streams
 _MUTEX_WITHIN = 5.0  # seconds
 
 
@@ -56,7 +57,7 @@ class Reporter:
             pid=os.getpid(),
             keys=keys,
             live_bytes=live,
-            transport=beside.transport,
+            transport=beside.transport if self._root.shared is None else SHARED,
             sent=moved.sent + beside.moved.sent,
             received=moved.received + beside.moved.received,
             memstore=self._hello.memstore,

@@ -20,8 +20,9 @@ transfers  what a process asks for: which of these it gets
 
 from __future__ import annotations
 
-from memstore.distributed.transfers.asking import BrokenStreamError
+from memstore.distributed.transfers.asking import BrokenStreamError, receive_bytes
 from memstore.distributed.transfers.messages import (
+    BUSY,
     ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
@@ -57,6 +58,7 @@ from memstore.distributed.transfers.transfers import Transfers
 from memstore.distributed.transfers.trimming import trim
 
 __all__ = [
+    "BUSY",
     "ELSEWHERE",
     "FAILED",
     "FAILURE_LIMIT",
@@ -85,6 +87,7 @@ __all__ = [
     "end_of_answer",
     "map_segments",
     "ranges_of",
+    "receive_bytes",
     "send_all",
     "send_elsewhere",
     "send_failure",

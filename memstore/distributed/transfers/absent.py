@@ -9,27 +9,32 @@ takes as long as to receive them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from memstore.distributed.rules import Member
 from memstore.distributed.transfers.asking import Part
 from memstore.distributed.transfers.kept import Kept
 from memstore.distributed.transfers.ranges import NO_RANGES, Ranges, merged, one_range, together
-from memstore.distributed.transfers.receiving import read_ranges
-from memstore.distributed.transfers.streams import Streams
-from memstore.engine import MappedEntry, Mapping, Record, SegmentExtent
+from memstore.engine import MappedEntry, Record, SegmentExtent
+from memstore.engine import Mapping as MappedRange
 from memstore.errors import VersionGoneError
 
+_LET_GO = (
+    "its host has let go of it before all of it had come, since its index process was started again or the connection "
+    "broke"
+)
 GAP = 16  # bytes between two ranges: to name both takes as many
 
 
-class Whereabouts(Protocol):
-    """What finds the hosts of a record's segments. Raises HomeUnavailableError."""
+class Reader(Protocol):
+    """What brings parts of other hosts' segments, by the ids of these. False: one of them is gone.
 
-    def __call__(self, member: bytes) -> Member: ...
+    Raises HomeUnavailableError; StorageError on storage that hosts share.
+    """
+
+    def __call__(self, hosts: Mapping[bytes, Sequence[Part]], deadline: float) -> bool: ...
 
 
 class AbsentBytes:
@@ -38,9 +43,11 @@ class AbsentBytes:
     Args:
         elsewhere: segments of other hosts, with the ids of these.
         mapping: the range of addresses of the whole value.
+        read: brings parts of them.
         seconds: for each time that bytes are needed.
         localize: makes a copy of the value in this host's store.
         kept: as long as it lives, the other hosts keep the bytes; None: they don't.
+        why_gone: for the error where they have been replaced, and are there no more.
     """
 
     def __init__(
@@ -48,16 +55,17 @@ class AbsentBytes:
         key: bytes,
         record: Record,
         elsewhere: Sequence[tuple[bytes, SegmentExtent]],
-        mapping: Mapping,
-        streams: Streams,
-        members: Whereabouts,
+        mapping: MappedRange,
+        read: Reader,
         seconds: float,
         localize: Callable[[float], MappedEntry | None],
         kept: Kept | None = None,
+        why_gone: str = _LET_GO,
     ) -> None:
         self._key, self._record, self._elsewhere = key, record, elsewhere
         self._address, self._size = mapping.address, mapping.size
-        self._streams, self._members, self._seconds, self._localize = streams, members, seconds, localize
+        self._bring_parts, self._seconds, self._localize = read, seconds, localize
+        self._why_gone = why_gone
         self._there, self._kept = one_range(0, mapping.size).without(self._all()), kept
         self._passed = NO_RANGES  # what has come, and lies elsewhere in this process
 
@@ -86,7 +94,7 @@ class AbsentBytes:
         deadline = time.monotonic() + self._seconds
         if self._kept is not None:
             self._kept.renew(hosts, deadline)
-        if not read_ranges(self._streams, [(self._members(host), parts) for host, parts in hosts.items()], deadline):
+        if not self._bring_parts(hosts, deadline):
             raise self._gone()
         self._passed = together([self._passed, wanted])
         return True
@@ -123,7 +131,7 @@ class AbsentBytes:
                 hosts.setdefault(host, []).append(Part(extent, moved, self._address + extent.base))
         if self._kept is not None:
             self._kept.renew(hosts, deadline)
-        if not read_ranges(self._streams, [(self._members(host), parts) for host, parts in hosts.items()], deadline):
+        if not self._bring_parts(hosts, deadline):
             return False
         # Another thread may have brought others meanwhile, and be forgotten here: then they come once more.
         self._there = together([self._there, lacking])
@@ -132,8 +140,7 @@ class AbsentBytes:
     def _gone(self) -> VersionGoneError:
         key = self._key.decode()
         return VersionGoneError(
-            f"version {self._record.version} of {key!r} was replaced, and its host has let go of it before all of it "
-            "had come, since its index process was started again or the connection broke: get the key anew; where a "
+            f"version {self._record.version} of {key!r} was replaced, and {self._why_gone}: get the key anew; where a "
             "value must outlive that, get it whole instead of viewing it",
             key=key,
         )

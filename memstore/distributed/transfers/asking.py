@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memstore.distributed.transfers.messages import (
+    BUSY,
     ELSEWHERE,
     FAILED,
     FAILURE_LIMIT,
@@ -81,7 +82,15 @@ class BrokenStreamError(Exception):
 
 
 class ElsewhereError(Exception):
-    """The bytes are to be asked for over TCP, of the host where they lie."""
+    """The bytes are to be asked for over TCP, of the host where they lie.
+
+    Attributes:
+        is_busy: this time.
+    """
+
+    def __init__(self, why: str, *, is_busy: bool) -> None:
+        super().__init__(why)
+        self.is_busy = is_busy
 
 
 class CannotSendError(MemstoreError):
@@ -123,13 +132,13 @@ def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
         CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
         OSError, BrokenStreamError: the stream is of no use any more.
     """
-    kind, nbytes = HEAD.unpack(_receive(stream, HEAD.size))
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
     if kind == GONE:
         return False
     if kind == FAILED and nbytes <= FAILURE_LIMIT:
-        raise _failure(stream, _receive(stream, nbytes))
-    if kind == ELSEWHERE and nbytes <= FAILURE_LIMIT:
-        raise ElsewhereError(_receive(stream, nbytes).decode(errors="replace"))
+        raise _failure(stream, receive_bytes(stream, nbytes))
+    if kind in (ELSEWHERE, BUSY) and nbytes <= FAILURE_LIMIT:
+        raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"), is_busy=kind == BUSY)
     if kind != FOLLOWS or nbytes != sum(part.ranges.nbytes for part in parts):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     for part in parts:
@@ -140,16 +149,16 @@ def receive(stream: Stream, parts: Sequence[Part], deadline: float) -> bool:
                 group.scatter(buffer)
             else:
                 _fill(stream, group.parts(), deadline)
-    return _receive(stream, 1) == WHOLE
+    return receive_bytes(stream, 1) == WHOLE
 
 
 def ask_to_keep(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
     """As `ask`, of segments that are to stay, as many as a request may have."""
     stream.set_patience(deadline - time.monotonic())
     stream.send(_framed(Keep(tuple(Segment(one.segment, one.put_id, one.size, one.start) for one in extents))))
-    kind, nbytes = HEAD.unpack(_receive(stream, HEAD.size))
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
     if kind == FAILED and nbytes <= FAILURE_LIMIT:
-        raise _failure(stream, _receive(stream, nbytes))
+        raise _failure(stream, receive_bytes(stream, nbytes))
     if nbytes or kind not in (FOLLOWS, GONE):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     return kind == FOLLOWS
@@ -184,8 +193,9 @@ def _failure(stream: Stream, text: bytes) -> MemstoreError:
     return CorruptionError(said, detail=said) if failure.error == "CorruptionError" else CannotSendError(said)
 
 
-def _receive(stream: Stream, size: int) -> bytes:
-    data = stream.socket.recv(size, socket.MSG_WAITALL)
+def receive_bytes(stream: Stream, size: int) -> bytes:
+    """Raises OSError, BrokenStreamError."""
+    data = stream.socket.recv(size, socket.MSG_WAITALL) if size else b""
     if len(data) != size:
         raise BrokenStreamError("an answer that ends in the middle")
     return data

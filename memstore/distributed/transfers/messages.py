@@ -11,7 +11,7 @@ has no bytes, and to `LetGo` there is none.
 asks the other host: the bytes come by registered memory. Behind the head the host says of each piece where it lies, as
 soon as it lies there (length (4), msgpack of `Staged`), and is told when it was read (1). The bytes that are no whole
 STAGED_UNIT follow on the stream, and whether all were whole (1). *Elsewhere* says that they are to be asked for over
-TCP; a text follows.
+TCP, and *busy* that they are this time; a text follows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAILURE_LIMIT = 1 << 16  # bytes
 STAGED_LIMIT = 1 << 16  # bytes: what is said of a piece
 STAGED_UNIT = 1 << 20  # bytes: pieces are so many of them
 
-FOLLOWS, GONE, FAILED, ELSEWHERE = range(4)  # what an answer's head says
+FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY = range(5)  # what an answer's head says
 WHOLE, TORN = b"\1", b"\0"  # what is said behind the bytes
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">BQ")

@@ -170,7 +170,7 @@ class _Transfer:
 
     def _read_via(self, share: Share, via: Member, asked: Stream | None) -> bool | None:
         """As `read`, of this host's index process. None: it can't bring them."""
-        member, why = share.member, ""
+        member, why, is_busy = share.member, "", False
         while not self._is_given_up:
             stream, is_asked, asked = asked, asked is not None, None
             try:
@@ -181,10 +181,12 @@ class _Transfer:
                 why = str(error)
                 if stream is not None and stream.was_kept:
                     continue
-            except (ElsewhereError, HomeUnavailableError, LinkRefusedError) as error:
+            except ElsewhereError as error:
+                why, is_busy = str(error), error.is_busy
+            except (HomeUnavailableError, LinkRefusedError) as error:
                 why = str(error)
             log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
-            if self._streams.relay is not None:
+            if self._streams.relay is not None and not is_busy:
                 self._streams.relay.leave(member)
             return None
         return False

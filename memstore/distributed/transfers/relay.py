@@ -27,7 +27,7 @@ def announce(root: Root, transport: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             syscalls.unlink(_path(root))
     else:
-        create_file(root.path, NAME, transport.encode(), root.settings)
+        create_file(root.state, NAME, transport.encode(), root.settings)
 
 
 def announced(root: Root) -> str:
@@ -45,7 +45,7 @@ def announced(root: Root) -> str:
 
 
 def _path(root: Root) -> str:
-    return f"{root.path}/{NAME}"
+    return f"{root.state}/{NAME}"
 
 
 class Relay:

@@ -142,10 +142,14 @@ def send_failure(stream: socket.socket, error: Exception) -> None:
     send_all(stream, [memoryview(HEAD.pack(FAILED, len(text)) + text)])
 
 
-def send_elsewhere(stream: socket.socket, why: str) -> None:
-    """It is to be asked for over TCP, of the host where it lies."""
+def send_elsewhere(stream: socket.socket, why: str, kind: int = ELSEWHERE) -> None:
+    """It is to be asked for over TCP, of the host where it lies.
+
+    Args:
+        kind: ELSEWHERE or BUSY.
+    """
     text = why.encode()[:4096]
-    send_all(stream, [memoryview(HEAD.pack(ELSEWHERE, len(text)) + text)])
+    send_all(stream, [memoryview(HEAD.pack(kind, len(text)) + text)])
 
 
 def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.absent import AbsentBytes
+from memstore.distributed.transfers.asking import Part
 from memstore.distributed.transfers.copies import (
     GoneError,
     fetch_copy,
@@ -19,10 +20,23 @@ from memstore.distributed.transfers.copies import (
     places_of,
 )
 from memstore.distributed.transfers.kept import Keeper, Kept
+from memstore.distributed.transfers.receiving import read_ranges
 from memstore.distributed.transfers.relay import Relay
+from memstore.distributed.transfers.stored import StoredFiles
 from memstore.distributed.transfers.streams import Links, Streams
 from memstore.distributed.transfers.turn import turn
-from memstore.engine import MappedEntry, Record, Root, SegmentExtent, end_of, map_beside
+from memstore.engine import (
+    MappedEntry,
+    Record,
+    Root,
+    SegmentExtent,
+    end_of,
+    map_beside,
+    map_file,
+    mapped_size,
+    placed_segments,
+    stored_entry,
+)
 from memstore.errors import CrossHostError, HomeUnavailableError, StoreFullError
 
 
@@ -38,6 +52,7 @@ class Transfers:
     def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
         self._streams, self._keeper = Streams(links, Relay(root, members)), Keeper(links)
+        self._files = None if root.shared is None else StoredFiles(root)
 
     def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
         """Maps a value some of whose segments lie on other hosts. None: some are gone, look it up again.
@@ -56,6 +71,9 @@ class Transfers:
             CorruptionError, ResourceLimitError, StoreTimeoutError.
         """
         seconds = max(deadline - time.monotonic(), 0.0)
+        self._check_not_attached(key, record)
+        if self._files is not None:
+            return self._hold_stored(self._files, key, record, seconds, deadline)
         held = self._copied(key, record, deadline)
         if held is not None:
             return held
@@ -68,7 +86,6 @@ class Transfers:
                 return None
             if held is not None:
                 return held
-        self._check_not_attached(key, record)
         held = self._absent(key, record, None, seconds, deadline)
         if held is not None and isinstance(held.absent, AbsentBytes) and not held.absent.bring_all(deadline):
             return None
@@ -82,6 +99,8 @@ class Transfers:
         """
         seconds = max(deadline - time.monotonic(), 0.0)
         self._check_not_attached(key, record)
+        if self._files is not None:
+            return self._hold_stored(self._files, key, record, seconds, deadline, lazily=True)
         held = self._copied(key, record, deadline)
         if held is not None:
             return held
@@ -112,12 +131,32 @@ class Transfers:
             record,
             record.elsewhere(root.member_id()),
             mapping,
-            self._streams,
-            self._member,
+            self._receive,
             seconds,
             lambda until: self._localized(key, record, until),
             kept,
         )
+        if record.objects_checksum is not None and not absent.header(deadline):
+            return None
+        return MappedEntry(record, mapping, absent)
+
+    def _receive(self, hosts: Mapping[bytes, Sequence[Part]], deadline: float) -> bool:
+        return read_ranges(self._streams, [(self._member(host), parts) for host, parts in hosts.items()], deadline)
+
+    def _hold_stored(
+        self, files: StoredFiles, key: bytes, record: Record, seconds: float, deadline: float, *, lazily: bool = False
+    ) -> MappedEntry | None:
+        """On storage that hosts share: nothing is sent or copied, and files of this host are as those of others."""
+        root = self._root
+        if root.shared is not None and (root.shared.maps or not lazily):
+            return stored_entry(root, key, record)
+        if not files.are_there(record):
+            return None
+        grace = root.shared.grace if root.shared is not None else 0.0
+        why_gone = f"its file was kept for the grace time of the store, {grace:g} s, and no longer"
+        mapping = map_file(None, mapped_size(record))
+        placed = [(bytes.fromhex(host), extent) for host, extent in placed_segments(root, record)]
+        absent = AbsentBytes(key, record, placed, mapping, files.read, seconds, lambda until: None, None, why_gone)
         if record.objects_checksum is not None and not absent.header(deadline):
             return None
         return MappedEntry(record, mapping, absent)

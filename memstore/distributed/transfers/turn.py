@@ -32,7 +32,7 @@ def turn(root: Root, name: bytes, what: str, deadline: float) -> Generator[None]
         StoreTimeoutError: it is still another's.
     """
     with root.guard:
-        file = LockFile(f"{root.path}/{DOORBELL}", os.O_RDWR)
+        file = LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR)
     at = _FIRST_BYTE + (xxhash.xxh3_64_intdigest(name) >> 2)
     try:
         wait = _FIRST_WAIT

@@ -40,6 +40,14 @@ class LockFile(OwnedFile):
         super().__init__(path, flags, mode, dir_fd)
         _opened.add(self)
 
+    def lock(self) -> bool:
+        """Tries to lock it for oneself, never waits."""
+        return syscalls.lock_exclusive(self.fd)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closes the file, and the parent keeps its lock."""
+        self.close()
+
 
 _opened: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
@@ -47,4 +55,4 @@ _opened: weakref.WeakSet[LockFile] = weakref.WeakSet()
 def close_all() -> None:
     """In a forked child."""
     for file in list(_opened):
-        file.close()
+        file.leave_to_parent()

@@ -21,6 +21,7 @@ from memstore.engine.protocols.elsewhere import (
     at_each_home,
     elsewhere_of,
     find_record,
+    home_now,
     is_fellow,
     is_served,
     register_elsewhere,
@@ -43,12 +44,19 @@ from memstore.engine.protocols.put import Draft, delete, fill, put, retry_after_
 from memstore.engine.protocols.recovery import after_death
 from memstore.engine.protocols.rollback import LOOKED_AT, check_headers, check_publications
 from memstore.engine.protocols.served import Effects, change_served
-from memstore.engine.protocols.sweep import sweep_all
+from memstore.engine.protocols.stored import mapped_size, placed_segments, stored_entry
+from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
 
 __all__ = [
     "at_each_home",
+    "placed_segments",
+    "stored_entry",
+    "mapped_size",
+    "stored_entry",
+    "sweep_if_due",
     "register_elsewhere",
     "find_record",
+    "home_now",
     "is_fellow",
     "is_served",
     "shared_id",

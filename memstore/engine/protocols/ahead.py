@@ -139,7 +139,7 @@ class NextFile:
         if self._reuse is None:
             before, root.filled_before = root.filled_before, need
             is_as_large = before and (suits(before, need) or suits(need, before))
-            if need >= syscalls.HUGE_PAGE or not is_as_large:
+            if need >= syscalls.HUGE_PAGE or not is_as_large or root.claims is not None:
                 return
             self._reuse = Reuse(need)
         try:
@@ -218,7 +218,7 @@ def keep(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     To give it back takes the mutex too. Returns False if the file is none to be kept: in a store on several hosts, one
     that was lent to the home of its key belongs to this process no more.
     """
-    if len(writers) != 1:
+    if len(writers) != 1 or root.claims is not None:
         return False
     writer = writers[0]
     with root.guard:

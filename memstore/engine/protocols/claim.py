@@ -17,9 +17,18 @@ import functools
 import os
 from collections.abc import Sequence
 
-from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import ClaimedFile, LockFile, OwnedFile, SegmentWriter, remove_file, segment_path
+from memstore.engine.files import (
+    ClaimedFile,
+    ClaimedOnStorage,
+    LockFile,
+    OwnedFile,
+    SegmentWriter,
+    StorageFile,
+    StorageWriter,
+    remove_file,
+    segment_path,
+)
 from memstore.engine.format import FILLING
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.reuse import Reuse, begin_filling, size_class, unclaim
@@ -51,6 +60,7 @@ def claim(
 
 def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, *, exact: bool) -> SegmentWriter:
     reuse = Reuse(header + nbytes)
+    exact = exact or root.claims is not None  # on shared storage no file is used again
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:
         counters = transaction.counters()
@@ -71,6 +81,10 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
             reuse.close()
             raise
         path = segment_path(root.segments, segment)
+        if root.claims is not None:
+            file = _create(root, path, segment)
+            claimed = ClaimedOnStorage(path, file, root.segments_fd)
+            return StorageWriter(claimed, segment, put_id, size, is_new=True)
         is_new = reuse.file is None
         file = reuse.file or _create(root, path, segment)
         spare = None if is_new else root.spares.take(segment, size)
@@ -88,12 +102,15 @@ def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
 def _create(root: Root, path: str, segment: int) -> LockFile:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
-        file = LockFile(path, flags, root.settings.file_mode, root.segments_fd)
+        if root.claims is not None:
+            file = StorageFile(root.claims, segment, path, flags, root.settings.file_mode, root.segments_fd)
+        else:
+            file = LockFile(path, flags, root.settings.file_mode, root.segments_fd)
     except FileExistsError:
         root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
         detail = "it is there already, and the catalog doesn't know it"
         raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
-    if not syscalls.lock_exclusive(file.fd):
+    if not file.lock():
         raise BlockingIOError(errno.EAGAIN, f"{path} is new, and locked")
     return file
 
@@ -139,7 +156,7 @@ def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False)
 def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
     with root.guard:
         ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_whole]
+        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
         gone = [writer for writer in ours if writer not in kept]
         for writer in kept:
             writer.file.vacate()

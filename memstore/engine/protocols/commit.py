@@ -30,6 +30,7 @@ from memstore.engine.files import SealedSegment
 from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow, Slots
 from memstore.engine.protocols.ahead import Booking, booking_for
 from memstore.engine.protocols.change import Change, MembershipChanged, check_versions, record_of
+from memstore.engine.protocols.leases import keep_for_grace
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import retire
 from memstore.engine.protocols.sweep import needs_sweep, sweep_some
@@ -183,6 +184,8 @@ def _apply(
         for segment in replaced:  # one file can be booked, and no more
             if not replace_segment(transaction, counters, segment, booking if len(replaced) == 1 else None):
                 retired.append(segment)
+    if retired and root.shared is not None:
+        keep_for_grace(root, transaction, retired)
     if publication is not None:
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1

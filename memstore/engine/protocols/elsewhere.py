@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from memstore.engine.catalog import Outcome, Part
+from memstore.engine.catalog import Outcome, Part, Transaction
 from memstore.engine.files import SealedSegment
 from memstore.engine.format import Record
 from memstore.engine.protocols.attempt_outcomes import Failure
@@ -161,6 +161,16 @@ def elsewhere_of(root: Root) -> Elsewhere:
 def is_served(root: Root) -> bool:
     """Whether the root is a member of a cluster. It takes half a microsecond, so a get asks that finds no record."""
     return root.membership != 0 or root.catalog.has_membership()
+
+
+def home_now(root: Root, key: bytes) -> int:
+    """As `Elsewhere.home_here` of a key, by what the catalog says now. 0 if nobody serves the root, too."""
+    if not is_served(root):
+        return 0
+    elsewhere = elsewhere_of(root)
+    if root.catalog.view(Transaction.counters).membership != root.membership:
+        elsewhere.take_in()
+    return elsewhere.home_here((key,))
 
 
 def shared_id(root: Root) -> str:

@@ -26,7 +26,8 @@ from memstore.engine.files import Mapping, map_external, map_segment, map_segmen
 from memstore.engine.format import Extent, Record, SegmentExtent, base_after, decode_external, end_of
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
 from memstore.engine.protocols.mapped_entry import MappedEntry
-from memstore.engine.root import Root, reopen_root
+from memstore.engine.protocols.stored import hold_stored, placed_segments, stored_entry
+from memstore.engine.root import Root, reopen_root, segments_of
 from memstore.errors import ContentionError, CorruptionError
 
 _RETRY_EVERY = 0.0005  # seconds, in mode "r"
@@ -51,6 +52,8 @@ def hold(
     """
     if root.catalog.is_released:
         reopen_root(root, deadline)
+    if lazily and root.shared is not None and is_served(root):
+        return elsewhere_of(root).hold(keys, deadline, may_lock=may_lock, lazily=True, max_age=max_age)
     held = _hold_here(root, keys, deadline, may_lock=may_lock)
     if all(entry is not None and entry.record.hosts is None for entry in held) or not is_served(root):
         return held
@@ -59,6 +62,11 @@ def hold(
 
 def _hold_here(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[MappedEntry | None]:
     """By this host's catalog. What lies on other hosts is not mapped."""
+    if root.shared is not None:
+        held, replaced = hold_stored(root, keys, deadline, _map_guarded)
+        if replaced is not None:
+            raise damaged_entry(root, *replaced)
+        return held
     held, before = _map_all(root, keys)
     if before is None:
         return held
@@ -93,7 +101,7 @@ def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
         if record is None:
             return None
         if record.segment:
-            return map_entry(root, key, record, live=True) or MISFIT
+            return MISFIT if root.shared is not None else map_entry(root, key, record, live=True) or MISFIT
         return MappedEntry(record) if record.adopted is record.parts is None else MISFIT
 
 
@@ -130,6 +138,8 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
     """
     assert record.hosts is None, "its bytes lie on other hosts"
     try:
+        if root.shared is not None and record.segments:
+            return stored_entry(root, key, record, live=live)
         store, dir_fd, keep_open = root.settings.store, root.segments_fd, root.locks_need_files
         if record.segment:
             path = segment_path(root.segments, record.segment)
@@ -150,6 +160,11 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
     except CorruptionError as error:
         name = key.decode()
         raise CorruptionError(f"{name!r}: {error}", key=name, path=error.path, detail=error.detail) from None
+
+
+def _map_guarded(root: Root, key: bytes, record: Record) -> MappedEntry | None:
+    with root.guard:
+        return map_entry(root, key, record, live=True)
 
 
 def map_beside(root: Root, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
@@ -186,6 +201,9 @@ def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
 
 def files_of(root: Root, record: Record) -> tuple[str, ...]:
     """The paths of the bytes of a version."""
+    if root.shared is not None and record.segments:
+        placed = placed_segments(root, record)
+        return tuple(segment_path(segments_of(root.path, host), extent.segment) for host, extent in placed)
     return tuple(
         segment_path(root.segments, extent.segment) if isinstance(extent, SegmentExtent) else extent.path
         for extent in record.extents

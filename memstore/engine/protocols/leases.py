@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import SegmentExtent
@@ -27,6 +27,15 @@ def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seco
         return True
 
     return root.mutex.run(lambda: root.catalog.update(write), deadline)
+
+
+def keep_for_grace(root: Root, transaction: Transaction, segments: Iterable[int]) -> None:
+    """On storage that hosts share: files of what was replaced stay for a while, since readers there lock nothing."""
+    if root.shared is not None:
+        until = boot_clock() + int(root.shared.grace * 1e9)
+        for segment in segments:
+            longest = max(until, transaction.number("leases", segment) or 0)
+            transaction.put_number("leases", segment, longest)
 
 
 def is_leased(transaction: Transaction, segment: int, now: int) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import LockFile, erase_put_id, segment_path
+from memstore.engine.files import LockFile, StorageFile, erase_put_id, segment_path
 from memstore.engine.format import FILLING, RETIRED, SegmentRow
 from memstore.engine.protocols.leases import is_leased
 from memstore.engine.root import Root
@@ -147,11 +147,15 @@ def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int
     if row is None or row.state != state:
         return None
     try:
-        file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+        path = segment_path(root.segments, segment)
+        if root.claims is not None:
+            file = StorageFile(root.claims, segment, path, os.O_RDWR, dir_fd=root.segments_fd)
+        else:
+            file = LockFile(path, os.O_RDWR, dir_fd=root.segments_fd)
     except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
             raise FileNotFoundError(errno.ENOENT, "no file of memstore's", error.filename) from None
         raise
-    return file if syscalls.lock_exclusive(file.fd) else None
+    return file if file.lock() else None

@@ -39,7 +39,7 @@ def check_publications(root: Root) -> None:
         rung = root.lock.publications_rung
     else:
         try:
-            rung = publications_rung(f"{root.path}/{LOCK}")
+            rung = publications_rung(f"{root.state}/{LOCK}")
         except PermissionError:
             return
     compare_publications(root, rung, root.catalog.view(Transaction.counters))  # the page first: both are growing
@@ -104,7 +104,7 @@ def check_header(root: Root, fd: int, segment: int, put_id: int, counters: Count
 
 
 def rolled_back(root: Root, what: str) -> CorruptionError:
-    path = f"{root.path}/{CATALOG}/data.mdb"
+    path = f"{root.state}/{CATALOG}/data.mdb"
     detail = (
         f"the catalog is older than what lies beside it: {what}: close the store everywhere, and run memstore.repair"
     )

@@ -32,6 +32,7 @@ from memstore.engine.files import PreparedFile, SealedSegment, segment_path
 from memstore.engine.format import FILLING, LIVE, PREPARED, RETIRED, SegmentRow
 from memstore.engine.protocols.ahead import NextFile
 from memstore.engine.protocols.commit import go_live, sweep_after
+from memstore.engine.protocols.leases import keep_for_grace
 from memstore.engine.protocols.recovery import mark_gone
 from memstore.engine.protocols.reuse import retire, unclaim
 from memstore.engine.root import Root
@@ -153,6 +154,8 @@ def _change_locked(
         if live:
             has_gone_live = True
             go_live(root, effects.batch, live, effects.counters)
+        if effects.retired:
+            keep_for_grace(root, transaction, effects.retired)
         if effects.is_change:
             effects.counters.publications += 1
             transaction.put_counters(effects.counters)

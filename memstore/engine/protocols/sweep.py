@@ -34,14 +34,18 @@ from memstore.engine.sync import boot_clock
 log = logging.getLogger("memstore")
 
 _SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
+_IN_GRACE_A_HOLD = 64  # files on storage that hosts share: none stays open
 _HELD_A_SWEEP = 16  # files that a put looks at again; 8 us each
 _LOOK_AT_HELD = 0.02  # seconds between two looks of a process at held files
+_LOOK_AT_WHAT_WAITS = 0.5  # seconds between two looks of a process at files in their grace time
 _LOOK_FOR_DEAD = 1.0  # seconds between two looks of a process for dead writers, at filling rows
 _FREE_SHARE = 0.1  # of the file system's free space
 
 
 def limit(root: Root, counters: Counters) -> int:
-    """How many bytes of retired files may stay."""
+    """How many bytes of retired files may stay. On storage that hosts share none is used again."""
+    if root.shared is not None:
+        return 0
     wanted = max(counters.live, 2 * counters.recent)
     if counters.retired <= min(counters.recent, wanted):
         return wanted
@@ -52,11 +56,18 @@ def limit(root: Root, counters: Counters) -> int:
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
     """Whether a commit should be followed by a sweep."""
+    if root.shared is not None:
+        return _may_look_at_what_waits(root, counters) or _may_look_for_dead(root, counters)
     return (
         counters.retired > limit(root, counters)
         or _may_look_at_held(root, counters)
         or _may_look_for_dead(root, counters)
     )
+
+
+def _may_look_at_what_waits(root: Root, counters: Counters) -> bool:
+    """On storage that hosts share: files whose grace time may be over."""
+    return counters.retired + counters.held > 0 and time.monotonic() > root.looked_at_held + _LOOK_AT_WHAT_WAITS
 
 
 def _may_look_at_held(root: Root, counters: Counters) -> bool:
@@ -86,6 +97,12 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
 def _give_up_what_is_kept(root: Root) -> None:
     ahead.give_back(root)
     root.catalog.forget_dead_readers()
+
+
+def sweep_if_due(root: Root, deadline: float) -> None:
+    """For who comes by now and then: on storage that hosts share, where nobody may put for long."""
+    if root.shared is not None and needs_sweep(root, root.catalog.view(Transaction.counters)):
+        sweep_some(root, _SWEPT_A_HOLD, deadline)
 
 
 def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:
@@ -127,6 +144,8 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
     rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
     sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
     """
+    if root.shared is not None:
+        files, keep = max(files, _IN_GRACE_A_HOLD), 0
     if _may_look_for_dead(root, root.catalog.view(Transaction.counters)):
         for bell in end_expired_locked(root):
             root.doorbell.wake(bell)
@@ -258,7 +277,8 @@ def _unlink(
             if file is None:
                 return False
             check_header(root, file.fd, segment, row.put_id, counters)
-            unlinked.append(file)
+            if root.shared is None:  # there others may read it still, who lock nothing
+                unlinked.append(file)
             if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
                 erase_put_id(file.fd)
         remove_file(segment_path(root.segments, segment), root.segments_fd)

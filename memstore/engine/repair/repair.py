@@ -50,6 +50,10 @@ from memstore.engine.root import (
     close_unused,
     folder,
     lock_holders,
+    no_state,
+    segments_of,
+    shared_settings,
+    state_of,
 )
 from memstore.engine.sync import deadline_after, read_notes
 from memstore.errors import NotAStoreError, StoreTimeoutError
@@ -76,30 +80,38 @@ def repair_store(
     folder.ensure_folder(path, None, create=False)
     path = os.path.realpath(path)
     close_unused()
+    storage, shared = path, shared_settings(path)
+    if shared is not None:
+        path = state_of(shared)
+        if not os.path.isdir(path):
+            raise no_state(storage, path)
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
         settings = folder.read_settings(path)
-        if settings is None and not os.path.isdir(f"{path}/{SEGMENTS}"):
+        segments = f"{path}/{SEGMENTS}"
+        if settings is not None and settings.shared is not None:
+            segments = segments_of(storage, settings.store)
+        if settings is None and not os.path.isdir(segments):
             raise NotAStoreError(f"{path} is no store: it has neither {SETTINGS} nor {SEGMENTS}")
         if settings is None:
             raise NotAStoreError(f"{path} has no {SETTINGS}: write it as docs/format.md has it, then repair again")
         folder.check_folder(path, fd, settings)
         check_filesystem(path, settings.durability)
         folder.check_files(path, settings)
-        for name in ("catalog", CATALOG, SEGMENTS):
-            folder.create_folder(f"{path}/{name}", settings)
+        for name in (f"{path}/catalog", f"{path}/{CATALOG}", segments):
+            folder.create_folder(name, settings)
         with _alone(path, settings, deadline) as lock_fd:
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
-            files = {file.segment: file for file in read_segments(f"{path}/{SEGMENTS}", progress)}
+            files = {file.segment: file for file in read_segments(segments, progress)}
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
             noted, is_served = notes.batch, CLUSTER in settings.features
             choice = Choice(
                 *(old, files, settings.store, noted, notes.publications_rung, mend, merge, is_home, is_served)
             )
-            _apply(path, settings, choice)
+            _apply(path, segments, settings, choice)
             _warn(path, settings, choice)
             swept = _sweep(choice)
             if settings.durable:
-                syscalls.sync_folder(f"{path}/{SEGMENTS}")
+                syscalls.sync_folder(segments)
             _renew(lock_fd)
             _check_doorbell(path, settings)
     return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
@@ -130,7 +142,7 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
 # --- what is changed --------------------------------------------------------------------------------------------------
 
 
-def _apply(path: str, settings: Settings, choice: Choice) -> None:
+def _apply(path: str, segments: str, settings: Settings, choice: Choice) -> None:
     """Steps 3 and 4."""
     for record in choice.entries.values():
         for extent in choice.here(record):
@@ -146,8 +158,8 @@ def _apply(path: str, settings: Settings, choice: Choice) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     if settings.durable:
-        for name in (CATALOG, "catalog", SEGMENTS):
-            syscalls.sync_folder(f"{path}/{name}")
+        for name in (f"{path}/{CATALOG}", f"{path}/catalog", segments):
+            syscalls.sync_folder(name)
 
 
 def _replace(present: str, fresh: str, *, keep: bool) -> None:

@@ -21,9 +21,9 @@ from memstore.engine import syscalls
 from memstore.engine.files import segment_path
 from memstore.engine.format import LIVE, PART_MARK, Found, Record, SegmentExtent, read_header
 from memstore.engine.index import find, keys_of_bytes_here
-from memstore.engine.protocols import MappedEntry, check_publications, hold
+from memstore.engine.protocols import MappedEntry, check_publications, hold, placed_segments
 from memstore.engine.repair.survey import Damage, survey
-from memstore.engine.root import Root, Settings, folder
+from memstore.engine.root import Root, Settings, folder, segments_of
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, HomeUnavailableError, MemstoreError
 from memstore.info import Progress, VerifyReport
@@ -40,11 +40,11 @@ def verify_store(
 ) -> VerifyReport:
     """Looks at `keys`, or at all. Damage is reported; nothing is raised for it. `timeout` is for each wait."""
     chosen = None if keys is None else list(dict.fromkeys(keys))
-    found = survey(f"{root.path}/{folder.CATALOG}", locked=True)
+    found = survey(f"{root.state}/{folder.CATALOG}", locked=True)
     damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
     if found.broken or found.refused:
         root.check_in_place()
-        path = f"{root.path}/{folder.CATALOG}/data.mdb"
+        path = f"{root.state}/{folder.CATALOG}/data.mdb"
         detail = f"{found.broken}: close the store everywhere, and run memstore.repair"
         if found.refused:
             detail = f"it can't be looked at: {found.refused}"
@@ -125,16 +125,21 @@ def look_at(
 
 def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
     record = held.record
-    for extent in record.segments:
+    own, shared = root.settings.store, root.shared is not None
+    placed = placed_segments(root, record) if shared else [(own, extent) for extent in record.segments]
+    for host, extent in placed:
         try:
             with held.header(extent) as header:
                 found = read_header(header, extent.size)
-            expected = _expected(record, extent, name, root.settings.store)
+            count = sum(where == host for where, _ in placed)  # a host publishes its own parts of a value
+            expected = _expected(record, extent, name, host, count)
             if root.membership and not found.version:  # of bytes that were put here, and whose home is elsewhere
                 expected["version"] = 0
+                if record.parts is not None:  # lent by itself, before there was a version
+                    expected["batch"] = (found.batch, found.count)
             _compare(_said(found, record.parts is not None), expected)
         except CorruptionError as error:
-            path = segment_path(root.segments, extent.segment)
+            path = segment_path(segments_of(root.path, host) if shared else root.segments, extent.segment)
             raise CorruptionError(key=name, path=path, detail=error.detail) from None
 
 
@@ -154,11 +159,11 @@ def _said(found: Found, is_part: bool) -> _Facts:
     return {**facts, "size of data": found.nbytes, "description": found.description, "checksums": found.checksums}
 
 
-def _expected(record: Record, extent: SegmentExtent, name: str, store: str) -> _Facts:
+def _expected(record: Record, extent: SegmentExtent, name: str, store: str, count: int) -> _Facts:
     """What a header has to say. A part describes itself, which its record doesn't repeat; its digest vouches for it."""
     facts: _Facts = {"state": LIVE, "put id": extent.put_id, "version": record.version, "store": store, "key": name}
     if record.parts is not None:
-        return {**facts, "batch": (record.put_id, len(record.segments)), "kind": PART_MARK}
+        return {**facts, "batch": (record.put_id, count), "kind": PART_MARK}
     return {
         **facts,
         "size of data": record.nbytes,
@@ -178,7 +183,7 @@ def _of_the_catalog(root: Root, damage: Iterable[Damage], chosen: list[bytes] | 
     for one in damage:
         if one.is_record or (chosen is not None and one.key not in chosen):
             continue  # each record is read again, with its key; or it isn't asked for
-        path = f"{root.path}/{folder.CATALOG}/data.mdb"
+        path = f"{root.state}/{folder.CATALOG}/data.mdb"
         if one.segment:
             path = segment_path(root.segments, one.segment)
         name = None if one.key is None else _name(one.key)
@@ -192,14 +197,14 @@ def _grown(settings: Settings) -> dict[str, Any]:
 
 def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
     try:
-        settings = folder.read_settings(root.path)
+        settings = folder.read_settings(root.state)
         if settings is None or msgspec.structs.replace(settings, **_grown(root.settings)) != root.settings:
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
-        path = f"{root.path}/{folder.SETTINGS}"
+        path = f"{root.state}/{folder.SETTINGS}"
         yield CorruptionError(path=path, detail=str(error))
     for name in (folder.LOCK, folder.DOORBELL):
-        path = f"{root.path}/{name}"
+        path = f"{root.state}/{name}"
         try:
             detail = "" if (size := os.lstat(path).st_size) == syscalls.PAGE else f"{size:,} bytes, not {syscalls.PAGE}"
         except OSError as error:

@@ -24,10 +24,29 @@ from memstore.engine.root.folder import (
 from memstore.engine.root.holders import holders_of, lock_holders
 from memstore.engine.root.registry import RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.root import KeptFile, Root
-from memstore.engine.root.settings import CLUSTER, MUTABLE, SHARDED, Feature, Settings, new_settings
+from memstore.engine.root.settings import CLUSTER, MUTABLE, SHARDED, Feature, Settings, Shared, new_settings
+from memstore.engine.root.shared import (
+    CLAIMS,
+    Places,
+    check_local,
+    check_owner,
+    create_segments,
+    create_shared,
+    new_shared,
+    no_state,
+    places_of,
+    prepare_state,
+    segments_of,
+    shared_settings,
+    state_folder,
+    state_of,
+    storage_error,
+    wait_for_storage,
+)
 
 __all__ = [
     "CATALOG",
+    "CLAIMS",
     "CLUSTER",
     "DOORBELL",
     "LOCK",
@@ -39,10 +58,16 @@ __all__ = [
     "Durability",
     "Feature",
     "KeptFile",
+    "Places",
     "Root",
     "Settings",
+    "Shared",
     "absolute_path",
     "check_filesystem",
+    "check_local",
+    "check_owner",
+    "create_segments",
+    "create_shared",
     "RootUse",
     "close_root",
     "close_unused",
@@ -55,7 +80,17 @@ __all__ = [
     "lock_holders",
     "mappings_keep_locks",
     "new_settings",
+    "new_shared",
+    "no_state",
+    "places_of",
+    "prepare_state",
     "registry",
     "reopen_root",
+    "segments_of",
+    "shared_settings",
+    "state_folder",
+    "state_of",
+    "storage_error",
     "use_root",
+    "wait_for_storage",
 ]

@@ -42,7 +42,10 @@ _NETWORK = {
 
 
 def check_filesystem(root: str, durability: Durability | None) -> int:
-    """Refuses network file systems, "disk" on tmpfs, and what is no Linux. Returns the type, as statfs has it."""
+    """Refuses network file systems, "disk" on tmpfs, and what is no Linux. Returns the type, as statfs has it.
+
+    (A store on storage that hosts share has its catalog elsewhere: see `shared.py`.)
+    """
     if not os.path.exists(syscalls.BOOT_ID):
         raise UnsupportedFilesystemError(
             f"{root}: this machine has no {syscalls.BOOT_ID}: a memstore store needs Linux, with /proc mounted"
@@ -51,7 +54,8 @@ def check_filesystem(root: str, durability: Durability | None) -> int:
     if kind in _NETWORK:
         raise UnsupportedFilesystemError(
             f"{root} is on {_NETWORK[kind]}, which has neither shared mappings nor locks that memstore could rely on: "
-            "put the root on /dev/shm or a local disk; hosts share a store through a cluster"
+            "put the root on /dev/shm or a local disk; to share it, serve it: memstore serve ROOT --shared, see "
+            "docs/shared-storage.md"
         )
     if kind == TMPFS and durability == "disk":
         raise UnsupportedFilesystemError(
@@ -87,6 +91,11 @@ def _keeps_lock(path: str) -> bool:
     finally:
         first.close()
         other.close()
+
+
+def is_network(path: str) -> bool:
+    """Whether a file system is known as one that several hosts can mount."""
+    return syscalls.filesystem_type(path) in _NETWORK
 
 
 def is_in_memory(path: str) -> bool:

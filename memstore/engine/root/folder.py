@@ -129,7 +129,8 @@ def check_folder(root: str, fd: int, settings: Settings | None) -> None:
 
 def check_files(root: str, settings: Settings) -> None:
     """Refuses links and other people's files where the store's own should be."""
-    for name in (SETTINGS, LOCK, DOORBELL, "catalog", CATALOG, f"{CATALOG}/data.mdb", f"{CATALOG}/lock.mdb", SEGMENTS):
+    names = (SETTINGS, LOCK, DOORBELL, "catalog", CATALOG, f"{CATALOG}/data.mdb", f"{CATALOG}/lock.mdb")
+    for name in names if settings.shared is not None else (*names, SEGMENTS):
         path = f"{root}/{name}"
         found = _kind_checked(path, folder=name in ("catalog", CATALOG, SEGMENTS))
         if found is None:
@@ -157,7 +158,7 @@ def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
 
 def check_empty(root: str) -> None:
     """A folder that is no store yet may hold what a killed creator left, and nothing else."""
-    ours = {LOCK, DOORBELL, "catalog", SEGMENTS}
+    ours = {LOCK, DOORBELL, "catalog", SEGMENTS, "claims"}
     foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
     if foreign:
         raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
@@ -175,7 +176,8 @@ def group_id(group: int | str | None) -> int | None:
 # --- the lock on the folder -------------------------------------------------------------------------------------------
 
 
-def ensure_folder(root: str, durability: Durability | None, *, create: bool) -> None:
+def ensure_folder(root: str, durability: Durability | None, *, create: bool, anywhere: bool = False) -> None:
+    """With `anywhere`, on file systems too that hosts share."""
     parent = os.path.dirname(root)
     if not os.path.lexists(root):
         if not os.path.isdir(parent):
@@ -183,7 +185,8 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool) -> 
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:
             raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
-        check_filesystem(parent, durability)  # refused, it leaves nothing behind
+        if not anywhere:
+            check_filesystem(parent, durability)  # refused, it leaves nothing behind
         try:
             syscalls.make_folder(root, 0o700)
         except FileExistsError:

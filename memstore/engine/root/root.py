@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
-from memstore.engine.files import LockFile, OwnedFile, Spares
-from memstore.engine.root.folder import SEGMENTS
-from memstore.engine.root.settings import Settings
+from memstore.engine.files import Claims, LockFile, OwnedFile, Spares
+from memstore.engine.root.settings import Settings, Shared
+from memstore.engine.root.shared import CLAIMS, Places, storage_error
 from memstore.engine.sync import Doorbell, LockPage
-from memstore.errors import NotAStoreError, PermissionDeniedError, StoreClosedError
+from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError, StoreClosedError
 
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
 MEMBER_SIZE = 16  # bytes
+_NEVER = 1 << 62  # puts
 _ADVICE = "open the store again, where it is now"
 
 
@@ -38,9 +39,15 @@ class KeptFile(NamedTuple):
 
 @dataclass(eq=False)
 class Root:
-    """The parts of an opened store that the protocols work on."""
+    """The parts of an opened store that the protocols work on.
 
-    path: str
+    Attributes:
+        state: the folder of its catalog, lock page, doorbell and settings: `path`, but on storage that hosts share.
+        segments: the path of the folder of its segments.
+        shared, claims: on storage that hosts share what it has fixed, and who fills what; else None.
+    """
+
+    places: Places
     settings: Settings
     lock: LockPage | None  # None where this process may only read
     doorbell: Doorbell
@@ -62,12 +69,20 @@ class Root:
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `publish.py`
     elsewhere: Any = None  # what this process asks of other hosts, if it did: see `protocols/elsewhere.py`
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
-    segments: str = field(init=False)  # the path of its folder
+    path: str = field(init=False)
+    state: str = field(init=False)
+    segments: str = field(init=False)
+    shared: Shared | None = field(init=False)
+    claims: Claims | None = field(init=False)
     identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
 
     def __post_init__(self) -> None:
         self.guard = self.catalog.guard
-        self.segments = f"{self.path}/{SEGMENTS}"
+        self.path, self.state, self.segments = self.places
+        self.shared = self.settings.shared
+        self.claims = None if self.shared is None else Claims(f"{self.state}/{CLAIMS}")
+        if self.shared is not None:
+            self.unbooked = _NEVER  # no file there is used again
         self.identity = _identity(os.fstat(self.segments_folder.fd))
 
     def leave_to_parent(self) -> None:
@@ -97,12 +112,15 @@ class Root:
     # store's: that may have been emptied, and filled with another store.
 
     def check_in_place(self) -> None:
-        """Raises NotAStoreError if the path doesn't name the opened folder any more."""
+        """Raises NotAStoreError if the path doesn't name the opened folder any more; StorageError of a shared one."""
         now = monotonic()
         try:
             found = _identity(os.stat(self.segments))
         except OSError as error:
             raise self._unseen(error) from None
+        if found != self.identity and self.shared is not None:
+            what = "the storage was mounted anew, or the store was replaced, while it was open"
+            raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
         if found != self.identity:
             raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
         self.look_again = now + _IN_PLACE_FOR
@@ -110,7 +128,7 @@ class Root:
     def is_in_place(self) -> bool:
         try:
             self.check_in_place()
-        except NotAStoreError:
+        except (NotAStoreError, StorageError):
             return False
         return True
 
@@ -120,6 +138,8 @@ class Root:
             self.check_in_place()
 
     def _unseen(self, error: OSError) -> Exception:
+        if self.shared is not None:
+            return storage_error(self.segments, error)
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             what = self.segments if os.path.lexists(self.path) else self.path
             return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")

@@ -12,13 +12,16 @@ from memstore.engine.root.filesystem import Durability
 from memstore.errors import FormatVersionError, NotAStoreError
 from memstore.undecodable import UNDECODABLE
 
-Feature = Literal["sharded", "mutable", "cluster"]
+Feature = Literal["sharded", "mutable", "cluster", "shared"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
 SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
 MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 CLUSTER: Feature = "cluster"  # the store was served to other hosts: records name what lies there
+SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
+
+GRACE = 60.0  # seconds
 
 
 class _AnyFormat(msgspec.Struct):
@@ -29,6 +32,20 @@ class _AnyFormat(msgspec.Struct):
 
 class _AnyFeatures(msgspec.Struct):
     features: tuple[str, ...] = ()
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What a store on storage that hosts share has fixed, beside all else.
+
+    Attributes:
+        store: the id that all of its hosts have in common; each has one of its own, too.
+        grace: seconds for which the file of a value that was replaced stays, for its readers on other hosts.
+        maps: files may be mapped: the storage keeps what a host has open, also when another one has removed it.
+    """
+
+    store: str
+    grace: Annotated[float, Meta(ge=0, le=1e6)] = GRACE
+    maps: bool = False
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -42,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True):
     file_mode: Annotated[int, Meta(ge=0, le=0o777)]
     unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
     features: tuple[Feature, ...] = ()
+    shared: Shared | None = None  # with the feature of that name
 
     def with_feature(self, feature: Feature) -> Settings:
         """A version of memstore that doesn't know the feature refuses the store from here on."""
@@ -80,6 +98,8 @@ def encode_settings(settings: Settings) -> bytes:
     written = msgspec.to_builtins(settings)
     if not settings.features:  # as before there were any
         del written["features"]
+    if settings.shared is None:
+        del written["shared"]
     return msgspec.json.format(msgspec.json.encode(written)) + b"\n"
 
 
@@ -96,6 +116,9 @@ def decode_settings(text: bytes, path: str) -> Settings:
             raise FormatVersionError(
                 f"{path} has the feature {', '.join(unknown)}, which this version of memstore doesn't know: upgrade it"
             )
-        return msgspec.json.decode(text, type=Settings)
+        settings = msgspec.json.decode(text, type=Settings)
+        if (settings.shared is None) == (SHARED in settings.features):
+            raise NotAStoreError(f"{path} is damaged: the feature {SHARED!r}, and what it says of it, go together")
+        return settings
     except UNDECODABLE as error:
         raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None

@@ -6,36 +6,49 @@ what it waits for is there, and sleeps only while the word is as it was loaded: 
 
 from __future__ import annotations
 
+import random
+
 import xxhash
 
 from memstore.engine import syscalls
 from memstore.engine.sync.shared_page import SharedPage
 
 BELLS = 1024  # words in a page
-_AWAKE, _ASLEEP = 0, 1
+_AWAKE = 0
 
 
 class Watch:
-    """One word by which one thread hears of every change, whatever it is of: 1 while that thread sleeps, else 0.
+    """One word by which threads hear of every change, whatever it is of: a mark while one of them sleeps, else 0.
 
-    1. The watcher calls `mark`, **then** looks for what it waits for, then calls `sleep`.
-    2. Who has changed something, and finds the word marked, takes the mark away and wakes the watcher.
+    1. A watcher calls `mark`, **then** looks for what it waits for, then calls `sleep`.
+    2. Who has changed something, and finds the word marked, takes the mark away and wakes all watchers.
     So a change that the look missed finds the mark. While nobody watches, it costs one comparison.
+
+    Each mark is a number of its own, and its watcher sleeps only while it stands there: so watchers of several
+    processes may share the word. Where one has written over the other's mark, that one looks again before it sleeps.
+    (With one mark for all, the second would restore the first one's, of which a change has just taken notice.)
+    One object is for one thread: see `another`.
     """
 
-    __slots__ = ("_memory", "address", "word")
+    __slots__ = ("_mark", "_memory", "address", "word")
 
     def __init__(self, address: int, memory: object) -> None:
         """`memory` keeps the word mapped."""
         self.address, self._memory = address, memory
         self.word = syscalls.words(address, 1)
+        self._mark = 1
+
+    def another(self) -> Watch:
+        """Of the same word, for another thread."""
+        return Watch(self.address, self._memory)
 
     def mark(self) -> None:
-        self.word[0] = _ASLEEP
+        self._mark = random.getrandbits(32) | 1  # forked children go on with other random numbers
+        self.word[0] = self._mark
 
     def sleep(self, seconds: float) -> None:
         """Until somebody rings, and `seconds` at most; may return early."""
-        syscalls.futex_wait(self.address, _ASLEEP, seconds)
+        syscalls.futex_wait(self.address, self._mark, seconds)
 
     def ring(self) -> None:
         self.word[0] = _AWAKE

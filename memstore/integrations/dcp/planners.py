@@ -7,7 +7,7 @@ A loader tells by its first bytes whether an item was saved so.
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -53,12 +53,20 @@ class LoadPlanner(DefaultLoadPlanner):
         found = decode_object(name, value.getvalue())
         place: Any = self.original_state_dict
         if not self.flatten_state_dict:
-            self.state_dict[name] = found
+            self.state_dict[name] = self.original_state_dict[name] = found  # the first may be a copy of the second
             return
         *path, last = self.mappings[name]
         for step in path:
-            place = place[step]
-        place[last] = found
+            place = place[_key(place, step)]
+        place[_key(place, last)] = found
+
+
+def _key(place: Any, step: str | int) -> Any:
+    """What torch calls `step`: it has the keys of dicts as texts, those that are numbers, too."""
+    if isinstance(place, dict) and step not in place:
+        keys = [key for key in cast("dict[Any, Any]", place) if str(key) == step]
+        return keys[0] if keys else step
+    return step
 
 
 def encode_object(name: str, value: Any) -> bytes:

@@ -47,6 +47,7 @@ class StorageReader(storage.StorageReader):
     def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
         self._where = Where(path_or_store, key, "r")
         self._checkpoint: Checkpoint | None = None
+        self._alone = False  # what this reads is a checkpoint that this rank has saved by itself
         self._load = uuid.uuid4().hex
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -69,21 +70,23 @@ class StorageReader(storage.StorageReader):
         metadata = metadata_of(checkpoint)
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self._load
-        self._checkpoint = checkpoint
+        self._checkpoint, self._alone = checkpoint, rank is not None
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Opens the checkpoint, where another reader has read the metadata. Args: kwargs: `rank`, `use_collectives`."""
         if self._checkpoint is None:
             place = self._where.place(WriteOptions())
-            alone = not kwargs.get("use_collectives", True)
-            self._checkpoint = (place.of_rank(int(kwargs.get("rank") or 0)) if alone else place).open()
+            self._alone = not kwargs.get("use_collectives", True)
+            self._checkpoint = (place.of_rank(int(kwargs.get("rank") or 0)) if self._alone else place).open()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Says in each plan which checkpoint this rank reads: an overwrite may have come between two ranks."""
+        if self._alone:
+            return plans
         said = self._opened().share()
         return [dataclasses.replace(plan, storage_data=said) for plan in plans]
 

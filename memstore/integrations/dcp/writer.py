@@ -1,6 +1,6 @@
 """StorageWriter: what torch.distributed.checkpoint calls to save. A save goes in these steps, as torch makes them:
 
-    1. reset, set_up_storage_writer     every rank   which checkpoint, which rank
+    1. reset (if there is a checkpoint_id), storage_meta, set_up_storage_writer: which checkpoint, which rank
     2. prepare_local_plan               every rank   an error if nothing may be written there
     3. prepare_global_plan              one rank     the id of the save goes into each rank's plan
     4. write_data                       every rank   its tensors are written; nobody sees them
@@ -82,7 +82,7 @@ class StorageWriter(storage.StorageWriter):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
         self._options = WriteOptions(overwrite, durability, checksum)
         self._where = Where(path_or_store, key, "a")
-        self._save = new_save()
+        self._save, self._begun = new_save(), False
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
         self._planned = 0  # ranks
 
@@ -92,7 +92,7 @@ class StorageWriter(storage.StorageWriter):
         """A new save begins. Args: checkpoint_id: the path or key of it; None: as before."""
         if checkpoint_id:
             self._where.move(checkpoint_id)
-        self._save = new_save()
+        self._save, self._begun = new_save(), False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Who this is. Args: kwargs: `rank`; `use_collectives`: False: each rank saves by itself."""
@@ -100,7 +100,9 @@ class StorageWriter(storage.StorageWriter):
         self._alone = not kwargs.get("use_collectives", True)
 
     def storage_meta(self) -> StorageMeta | None:
-        """The checkpoint and the save, for torch's planners and logs."""
+        """The checkpoint and the save, for torch's planners and logs. It begins a save, where no `reset` did."""
+        if self._begun:
+            self.reset()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -110,7 +112,7 @@ class StorageWriter(storage.StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Says in each plan which save it is of, and which rank's."""
-        self._planned = len(plans)
+        self._planned, self._begun = len(plans), True
         if not all(plan.usable for plan in plans):
             self._place().announce(Ticket(self._save, 0, len(plans)))
         tickets = [Ticket(self._save, rank, len(plans)) for rank in range(len(plans))]
@@ -143,7 +145,7 @@ class StorageWriter(storage.StorageWriter):
                 )
                 parts.append((len(files) - 1, written.item))
         metadata.version = _VERSION
-        metadata.storage_meta = self.storage_meta()
+        metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata)))
 
@@ -156,6 +158,10 @@ class StorageWriter(storage.StorageWriter):
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """The path of the folder, or the key."""
         return self._where.id
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._save, self._begun = new_save(), False  # it may be unpickled for each of many saves
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 

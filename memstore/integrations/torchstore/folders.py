@@ -197,15 +197,15 @@ def _sweep(base: str) -> None:
 def _has_owner(job: str) -> bool:
     """On other hosts than that of who initialized a store, its agent is its owner."""
     locks = [file.path if file.name.endswith(_OWNER) else f"{file.path}/{_AGENT}" for file in os.scandir(job)]
-    return any(map(_is_held, filter(os.path.exists, locks)))
+    return any(map(_lock_is_held, filter(os.path.exists, locks)))
 
 
 def is_served(path: str) -> bool:
     """Whether the agent of this root lives."""
-    return os.path.exists(f"{path}/{_AGENT}") and _is_held(f"{path}/{_AGENT}")
+    return os.path.exists(f"{path}/{_AGENT}") and _lock_is_held(f"{path}/{_AGENT}")
 
 
-def _is_held(path: str) -> bool:
+def _lock_is_held(path: str) -> bool:
     fd = syscalls.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         return not syscalls.lock_exclusive(fd)

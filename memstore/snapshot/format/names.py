@@ -42,6 +42,12 @@ def rank_of(name: str) -> int:
     return int(found[2].split("-")[1]) - 1 if found is not None and found[2] else 0
 
 
+def id_of(name: str) -> str | None:
+    """The id in the name of a file of tensors, if there is one."""
+    found = _FILE.fullmatch(name)
+    return found[3] if found is not None else None
+
+
 def part_name(take: str, rank: int) -> str:
     """Of the file in which a rank says what it wrote."""
     return f"memstore_snapshot.{take}.part-{rank}"

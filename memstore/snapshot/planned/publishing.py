@@ -2,10 +2,11 @@
 
     1. each rank leaves a trace of the save (`begin`), and writes its file: no manifest names it
     2. one rank, alone in the folder: all files are there, and of the size that was said
-    3. the manifest is renamed to its name: the moment of publication. Until then the earlier snapshot is whole
-    4. files of the earlier snapshot go, and those of saves that have left traces, which died or can't be published
+    3. the earlier snapshot gets a trace: from the next step on no manifest names its files either
+    4. the manifest is renamed to its name: the moment of publication. Until then the earlier snapshot is whole
+    5. files of the earlier snapshot go, and those of saves that have left traces, which died or can't be published
 
-A kill before 3 leaves the earlier snapshot, one after 3 the new one; both leave files that the next save removes. Of
+A kill before 4 leaves the earlier snapshot, one after it the new one; both leave files that the next save removes. Of
 two saves at once, the one that is published last wins; the other's error, if its files are gone, comes in 2.
 """
 
@@ -35,6 +36,7 @@ from memstore.snapshot.format import (
     StoredTensor,
     StoredValue,
     encode_manifest,
+    id_of,
     read_manifest,
     take_of,
     trace_of,
@@ -73,13 +75,16 @@ def new_save() -> str:
 
 def begin(path: str, save: str, *, durable: bool) -> None:
     """Step 1 of a rank: makes the folder, if it isn't there, and leaves the trace, if no other rank has."""
-    storage = FileStorage.create(path, durable=durable)
+    _leave_trace(FileStorage.create(path, durable=durable), save)
+
+
+def _leave_trace(storage: FileStorage, save: str) -> None:
     with contextlib.suppress(AlreadyExistsError):
         storage.publish(trace_name(save), b"", durable=False)
 
 
 def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durable: bool, overwrite: bool) -> Manifest:
-    """Steps 2 to 4.
+    """Steps 2 to 5.
 
     Args:
         kind: the name of a value that all snapshots of this kind have, and others have not.
@@ -103,6 +108,9 @@ def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durabl
                     f"{path}/{file.name}, which a rank has written, is gone or of another size: another save to this "
                     "checkpoint removed it; save to another path"
                 )
+        for of_earlier in {id_of(file.name) for file in earlier.files} if isinstance(earlier, Manifest) else ():
+            if of_earlier is not None:
+                _leave_trace(storage, of_earlier)
         storage.replace(MANIFEST, text, durable=durable)
         _remove_others(storage, manifest, earlier, {save, *(written.save for written in planned.files)})
     return read_manifest(path, text)
@@ -172,7 +180,7 @@ def _moved(box: StoredBox, file: int) -> StoredBox:
 def _remove_others(
     storage: FileStorage, manifest: Manifest, earlier: Manifest | MemstoreError | None, saves: set[str]
 ) -> None:
-    """Step 4. Best effort: what can't be removed stays, and harms nobody."""
+    """Step 5. Best effort: what can't be removed stays, and harms nobody."""
     keep = {file.name for file in manifest.files}
     theirs = {file.name for file in earlier.files} if isinstance(earlier, Manifest) else set[str]()
     names = storage.names()

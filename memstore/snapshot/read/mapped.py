@@ -124,6 +124,9 @@ class MappedFiles(Source):
         path = files[bisect_right([file.base for file in files], place) - 1].path if files else self.key
         return CorruptionError(path=path, detail=detail)
 
+    def again(self) -> MappedFiles | None:
+        return None if self.mapping is None else MappedFiles(self.key, self._files)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return receive, (self.key, self._files)
 

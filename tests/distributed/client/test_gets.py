@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from memstore.distributed.rules import Answer, Entry, Found, Lookup, Wait, parti
 from memstore.distributed.rules import lookups as rules_lookups
 from tests.children import in_child
 from tests.distributed.catalog.operations import flipped
-from tests.distributed.client.hosts import Cluster, await_, cluster_of
+from tests.distributed.client.hosts import Cluster, await_, cluster_of, join_anew
 from tests.distributed.client.test_puts import big
 from tests.inside import root_of
 
@@ -136,6 +137,32 @@ def test_a_put_at_the_home_wakes_who_waits_elsewhere(pair: Cluster) -> None:
         here.wait("k", newer_than=later, timeout=0.5)
     with pytest.raises(memstore.StoreTimeoutError, match="doesn't exist"):
         here.wait("missing", timeout=0)
+
+
+def test_a_wait_follows_a_key_whose_home_moves(homes: Cluster) -> None:
+    """Who sleeps on this host's doorbell hears of no put of another one."""
+    here, there = homes.stores
+    key = homes.key_at(0)
+    version = here.put(key, 1)
+    woken: list[int] = []
+    waiter = threading.Thread(target=lambda: woken.append(here.wait(key, newer_than=version, timeout=20)))
+    waiter.start()
+    time.sleep(0.05)
+    homes.homes[0].member = msgspec.structs.replace(homes.homes[0].member, is_home=False)
+    assert join_anew(homes).home_of(key.encode()) == homes.homes[1].member.id
+    later = there.put(key, 2)
+    waiter.join()
+    assert woken == [later]
+
+
+def test_a_put_expects_a_version_that_its_new_home_has(homes: Cluster) -> None:
+    here, there = homes.stores
+    key = homes.key_at(0)
+    here.put(key, 1)
+    homes.homes[0].member = msgspec.structs.replace(homes.homes[0].member, is_home=False)
+    join_anew(homes)
+    version = there.put(key, 2)
+    assert here.put(key, 3, expect_version=version) > version
 
 
 def test_a_wait_at_a_home_that_is_silent_ends_in_time(pair: Cluster) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from monarch.actor import Actor, attach_to_workers, enable_transport, endpoint, this_host
+from monarch.job import ProcessJob
 
 import memstore
 
@@ -18,6 +19,10 @@ _meshes: dict[str, Any] = {}  # by name, of this process
 
 class User(Actor):
     """An actor of a job, which uses the store."""
+
+    @endpoint
+    def takes(self, value: bytes) -> int:
+        return len(value)
 
     @endpoint
     def opens(self, root: str, key: str) -> tuple[int, float]:
@@ -38,8 +43,23 @@ def take_this_host() -> None:
 
 def attach(address: str, workers: Sequence[str]) -> None:
     """Workers that run already, by TCP, from a process at this IP."""
-    enable_transport(f"tcp://{address}:0")
+    if not _meshes:
+        enable_transport(f"tcp://{address}:0")
     _meshes["mesh"] = attach_to_workers(ca="trust_all_connections", workers=workers)
+
+
+def start_job(hosts: int) -> None:
+    """Workers on this machine, of a job of Monarch's."""
+    _meshes["job"] = ProcessJob({"hosts": hosts})
+    _meshes["mesh"] = _meshes["job"].state(cached_path=None).hosts
+
+
+def end_job() -> None:
+    _meshes["job"].kill()
+
+
+def wait_for_mesh() -> None:
+    _meshes["mesh"].initialized.get(60)
 
 
 def serve(root: str, **options: Any) -> tuple[str, ...]:
@@ -71,3 +91,8 @@ def put_in_actors(root: str, key: str) -> list[str]:
 
 def get_in_actors(root: str, key: str) -> list[tuple[int, float]]:
     return list(_meshes["users"].opens.call(root, key).get(60).values())
+
+
+def send_to_actors(size: int) -> list[int]:
+    """By Monarch's message."""
+    return list(_meshes["users"].takes.call(bytes(size)).get(30).values())

@@ -21,12 +21,12 @@ from tests.distributed.serving.agents import eventually, is_alive
 needs_monarch = pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")
 
 SOURCES = Path(__file__).parents[3]
+FAKED = Path(__file__).parent / "faked"
 WORKER = """if True:
     import sys
     from monarch.actor import run_worker_loop_forever
     run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
 """
-WORKER_PORT = 22222
 
 
 def environment(**more: str) -> dict[str, str]:

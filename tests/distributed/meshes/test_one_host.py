@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import memstore
 from tests.distributed.meshes.owners import Owner, environment, needs_monarch
-from tests.distributed.serving.agents import Agents, agents_in, eventually
+from tests.distributed.serving.agents import Agents, eventually
 
 pytestmark = needs_monarch
-
-
-@pytest.fixture
-def agents(scratch: str, tmp_path: Path) -> Iterator[Agents]:
-    """None of its own: it looks after those that are started in its folder."""
-    with agents_in(Path(scratch).parent, tmp_path) as made:
-        yield made
-        for pid in made.processes():
-            os.kill(pid, 9)
 
 
 def free_port() -> int:
@@ -31,7 +21,7 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def test_agents_outlive_a_killed_owner_and_actors_open_the_store_by_its_root(
+def test_an_agent_outlives_a_killed_owner_and_an_actor_opens_the_store_by_its_root(
     agents: Agents, scratch: str, tmp_path: Path
 ) -> None:
     port = str(free_port())
@@ -40,12 +30,10 @@ def test_agents_outlive_a_killed_owner_and_actors_open_the_store_by_its_root(
         assert owner.call("serve", scratch) == (f"tcp://127.0.0.1:{port}",)
         before = agents.processes()
         assert len(before) == 2  # the agent, and its index process
-        assert owner.call("serve", scratch) == (f"tcp://127.0.0.1:{port}",)  # again
-        assert agents.processes() == before
         owner.call("spawn")
         assert owner.call("put_in_actors", scratch, "a/w") == [scratch]
-        found = owner.call("get_in_actors", scratch, "a/w")
-        assert [total for _, total in found] == [1000.0] and owner.process.pid not in dict(found)
+        ((pid, total),) = owner.call("get_in_actors", scratch, "a/w")
+        assert total == 1000.0 and pid != owner.process.pid
         owner.kill()
         assert agents.processes() == before
     assert agents.processes() == before  # nor do Monarch's own processes matter
@@ -55,3 +43,38 @@ def test_agents_outlive_a_killed_owner_and_actors_open_the_store_by_its_root(
         assert store.get("a/w")["w"].sum() == 1000
     cluster.stop()
     eventually(lambda: not agents.processes(), "no process is left")
+
+
+@pytest.mark.full
+def test_hosts_of_a_job_of_processes_are_one_host(agents: Agents, scratch: str, tmp_path: Path) -> None:
+    """They share its folders. Workers, and agents, that the job has started end with it, and the store's don't."""
+    with Owner(environment(MEMSTORE_PORT=str(free_port())), tmp_path / "owner") as owner:
+        owner.call("start_job", 3)
+        (host,) = owner.call("serve", scratch)
+        before = agents.processes()
+        assert host.startswith("tcp://127.0.0.1:") and len(before) == 2
+        owner.call("spawn")
+        assert owner.call("put_in_actors", scratch, "a/w") == [scratch] * 3
+        owner.call("end_job")
+        assert agents.processes() == before
+        owner.call("stop")
+    eventually(lambda: not agents.processes(), "no process is left")
+
+
+@pytest.mark.full
+def test_a_value_that_is_too_large_for_monarchs_messages_passes_by_its_key(
+    agents: Agents, scratch: str, tmp_path: Path
+) -> None:
+    """Who sends the value itself is ended by Monarch."""
+    limit = environment(MEMSTORE_PORT=str(free_port()), HYPERACTOR_CODEC_MAX_FRAME_LENGTH=str(2 << 20))
+    with Owner(limit, tmp_path / "owner") as owner:
+        owner.call("take_this_host")
+        owner.call("serve", scratch)
+        owner.call("spawn")
+        with memstore.open(scratch) as store:
+            store.put("a/w", {"w": torch.ones(4 << 20)})
+        ((_, total),) = owner.call("get_in_actors", scratch, "a/w")
+        assert total == 4 << 20
+        with pytest.raises(RuntimeError, match="rejecting oversize frame"):
+            owner.call("send_to_actors", 16 << 20)
+    memstore.Cluster(scratch).stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from itertools import count
 
 from memstore.distributed.rdma.engine import EngineError
@@ -13,6 +14,7 @@ _names = count(1)
 class HeldReading:
     """Attributes:
     has_come: its bytes were written.
+    begun: when, monotonic.
     """
 
     def __init__(self, source: memoryview, into: memoryview, seconds: float) -> None:
@@ -20,6 +22,7 @@ class HeldReading:
         self._over = threading.Event()
         self.error: str | None = None
         self.has_come = False
+        self.begun = time.monotonic()
 
     def come(self) -> None:
         """Its bytes are written now, whoever waits, or has given up."""
@@ -64,9 +67,9 @@ class HeldEngine:
         return name
 
     def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> HeldReading:
-        source = self._registered[handle]
-        if len(source) != nbytes:
-            raise EngineError(f"a handle of {len(source):,} bytes, and {nbytes:,} are to be read")
+        source = self._registered.get(handle)
+        if source is None or len(source) != nbytes:
+            raise EngineError(f"no handle of {nbytes:,} bytes")
         reading = HeldReading(source, into, seconds)
         self.readings.append(reading)
         if self.fails is not None:

@@ -26,7 +26,11 @@ pytestmark = [
 ]
 
 OWNER, READER, OTHER = range(3)
-PLANES = [("--transport", "monarch"), ("--transport", "monarch", "--no-homes"), ("--transport", "tcp", "--no-homes")]
+PLANES = [
+    ("--monarch", "--transport", "monarch"),
+    ("--transport", "monarch", "--no-homes"),
+    ("--transport", "tcp", "--no-homes"),
+]
 LARGE = 48  # MiB: a transfer of it can be met in its middle
 
 
@@ -100,6 +104,21 @@ def test_values_views_and_sharded_ones_come_by_it(cluster: ServedHosts) -> None:
         cluster.call(host, actions.put_part, "parts/k", rank, 32)
     assert cluster.call(READER, actions.get_parts, "parts/k", 32)
     assert statuses(cluster)[READER].received - before >= (LARGE + 16 + 16) * MIB
+
+
+def test_many_transfers_in_both_directions_at_once(cluster: ServedHosts) -> None:
+    for host in (OWNER, READER):
+        for number in range(4):
+            cluster.call(host, actions.put, f"from{host}/{number}", 16, number)
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(
+                cluster.start(host, of_hosts.with_store, ROOT, actions.get, (f"from{other}/{number}", 16, number))
+            )
+            for host, other in ((OWNER, READER), (READER, OWNER))
+            for number in range(4)
+        ]
+        assert [reader.recv(LONG) for reader in readers] == [True] * len(readers)
 
 
 def test_a_host_without_it_takes_tcp_in_both_directions(cluster: ServedHosts) -> None:

@@ -13,11 +13,12 @@ import torch
 import memstore
 from memstore.distributed.serving import status_at
 from memstore.info import HostStatus
-from tests.distributed.serving.agents import Agents, agents_in, eventually
+from tests.distributed.serving.agents import SOURCES, Agents, agents_in, eventually
 
 pytestmark = pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")
 
 MIB = 1 << 20
+FAKED = Path(__file__).parent.parent / "serving/faked"
 
 
 @pytest.fixture
@@ -56,3 +57,40 @@ def test_a_value_of_another_host_is_got_by_registered_memory(agents: Agents) -> 
     assert "Monarch listens too: it authenticates nobody" in here.log()
     here.terminate()
     assert not Path(f"{here.root}/transport").exists()
+
+
+@pytest.mark.full
+def test_hosts_with_other_versions_of_monarch_take_tcp(agents: Agents) -> None:
+    faked = {"PYTHONPATH": f"{FAKED}:{SOURCES}", "FAKED_VERSIONS": "torchmonarch=0.6.9"}
+    there = agents.start("there", "--transport", "monarch", **faked)
+    here = agents.serve("here", "--transport", "monarch", "--no-homes", join=there, members=2)
+    wait_for(here.root, "monarch", "monarch")
+    assert comes_over_tcp(there.root, here.root)
+
+
+@pytest.mark.full
+def test_where_monarch_does_not_start_all_goes_over_tcp(agents: Agents, tmp_path: Path) -> None:
+    (tmp_path / "broken/monarch").mkdir(parents=True)
+    (tmp_path / "broken/monarch/__init__.py").write_text("raise ImportError('a library is missing')")
+    there = agents.start("there", "--transport", "monarch")
+    here = agents.serve(
+        "here",
+        "--transport",
+        "monarch",
+        "--no-homes",
+        join=there,
+        members=2,
+        PYTHONPATH=f"{tmp_path}/broken:{SOURCES}",
+    )
+    wait_for(here.root, "monarch", "tcp")
+    eventually(lambda: "sends bytes over TCP: a library is missing" in here.log(), "it says so")
+    assert comes_over_tcp(there.root, here.root) and comes_over_tcp(here.root, there.root)
+
+
+def comes_over_tcp(there: str, here: str) -> bool:
+    """A value of the one on the other."""
+    before = sum(one.received for one in statuses(here))
+    with memstore.open(there, "r+") as owner, memstore.open(here, "r+") as reader:
+        owner.put("large/k", torch.arange(MIB))
+        assert torch.equal(reader.get("large/k"), torch.arange(MIB))
+    return sum(one.received for one in statuses(here)) - before < MIB  # of index processes: TCP goes past them

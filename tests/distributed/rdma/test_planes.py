@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +15,17 @@ from hypothesis import strategies as st
 
 from memstore.distributed.rdma import bringing, slots
 from memstore.distributed.transfers import announce, relay
-from memstore.distributed.transfers.messages import STAGED_UNIT
+from memstore.distributed.transfers.messages import (
+    FAILED,
+    FOLLOWS,
+    HEAD,
+    LENGTH,
+    STAGED_UNIT,
+    Bring,
+    Stage,
+    Staged,
+    encode,
+)
 from memstore.engine import PinOptions
 from memstore.errors import CorruptionError
 from memstore.view import view
@@ -52,6 +64,27 @@ def test_a_large_value_is_copied_to_this_host_by_it(planes: Planes, mib: float) 
     assert put_and_get(planes, mib)
     assert planes.brought == planes.far.moved().sent == int(mib) * MIB, "all whole units"
     assert planes.copies() == ["key"] and planes.here.stats().filling_bytes == 0
+
+
+def test_several_transfers_at_once_don_t_meet(planes: Planes) -> None:
+    """More than there are lanes: the others wait, and none is asked over TCP from then on."""
+    keys = [f"key{number}" for number in range(slots.LANES + 2)]
+    for number, key in enumerate(keys):
+        planes.there.put(key, numbers(9) + number)
+    with ThreadPoolExecutor(len(keys)) as threads:
+        got = list(threads.map(planes.get, keys))
+    assert all(torch.equal(one, numbers(9) + number) for number, one in enumerate(got))
+    assert planes.brought == 9 * MIB * len(keys)
+
+
+def test_who_has_waited_for_others_takes_tcp_this_time(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "WAITS", 0.1)
+    for side in (planes.plane.brought, planes.far.staged):
+        before, lanes = planes.brought, list(iter(side.take, None))
+        assert len(lanes) == slots.LANES
+        assert put_and_get(planes, 3) and planes.brought == before
+        lanes[0].__exit__()
+        assert put_and_get(planes, 4) and planes.brought == before + 4 * MIB
 
 
 def test_a_small_value_comes_over_tcp(planes: Planes) -> None:
@@ -158,24 +191,20 @@ def nothing_comes(planes: Planes) -> None:
     planes.engine.holds = True
 
 
-TROUBLES = [
-    no_plane_there,
-    no_plane_here,
-    nobody_here,
-    no_memory_here,
-    no_memory_there,
-    reads_fail,
-    lanes_are_taken,
-    far_lanes_are_taken,
-    nothing_comes,
-]
+TROUBLES = [no_plane_there, nobody_here, reads_fail, nothing_comes]
+RARER = [no_plane_here, no_memory_here, no_memory_there, lanes_are_taken, far_lanes_are_taken]
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
+@pytest.mark.parametrize(
+    "trouble",
+    [*TROUBLES, *(pytest.param(one, marks=pytest.mark.full) for one in RARER)],
+    ids=lambda trouble: trouble.__name__,
+)
 def test_whatever_is_in_the_way_it_comes_over_tcp(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Planes], None]
 ) -> None:
     monkeypatch.setattr(bringing, "STALLED", 0.3)
+    monkeypatch.setattr(slots, "WAITS", 0.1)
     trouble(planes)
     assert put_and_get(planes) and planes.brought == 0
     assert planes.copies() == ["key"] and planes.here.stats().filling_bytes == 0
@@ -183,6 +212,77 @@ def test_whatever_is_in_the_way_it_comes_over_tcp(
     for reading in planes.engine.readings:
         if not reading.has_come and reading.error is None:
             reading.fail("its time is over")
+
+
+def staged(handle: bytes, nbytes: int) -> bytes:
+    said = encode(Staged(handle, nbytes))
+    return HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(len(said)) + said
+
+
+# What a host says that keeps to no rule; then it ends the stream.
+LIES = {
+    "nothing": b"",
+    "another kind": HEAD.pack(9, 0),
+    "more bytes than were asked for": HEAD.pack(FOLLOWS, 1 << 50),
+    "a long failure": HEAD.pack(FAILED, 1 << 40),
+    "no failure": HEAD.pack(FAILED, 4) + b"\xff" * 4,
+    "a long piece": HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(1 << 30),
+    "no piece": HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(4) + b"\xff" * 4,
+    "an empty piece": staged(b"1", 0),
+    "a piece larger than a slot": staged(b"1", slots.SLOT + MIB),
+    "a part of a unit": staged(b"1", MIB + 1),
+    "nobody's handle": staged(b"nobody's", slots.SLOT),
+    "a handle that is no text": staged(b"\xff", slots.SLOT),
+    "one piece": HEAD.pack(FOLLOWS, 20 * MIB),
+}
+
+
+class Liar:
+    def __init__(self, lie: bytes) -> None:
+        self._lie = lie
+
+    def stage(self, stream: socket.socket, request: Stage) -> None:
+        stream.sendall(self._lie)
+        raise ConnectionError
+
+    def bring(self, stream: socket.socket, request: Bring) -> None:
+        raise NotImplementedError
+
+
+def test_a_host_that_keeps_to_no_rule_costs_a_transfer(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (relay, bringing):
+        monkeypatch.setattr(module, "AWAY", 0.0)
+    planes.there.put("key", numbers(20))
+    for what, lie in LIES.items():
+        planes.served.senders.plane = Liar(lie)
+        assert torch.equal(lazily(planes, "key").clone(), numbers(20)), what
+        assert planes.brought == 0, what
+    planes.served.senders.plane = planes.far
+    assert torch.equal(planes.get("key", verify=True), numbers(20)) and planes.brought == 20 * MIB
+
+
+def test_a_host_that_fails_again_is_left_alone_for_longer(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "AWAY", 0.0)
+    monkeypatch.setattr(bringing, "AWAY", 0.15)
+    planes.engine.fails = "the actor is gone"
+    readings = planes.engine.readings
+    while len(readings) < 3:
+        assert put_and_get(planes, 2)
+    assert readings[1].begun - readings[0].begun >= 0.15 and readings[2].begun - readings[1].begun >= 0.3
+    planes.engine.fails = None
+    while not planes.brought:
+        assert put_and_get(planes, 2)
+
+
+@pytest.mark.full
+def test_a_get_with_little_time_has_half_of_it_left_for_tcp(planes: Planes) -> None:
+    planes.engine.holds = True
+    planes.there.put("key", numbers(20))
+    started = time.monotonic()
+    held = planes.hold("key", seconds=4)
+    assert held is not None and 1 < time.monotonic() - started < 4
+    for reading in planes.engine.readings:
+        reading.fail("its time is over")
 
 
 def test_it_is_used_again_after_a_while(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:

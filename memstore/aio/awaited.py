@@ -1,0 +1,91 @@
+"""A method of a class that blocks, as one that is awaited: with the same arguments, types and text."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from memstore.aio.lanes import call
+from memstore.engine import deadline_after
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+Blocking = TypeVar("Blocking")
+
+_WORTH_COUNTING = 0.001  # seconds in a queue, beyond which they are taken off a call's timeout
+
+
+class Awaits(ABC, Generic[Blocking]):
+    """Calls the methods of a blocking object in threads.
+
+    Attributes:
+        timeout: seconds that calls take at most which aren't told otherwise.
+    """
+
+    timeout: float
+
+    @abstractmethod
+    def blocking(self) -> Blocking:
+        """The object. In a thread: it may have to be opened."""
+
+    @abstractmethod
+    def lane_of(self, key: object) -> Hashable:
+        """Of a call whose first argument is `key`, which need not be one."""
+
+    async def made(
+        self,
+        method: Callable[..., R],
+        arguments: tuple[Any, ...],
+        options: Mapping[str, Any],
+        *,
+        lane: Hashable,
+        is_timed: bool,
+        settles: bool = False,
+    ) -> R:
+        """Calls a method in a thread, within the call's timeout, if it takes one."""
+        if not is_timed:
+            return await call(lane, lambda waited: method(self.blocking(), *arguments, **options))
+        given = options.get("timeout")
+        seconds = self.timeout if given is None else given
+        deadline_after(seconds)  # refuses what is no number
+
+        def make(waited: float) -> R:
+            left = {"timeout": max(seconds - waited, 0.0)} if waited > _WORTH_COUNTING else {}
+            return method(self.blocking(), *arguments, **{**options, **left})
+
+        return await call(lane, make, seconds, settles=settles)
+
+
+@overload
+def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]: ...
+@overload
+def awaited(
+    method: Callable[Concatenate[Any, P], R], wrap: Callable[[Any, R], T]
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
+def awaited(method: Callable[..., Any], wrap: Callable[[Any, Any], Any] | None = None) -> Any:
+    """A method for classes that are `Awaits`, of the object that blocks.
+
+    Args:
+        wrap: makes, of the object that awaits and of what the method gives, what is returned.
+    """
+    is_timed = "timeout" in inspect.signature(method).parameters
+
+    @functools.wraps(method, assigned=("__doc__", "__name__"))
+    async def made_in_a_thread(self: Awaits[Any], *arguments: Any, **options: Any) -> Any:
+        lane = self.lane_of(arguments[0] if arguments else options.get("key"))
+        settles = options.get("out") is not None
+        made = await self.made(method, arguments, options, lane=lane, is_timed=is_timed, settles=settles)
+        return made if wrap is None else wrap(self, made)
+
+    return made_in_a_thread
+
+
+def called_as(
+    method: Callable[Concatenate[Any, P], Any],
+) -> Callable[[Callable[..., Coroutine[Any, Any, R]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
+    """For an awaited method that is written by hand: it has the arguments and the text of the blocking one."""
+    return functools.wraps(method, assigned=("__doc__", "__name__"))  # type: ignore[return-value]

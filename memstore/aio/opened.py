@@ -1,0 +1,121 @@
+"""A store that is opened by its first call, in a thread; and which lane a call of it takes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from memstore.aio.awaited import Awaits
+from memstore.aio.lanes import HERE
+from memstore.aio.waits import end_waits
+from memstore.engine import Root, absolute_path
+from memstore.errors import StoreClosedError
+from memstore.keys import encode_key
+from memstore.late_imports import Hooks, around_forks
+from memstore.listing import Mode
+from memstore.store.opening import open as open_blocking
+from memstore.store.store import Store
+
+ALL_HOSTS = "all hosts"  # the lane of calls that may ask several
+
+
+class Opened(Awaits[Store]):
+    """What `AsyncStore` inherits.
+
+    Args:
+        path, mode, options: as the arguments of `memstore.open`.
+
+    Attributes:
+        root: the folder, as an absolute path.
+        ready: the store, if a call of it need not open anything; else None.
+        opened_root: of that store.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
+        self.root, self.timeout = absolute_path(os.fspath(path)), options["timeout"]
+        self.ready: Store | None = None
+        self.opened_root: Root | None = None
+        self._mode: Mode = mode
+        self._options = options
+        self._store: Store | None = None
+        self._is_closed = False
+        self._opening = threading.Lock()
+        _all.add(self)
+
+    def blocking(self) -> Store:
+        """Raises what `memstore.open` raises, and a later call tries again; StoreClosedError."""
+        with self._opening:
+            if self._is_closed:
+                raise _closed(self.root)
+            if self._store is None:  # one without keys is false
+                self._store = open_blocking(self.root, self._mode, **self._options)
+            store = self._store
+            if self.ready is None:
+                self.opened_root = store.lend_root("any")[0]  # in a forked child, this opens the catalog anew
+                self.ready = store
+            return store
+
+    def lane_of(self, key: object, *, fetches: bool = False) -> Hashable:
+        """The lane of a call for a key: of this host, or of the host that is the key's home.
+
+        Args:
+            fetches: it may ask other hosts for bytes, also if the home is here.
+        """
+        root = self.opened_root
+        if root is None or not root.membership:
+            return HERE
+        if not isinstance(key, str) or root.elsewhere is None:
+            return ALL_HOSTS
+        home: bytes = root.elsewhere.home_of(encode_key(key))
+        return HERE if home == root.member_id() and not fetches else home
+
+    def end(self) -> None:
+        """Closes it. Takes a moment."""
+        self._is_closed = True
+        with self._opening:
+            store, root = self._store, self.opened_root
+            self._store = self.ready = self.opened_root = None
+        if root is not None:
+            end_waits(root, self)
+        if store is not None:
+            store.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: who holds the lock is not there; and the next call opens the catalog, which takes time."""
+        self._opening = threading.Lock()
+        self.ready = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its root, as a Store. What was made when this one was opened is there for others."""
+        if self._is_closed:
+            raise _closed(self.root)
+        if self._store is None:
+            return type(self), (self.root, self._mode, dict(self._options))
+        kept = {name: self._options[name] for name in ("verify", "allow_pickle", "timeout")}
+        return type(self), (self.root, "r" if self._mode == "r" else "r+", kept)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "not opened yet" if self._store is None else "open"
+        return f"<memstore.aio.{type(self).__name__} {self.root} ({state})>"
+
+
+def _closed(path: str) -> StoreClosedError:
+    return StoreClosedError(f"the store {path} was closed: memstore.aio.open it again")
+
+
+_all: weakref.WeakSet[Opened] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for one in list(_all):
+        one.leave_to_parent()
+
+
+def _do_nothing() -> None:
+    pass
+
+
+around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))

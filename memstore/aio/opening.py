@@ -1,0 +1,51 @@
+"""Opening a store for tasks of asyncio."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from memstore.aio.store import AsyncStore
+from memstore.listing import Mode
+
+
+def open(
+    root: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    durability: Literal["process", "disk"] | None = None,
+    checksum: bool | None = None,
+    inline_limit: int | None = None,
+    capacity: int | str | None = None,
+    verify: bool = False,
+    allow_pickle: bool = False,
+    unix_group: int | str | None = None,
+    file_mode: int = 0o600,
+    timeout: float = 30.0,
+) -> AsyncStore:
+    """Opens the store in the folder `root` for tasks of asyncio. Arguments and errors as `memstore.open`.
+
+    Nothing is opened yet, so this may be called where nothing can be awaited: `async with`, `await`, or the store's
+    first call opens it, and raises what `memstore.open` would.
+
+    Example:
+        >>> import asyncio, memstore.aio, tempfile, torch
+        >>> async def main():
+        ...     async with memstore.aio.open(tempfile.mkdtemp()) as store:
+        ...         await store.put("policy", {"w": torch.ones(2, 2)})
+        ...         return (await store.get("policy"))["w"].sum()
+        >>> asyncio.run(main())
+        tensor(4.)
+    """
+    options: dict[str, Any] = {
+        "durability": durability,
+        "checksum": checksum,
+        "inline_limit": inline_limit,
+        "capacity": capacity,
+        "verify": verify,
+        "allow_pickle": allow_pickle,
+        "unix_group": unix_group,
+        "file_mode": file_mode,
+        "timeout": timeout,
+    }
+    return AsyncStore(root, mode, options)

@@ -1,0 +1,45 @@
+"""memstore's functions that read, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import torch
+
+from memstore.aio.lanes import HERE, call
+from memstore.aio.store import AsyncStore
+from memstore.rows import read_rows as read_rows_blocking
+from memstore.store.weights import iter_weights as iter_weights_blocking
+
+_ALL_TOLD: Any = object()
+
+
+async def iter_weights(
+    store: AsyncStore,
+    key: str,
+    *,
+    newer_than: int | None = None,
+    prefix: str = "",
+    names: Callable[[str], str | None] | None = None,
+    timeout: float | None = None,
+) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    """Iterates over the tensors of one version of a nested value: `async for name, weight in iter_weights(...)`.
+
+    Arguments and errors as `memstore.iter_weights`. With `newer_than`, the wait takes no thread.
+    """
+    if newer_than is not None:
+        await store.wait(key, newer_than=newer_than, timeout=timeout)
+    lane = store.lane_of(key, fetches=True)
+    weights: Iterator[tuple[str, torch.Tensor]] = await call(
+        lane, lambda _: iter_weights_blocking(store.blocking(), key, prefix=prefix, names=names)
+    )
+    while (found := await call(lane, lambda _: next(weights, _ALL_TOLD))) is not _ALL_TOLD:
+        yield found
+
+
+async def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
+    """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`."""
+    return await call(
+        HERE, lambda _: read_rows_blocking(source, index, out=out, device=device), settles=out is not None
+    )

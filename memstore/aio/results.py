@@ -1,0 +1,127 @@
+"""What methods of a store return that has methods of its own which may wait: references, and puts of several ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from typing import Any
+
+from memstore.aio.awaited import Awaits, awaited, called_as
+from memstore.aio.lanes import call
+from memstore.aio.waits import change_of
+from memstore.engine import Root, deadline_after
+from memstore.errors import StoreTimeoutError
+from memstore.store.ref import Ref
+from memstore.store.sharded import PendingPut
+from memstore.store.store import Store
+
+
+class AsyncRef(Awaits[Ref]):
+    """A version of a key, which stays readable as long as it lives: a `memstore.Ref`, whose methods are awaited.
+
+    It is pickled as a reference. `ref` is the Ref, for who doesn't await.
+
+    Attributes:
+        key, version, root: what it refers to.
+    """
+
+    __slots__ = ("_lane", "key", "ref", "root", "version")
+
+    def __init__(self, ref: Ref, lane: Hashable) -> None:
+        self.ref, self._lane = ref, lane
+        self.key, self.version, self.root = ref.key, ref.version, ref.root
+
+    def blocking(self) -> Ref:
+        return self.ref
+
+    def lane_of(self, key: object) -> Hashable:
+        return self._lane
+
+    get = awaited(Ref.get)
+    view = awaited(Ref.view)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.ref, self._lane)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncRef) and self.ref == other.ref
+
+    def __hash__(self) -> int:
+        return hash(self.ref)
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncRef {self.key!r} version {self.version} in {self.root}>"
+
+
+class AsyncPendingPut(Awaits[PendingPut]):
+    """A sharded put whose parts may still be on their way: a `memstore.PendingPut`, whose methods are awaited.
+
+    A wait takes no thread, where the key's home is this host.
+
+    Attributes:
+        key, attempt: what it is a part of.
+    """
+
+    def __init__(self, pending: PendingPut, root: Root, lane: Hashable, owner: object, timeout: float) -> None:
+        self.timeout = timeout
+        self.key, self.attempt = pending.key, pending.attempt
+        self._pending, self._root, self._lane, self._owner = pending, root, lane, owner
+
+    def blocking(self) -> PendingPut:
+        return self._pending
+
+    def lane_of(self, key: object) -> Hashable:
+        return self._lane
+
+    done = awaited(PendingPut.done)
+    abort = awaited(PendingPut.abort)
+
+    @called_as(PendingPut.wait)
+    async def wait(self, timeout: float | None = None) -> int:
+        seconds = self.timeout if timeout is None else timeout
+        return await self.wait_until(deadline_after(seconds), seconds)
+
+    async def wait_until(self, deadline: float, seconds: float) -> int:
+        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
+        name, doorbell = self.key.encode(), self._root.doorbell
+        if self._root.membership:  # its news may come by another host alone
+            return await call(self._lane, lambda _: self._pending.wait_until(deadline, seconds), seconds)
+        while True:
+            seen = doorbell.load(doorbell.bell(name))
+            if await self.done() or time.monotonic() >= deadline:
+                return await call(self._lane, lambda _: self._pending.wait_until(time.monotonic(), seconds))
+            await change_of(self._root, name, seen, self._owner, deadline)
+
+    async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
+        """As `wait_until`; a timeout gives the put up for all ranks."""
+        try:
+            return await self.wait_until(deadline, seconds)
+        except StoreTimeoutError as error:
+            reason = error
+        return await call(self._lane, lambda _: self._pending.give_up_after(reason))
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncPendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
+
+
+class Part:
+    """A rank's part of a sharded put, on its way.
+
+    Attributes:
+        pending: the put; None: not yet.
+        is_given_up: its task was cancelled: then the thread that makes the put gives it up for all ranks.
+    """
+
+    def __init__(self, key: str, value: Any, options: dict[str, Any]) -> None:
+        self._key, self._value, self._options = key, value, options
+        self.pending: PendingPut | None = None
+        self.is_given_up = False
+
+    def put(self, store: Store) -> PendingPut:
+        """In a thread."""
+        pending = store.put_sharded(self._key, self._value, **self._options)
+        assert isinstance(pending, PendingPut), "it doesn't wait"
+        self.pending = pending
+        if self.is_given_up:
+            pending.abort()
+        return pending

@@ -1,0 +1,123 @@
+"""Entries whose rows are written in place: datasets and replay buffers, whose methods are awaited.
+
+What looks at memory alone is called as it is: lengths, and rows that a slice shows where they lie.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memstore.aio.awaited import Awaits, awaited
+from memstore.aio.lanes import call
+from memstore.datasets import Dataset
+from memstore.replay import ReplayBuffer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from memstore.aio.store import AsyncStore
+
+
+class AsyncDataset(Awaits[Dataset]):
+    """A `memstore.Dataset`, whose methods are awaited. It is pickled by reference.
+
+    Attributes:
+        dataset: the Dataset, for who doesn't await.
+        key, capacity, spec: as its.
+    """
+
+    def __init__(self, dataset: Dataset, timeout: float) -> None:
+        self.dataset, self.timeout = dataset, timeout
+        self.key, self.capacity, self.spec = dataset.key, dataset.capacity, dataset.spec
+
+    def blocking(self) -> Dataset:
+        return self.dataset
+
+    def lane_of(self, key: object) -> Hashable:
+        return "rows", self.key
+
+    @property
+    def batch_size(self) -> torch.Size:
+        return self.dataset.batch_size
+
+    def __len__(self) -> int:
+        """The rows that are whole, by now."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Rows where they lie, at once; what is copied is awaited, see `read_rows`."""
+        if isinstance(index, int | slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return self.dataset[index]
+        raise TypeError(f"rows by {type(index).__qualname__} are copied: await read_rows(index)")
+
+    read_rows = awaited(Dataset.read_rows)
+    extend = awaited(Dataset.extend)
+    flush = awaited(Dataset.flush)
+    seal = awaited(Dataset.seal)
+
+    async def write_rows(self, index: Any, batch: Any) -> None:
+        """`dataset[index] = batch`, awaited: a task that is cancelled goes on when nothing is written any more."""
+        await call(self.lane_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.dataset, self.timeout)
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncDataset {self.key!r}: {len(self):,} of {self.capacity:,} rows>"
+
+
+class AsyncReplayBuffer(Awaits[ReplayBuffer]):
+    """A `memstore.ReplayBuffer`, whose methods are awaited. Arguments as its, with an AsyncStore.
+
+    Its first call opens it, or makes it, or `await buffer`. A sample or an insertion that a rate limiter holds takes
+    one of 8 threads of the key.
+
+    Example:
+        >>> import asyncio, memstore.aio, tempfile, torch
+        >>> async def main():
+        ...     async with memstore.aio.open(tempfile.mkdtemp()) as store:
+        ...         buffer = memstore.aio.ReplayBuffer(store, "replay", {"x": ((2,), torch.float32)}, capacity=100)
+        ...         await buffer.extend({"x": torch.ones(10, 2)})
+        ...         return (await buffer.sample(4))["x"].shape
+        >>> asyncio.run(main())
+        torch.Size([4, 2])
+    """
+
+    def __init__(self, store: AsyncStore, key: str, spec: Any = None, **options: Any) -> None:
+        self.key, self.timeout = key, store.timeout
+        self._store, self._arguments, self._options = store, (key, spec), options
+        self._buffer: ReplayBuffer | None = None
+        self._opening = threading.Lock()
+
+    def blocking(self) -> ReplayBuffer:
+        if self._buffer is not None:
+            return self._buffer
+        with self._opening:
+            if self._buffer is None:
+                self._buffer = ReplayBuffer(self._store.blocking(), *self._arguments, **self._options)
+            return self._buffer
+
+    def lane_of(self, key: object) -> Hashable:
+        return "rows", self.key
+
+    add = awaited(ReplayBuffer.add)
+    extend = awaited(ReplayBuffer.extend)
+    sample = awaited(ReplayBuffer.sample)
+    sample_slices = awaited(ReplayBuffer.sample_slices)
+    update_priority = awaited(ReplayBuffer.update_priority)
+    flush = awaited(ReplayBuffer.flush)
+
+    async def opened(self) -> ReplayBuffer:
+        """The ReplayBuffer, for who doesn't await: its length, cursor, capacity and spec."""
+        return await call(self.lane_of(None), lambda _: self.blocking())
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        yield from self.opened().__await__()
+        return self
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.ReplayBuffer {self.key!r} in {self._store.root}>"

@@ -1,0 +1,168 @@
+"""Slots of a module, filled from a source: what fits is taken, what is missing is replayed.
+
+Tensors that share a storage share it afterwards. Of these, the one that shows all of it is mapped, and the others show
+parts of that; if there is none, the storage is replayed, and what is found is copied into it.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from memstore.deferred_init.shards import distribute, placements_of
+from memstore.deferred_init.slots import Slot
+from memstore.deferred_init.sources import Table
+from memstore.deferred_init.tensors import become, keep_real, made_of, materialize, ref_in, share, shows_all
+from memstore.errors import StructureMismatchError
+from memstore.fake import Mark, Ref, is_fake
+
+Names = Mapping[int, Sequence[str]]
+
+
+class Wish(NamedTuple):
+    """What real tensors are to be. None: as the deferred ones say."""
+
+    device: torch.device | None
+    dtype: torch.dtype | None
+    mesh: Any
+    placements: Any
+
+
+class Materialized(NamedTuple):
+    """What became of a module's tensors, by name.
+
+    Attributes:
+        found: in the source.
+        replayed: the rest.
+    """
+
+    found: tuple[str, ...]
+    replayed: tuple[str, ...]
+
+
+def fill(slots: Sequence[Slot], names: Names, table: Table | None, wish: Wish) -> Materialized:
+    """Puts real tensors into slots.
+
+    Args:
+        names: all names of each tensor, by its id.
+
+    Raises:
+        StructureMismatchError: tensors of the source don't fit; all are listed, and nothing was changed.
+    """
+    todo = [slot for slot in slots if made_of(slot.tensor) is None]
+    found = _found(todo, names, table)
+    if table is not None:
+        _check(found, table)
+        _Taking(slots, table, wish).take(found)
+    if wish.mesh is None:
+        materialize(slot.tensor for slot in todo if made_of(slot.tensor) is None)
+    made = [_finished(slot, wish) for slot in slots]
+    for slot, one in zip(slots, made, strict=True):
+        slot.home[slot.key] = one
+    taken = {id(slot.tensor) for slot, _ in found}
+    return Materialized(
+        tuple(slot.name for slot in slots if id(slot.tensor) in taken),
+        tuple(slot.name for slot in slots if id(slot.tensor) not in taken),
+    )
+
+
+def _found(slots: Sequence[Slot], names: Names, table: Table | None) -> list[tuple[Slot, str]]:
+    """Slots that the source has something for, each tensor once, and its name there."""
+    found: dict[int, tuple[Slot, str]] = {}
+    for slot in slots if table is not None else ():
+        for name in names[id(slot.tensor)]:
+            if table is not None and table.find(name) is not None:
+                found.setdefault(id(slot.tensor), (slot, name))
+    return list(found.values())
+
+
+def _check(found: Sequence[tuple[Slot, str]], table: Table) -> None:
+    problems: list[str] = []
+    for slot, name in found:
+        tensor, stored = slot.tensor, table.get(name)
+        if is_fake(stored):
+            problems.append(f"{name}: the source's is fake, and has no values")
+        elif tuple(stored.shape) != tuple(tensor.shape):
+            problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
+        elif _kind(stored.dtype) != _kind(tensor.dtype):
+            problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
+    if problems:
+        raise StructureMismatchError(
+            f"{len(problems)} of {len(found)} tensors of {table.title} don't fit the module:\n  "
+            + "\n  ".join(problems)
+        )
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
+
+
+class _Taking:
+    """Tensors out of a source, as those of the module share their storages."""
+
+    def __init__(self, slots: Sequence[Slot], table: Table, wish: Wish) -> None:
+        self._table, self._wish = table, wish
+        self._taken: dict[Ref, torch.Tensor] = {}
+        self._refs: dict[Mark, set[Ref]] = {}
+        for slot in slots:
+            ref = ref_in(slot.tensor)
+            self._refs.setdefault(ref.mark, set()).add(ref)
+
+    def take(self, found: Sequence[tuple[Slot, str]]) -> None:
+        for slot, name in sorted(found, key=lambda one: -one[0].tensor.numel()):
+            if made_of(slot.tensor) is None:
+                self._take(slot, name)
+
+    def _take(self, slot: Slot, name: str) -> None:
+        tensor, wish = slot.tensor, self._wish
+        ref, dtype, spread = ref_in(tensor), _dtype(slot.tensor, wish), _spread(slot, wish)
+        if ref in self._taken:
+            become(tensor, self._taken[ref])
+        elif spread is not None:
+            self._taken[ref] = distribute(self._table.get(name), wish.mesh, spread, dtype)
+            become(tensor, self._taken[ref])
+        elif not share(tensor):
+            values = self._table.take(name).to(device=_device(tensor, wish), dtype=dtype)
+            if len(self._refs[ref.mark]) > 1 and wish.mesh is None and dtype == tensor.dtype:
+                if not (shows_all(tensor) and values.is_contiguous()):
+                    with torch.no_grad():
+                        materialize([tensor])[0].copy_(values)
+                    return
+                keep_real(tensor, values, ref)
+            self._taken[ref] = values
+            become(tensor, values)
+
+
+def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
+    """What was made for a slot, as it is wished. What is replayed is spread one by one: all are never there at once."""
+    made = made_of(slot.tensor)
+    dtype = _dtype(slot.tensor, wish)
+    if made is None:
+        made = materialize([slot.tensor])[0]
+        spread = _spread(slot, wish)
+        if spread is not None:
+            return become(slot.tensor, distribute(made.detach(), wish.mesh, spread, dtype))
+    device = _device(slot.tensor, wish)
+    if made.device.type != device.type or made.dtype != dtype:
+        return become(slot.tensor, made.detach().to(device=device, dtype=dtype))
+    return made
+
+
+def _spread(slot: Slot, wish: Wish) -> Any:
+    if wish.mesh is None:
+        return None
+    return placements_of(wish.placements, slot.name, slot.tensor, is_parameter=slot.is_parameter)
+
+
+def _dtype(tensor: torch.Tensor, wish: Wish) -> torch.dtype:
+    return tensor.dtype if wish.dtype is None or not tensor.dtype.is_floating_point else wish.dtype
+
+
+def _device(tensor: torch.Tensor, wish: Wish) -> torch.device:
+    if wish.device is not None:
+        return wish.device
+    return tensor.device if wish.mesh is None else torch.device(wish.mesh.device_type)

@@ -1,0 +1,96 @@
+"""deferred_init, is_deferred, materialize_tensor."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from memstore.deferred_init.recording import Recording
+from memstore.deferred_init.slots import slots_of
+from memstore.deferred_init.tensors import is_deferred_tensor, materialize
+from memstore.fake import Session, in_session
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Makes a module whose tensors take no memory yet: what is done to them is recorded, to be replayed.
+
+    What is replayed is, bit for bit, what would have been made now: also of random numbers, in whichever order parts
+    are materialized. Torch's generators are not drawn from, but get other seeds: what is drawn afterwards is
+    independent of the module.
+
+    Code that reads values while it runs gets them, by replaying what they depend on.
+
+    Args:
+        module_fn: what makes the module: its class, or any callable.
+        args, kwargs: what it is called with.
+
+    Returns:
+        What it returns. Tensors that existed before stay as they are.
+
+    Raises:
+        UnsupportedValueError: an operator can't be recorded; the message names it.
+        Exception: whatever `module_fn` raises.
+
+    Example:
+        >>> import torch
+        >>> from memstore.deferred_init import deferred_init, is_deferred, materialize_module
+        >>> model = deferred_init(torch.nn.Linear, 4, 2)
+        >>> model.weight
+        Parameter containing:
+        tensor(..., size=(2, 4), requires_grad=True, fake=True)
+        >>> materialize_module(model)
+        >>> is_deferred(model), model(torch.ones(4)).shape
+        (False, torch.Size([2]))
+    """
+    with in_session(Session(Recording())) as session:
+        result = module_fn(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            for one in _tensors_of(result):
+                session.note(one)
+    return result
+
+
+def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
+    """Whether a tensor was made by `deferred_init`; whether a module has some that were.
+
+    Args:
+        obj: a tensor or a module.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(obj, torch.Tensor):
+        return is_deferred_tensor(obj)
+    found: Any = obj  # anybody's
+    if isinstance(found, torch.nn.Module):
+        return any(is_deferred_tensor(one) for one in _tensors_of(found))
+    raise ValueError(f"a tensor or a module is needed, and this is a {type(obj).__name__}")
+
+
+def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The real tensor that a deferred one stands for; of the same class, and with the same attributes.
+
+    Args:
+        tensor: a deferred tensor; one that is real is returned as it is. The same one gives the same, and those that
+            share memory share it.
+
+    Raises:
+        UnsupportedValueError: it can't be replayed; the message names the operator, and says why.
+    """
+    return materialize([tensor])[0]
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    """Those of a module and its descendants, or a tensor itself."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, torch.nn.Module):
+        return [slot.tensor for module in value.modules() for slot in slots_of(module)]
+    return []

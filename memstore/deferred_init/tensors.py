@@ -1,0 +1,127 @@
+"""Deferred tensors, and the real ones that become of them: of the same class, sharing what they shared."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from memstore.deferred_init.events import Past, now
+from memstore.deferred_init.replay import Replay
+from memstore.errors import UnsupportedValueError
+from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_of, requires_grad
+from memstore.structure import modes
+
+_OURS = "_memstore_"
+_MADE, _REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
+
+
+def is_deferred_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
+    with torch._C.DisableTorchFunction():
+        mark = mark_of(tensor)
+        return mark is not None and mark.history is not None
+
+
+def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Real tensors for deferred ones, all by one replay. Those that are real are returned as they are."""
+    given = list(tensors)
+    with modes.put_aside(entirely=True), torch._C.DisableTorchFunction(), torch.no_grad():
+        wanted: dict[Mark, torch.Tensor] = {}
+        for one in given:
+            mark = mark_of(one)
+            if mark is None or made_of(one) is not None:
+                continue
+            if mark.history is None:
+                raise UnsupportedValueError(
+                    f"a fake tensor of shape {tuple(one.shape)} was made in fake_mode, and has no past: make it in "
+                    "deferred_init"
+                )
+            if not hasattr(one.untyped_storage(), _REAL):
+                wanted.setdefault(mark, one)
+        moment = now()
+        for mark, real in Replay().run([(mark, moment) for mark in wanted]).items():
+            keep_real(wanted[mark], real)
+        return [_as_real(one) for one in given]
+
+
+def made_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What became of a deferred tensor."""
+    return tensor.__dict__.get(_MADE)
+
+
+def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: Ref | None = None) -> None:
+    """What shares a deferred tensor's storage will share this storage.
+
+    Args:
+        shown: what of the deferred storage `real` has; None: it lies over a storage that is laid out as that one.
+    """
+    ref = ref_in(tensor)
+    if isinstance(ref.mark.history, Past):
+        ref.mark.history.is_over = True
+    shift = 0 if shown is None else (real.storage_offset() - shown.offset) * real.itemsize
+    with torch._C.DisableTorchFunction():
+        setattr(tensor.untyped_storage(), _REAL, (real, shift))
+
+
+def share(tensor: torch.Tensor) -> bool:
+    """Makes a deferred tensor real, if its storage was made for another one."""
+    with torch._C.DisableTorchFunction():
+        kept = getattr(tensor.untyped_storage(), _REAL, None)
+        if kept is None:
+            return False
+        real, shift = kept
+        ref = ref_in(tensor)
+        become(tensor, over_storage(real, ref._replace(offset=ref.offset + shift // ref.dtype.itemsize)))
+        return True
+
+
+def ref_in(tensor: torch.Tensor) -> Ref:
+    """The ref of a deferred tensor."""
+    with torch._C.DisableTorchFunction():
+        mark = mark_of(tensor)
+        assert mark is not None, "it is deferred"
+        return ref_of(tensor, mark)
+
+
+def shows_all(tensor: torch.Tensor) -> bool:
+    """Whether a deferred tensor is its whole storage, in order."""
+    with torch._C.DisableTorchFunction():
+        nbytes = tensor.untyped_storage().nbytes()
+        return tensor.is_contiguous() and not tensor.storage_offset() and tensor.numel() * tensor.itemsize == nbytes
+
+
+def become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """A tensor of the deferred one's class and with its attributes, over `data`; it is what becomes of it."""
+    with modes.put_aside(entirely=True), torch._C.DisableTorchFunction(), torch.no_grad():
+        return _become(tensor, data)
+
+
+def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    cls: Any = original_class(type(tensor))
+    needs_grad = requires_grad(tensor) and (data.is_floating_point() or data.is_complex())
+    if cls is torch.Tensor:
+        made = data.detach().requires_grad_(needs_grad and tensor.is_leaf)
+    elif type(data) is not torch.Tensor:  # a DTensor, which says by a mark that it is a parameter
+        made = torch.nn.Parameter(data, needs_grad)
+    else:
+        made = torch.Tensor._make_subclass(cls, data, needs_grad)
+    for name, one in tensor.__dict__.items():
+        if not name.startswith(_OURS):
+            setattr(made, name, one)
+    setattr(tensor, _MADE, made)
+    return made
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    mark = mark_of(tensor)
+    if mark is None:
+        return tensor
+    if made_of(tensor) is None:
+        share(tensor)
+    made = made_of(tensor)
+    assert made is not None, "its storage was made"
+    return made

@@ -1,0 +1,255 @@
+"""Stores on storage that hosts share: a file system that all of them mount (NFS, Lustre, CephFS, ...).
+
+ROOT there has `memstore.json`, which is written once, and `segments/MEMBER-ID/`, a folder for each host. All else of a
+host lies in its *state folder*, on a local disk: catalog, lock page, doorbell, a `memstore.json` of its own with the
+host's id, and `claims`, in which a byte is locked for each segment that is being filled. So nobody relies on locks,
+mappings or renames of the shared file system, and no two hosts ever write the same file there.
+
+`memstore.json` gets its name by `link`, which fails where there is one: so of hosts that create a store at the same
+time one does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+import uuid
+from typing import NamedTuple
+
+import msgspec
+
+from memstore.engine import syscalls
+from memstore.engine.root import folder
+from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
+from memstore.engine.root.settings import SHARED, Settings, Shared, encode_settings
+from memstore.errors import NotServedError, PermissionDeniedError, StorageError, UnsupportedFilesystemError
+
+STATE_VARIABLE = "MEMSTORE_STATE"
+CLAIMS = "claims"
+_LOOK_EVERY = 0.05  # seconds
+
+
+class Places(NamedTuple):
+    """Where the parts of a store lie.
+
+    Attributes:
+        path: the store's folder, as its users name it.
+        state: the folder of catalog, lock page, doorbell and settings of this host: `path`, but for shared storage.
+        segments: the folder of the files that this host writes.
+    """
+
+    path: str
+    state: str
+    segments: str
+
+
+def shared_settings(root: str) -> Settings | None:
+    """What `memstore.json` says of a store on shared storage. None: there is none, or another store, or nothing."""
+    try:
+        settings = folder.read_settings(root)
+    except OSError as error:
+        raise storage_error(root, error) from error
+    return None if settings is None or settings.shared is None else settings
+
+
+def state_folder(root: str) -> str:
+    """The folder of a store's catalog, locks and sockets on this host: `root` itself, but on shared storage.
+
+    Args:
+        root: an absolute path.
+    """
+    settings = shared_settings(root) if os.path.isdir(root) else None
+    if settings is None or settings.shared is None or settings.store != settings.shared.store:  # or it is one already
+        return root
+    return state_of(settings)
+
+
+def places_of(root: str, settings: Settings) -> Places:
+    """Of a store on shared storage, by the settings in this host's state folder."""
+    return Places(root, state_of(settings), segments_of(root, settings.store))
+
+
+def segments_of(root: str, member: str) -> str:
+    """The folder on the storage that a host writes, by its id."""
+    return f"{root}/{folder.SEGMENTS}/{member}"
+
+
+def state_of(settings: Settings) -> str:
+    """The state folder on this host, which may not be there."""
+    assert settings.shared is not None, "no store on shared storage"
+    return f"{state_base()}/{settings.shared.store}"
+
+
+def state_base() -> str:
+    """The folder of all state folders: $MEMSTORE_STATE, or where XDG wants such things."""
+    named = os.environ.get(STATE_VARIABLE)
+    if named:
+        return os.path.abspath(named)
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.abspath(f"{state}/memstore")
+
+
+# --- creation ---------------------------------------------------------------------------------------------------------
+
+
+def create_shared(root: str, settings: Settings) -> Settings:
+    """Makes `root` a store on shared storage, unless it is one. Returns the settings that it has then.
+
+    Raises:
+        NotServedError: it is another kind of store.
+        NotAStoreError: it is none, and not empty.
+        StorageError: the storage can't be written.
+    """
+    try:
+        found = folder.read_settings(root)
+        if found is None:
+            _check_empty(root)
+            _link_settings(root, settings)
+            found = folder.read_settings(root)
+    except OSError as error:
+        raise storage_error(root, error) from error
+    if found is None or found.shared is None:
+        raise NotServedError(
+            f"{root} is a store that was not made for storage that hosts share, and can't become one: serve it without "
+            "--shared, or choose an empty folder"
+        )
+    return found
+
+
+def wait_for_storage(root: str, deadline: float) -> None:
+    """Until there is a store, which another host makes. So a host where the storage isn't mounted makes none.
+
+    Raises NotServedError at the deadline (monotonic).
+    """
+    while True:
+        if os.path.isdir(root) and shared_settings(root) is not None:
+            return
+        if time.monotonic() > deadline:
+            what = f"has no {folder.SETTINGS}" if os.path.isdir(root) else "is missing"
+            raise NotServedError(
+                f"{root} {what} on host {os.uname().nodename}: the first host of the cluster makes the store there, on "
+                "storage that all hosts mount. Is that mounted here, and is the first host up?"
+            )
+        time.sleep(_LOOK_EVERY)
+
+
+def new_shared(settings: Settings, *, maps: bool) -> Settings:
+    """The same settings, of a store on shared storage."""
+    return msgspec.structs.replace(settings.with_feature(SHARED), shared=Shared(settings.store, maps=maps))
+
+
+def _check_empty(root: str) -> None:
+    left = [name for name in os.listdir(root) if name != folder.SEGMENTS and not name.endswith(".new")]
+    if left:
+        folder.check_empty(root)
+        raise NotServedError(
+            f"{root} has {left[0]!r} of a store that was begun without --shared: choose an empty folder"
+        )
+
+
+def _link_settings(root: str, settings: Settings) -> None:
+    """Whole, or not at all; and not where there are some already, by whichever host."""
+    temporary = f"{root}/.{uuid.uuid4().hex}.new"
+    fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        syscalls.write_at(fd, encode_settings(settings), 0)
+        syscalls.sync(fd)
+    finally:
+        syscalls.close(fd)
+    try:
+        with contextlib.suppress(FileExistsError):
+            syscalls.link(temporary, f"{root}/{folder.SETTINGS}")
+    finally:
+        syscalls.unlink(temporary)
+    syscalls.sync_folder(root)
+
+
+def prepare_state(settings: Settings) -> Settings:
+    """Makes the state folder of this host, if there is none. Returns the settings that a new one is to have.
+
+    The catalog outlives the host where the folder is on a disk, whatever the first host had.
+
+    Raises UnsupportedFilesystemError where the folder is on a file system that hosts share.
+    """
+    assert settings.shared is not None, "no store on shared storage"
+    state = state_of(settings)
+    base = os.path.dirname(state)
+    os.makedirs(os.path.dirname(base), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        syscalls.make_folder(base, 0o700)
+    if os.stat(base).st_uid != os.geteuid():
+        raise PermissionDeniedError(
+            f"{base} belongs to user {os.stat(base).st_uid}, and this process runs as {os.geteuid()}: name a folder of "
+            f"your own by {STATE_VARIABLE}"
+        )
+    check_local(base)
+    with contextlib.suppress(FileExistsError):
+        syscalls.make_folder(state, 0o700)
+    in_memory = check_filesystem(state, None) == TMPFS
+    features = tuple(feature for feature in settings.features if feature == SHARED)
+    return msgspec.structs.replace(
+        settings, store=uuid.uuid4().hex, durability="process" if in_memory else "disk", features=features
+    )
+
+
+def check_local(state: str) -> None:
+    """Raises UnsupportedFilesystemError where the folder is on a file system that hosts share."""
+    if is_network(state):
+        kind = filesystem_name(syscalls.filesystem_type(state))
+        raise UnsupportedFilesystemError(
+            f"{state}, the folder for this host's catalogs of stores on shared storage, is on {kind}, which has "
+            f"neither the locks nor the mappings for that: name one on a local disk or /dev/shm by {STATE_VARIABLE}"
+        )
+
+
+def check_owner(root: str, settings: Settings | None) -> None:
+    """Refuses a folder on the storage that others can change; `settings` is None while it is being made a store."""
+    try:
+        fd = syscalls.open_file(root, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise storage_error(root, error) from error
+    try:
+        folder.check_folder(root, fd, settings)
+    finally:
+        syscalls.close(fd)
+
+
+def create_segments(places: Places, settings: Settings) -> None:
+    """The folder on the storage that this host writes. Raises StorageError."""
+    try:
+        folder.create_folder(os.path.dirname(places.segments), settings)
+        folder.create_folder(places.segments, settings)
+        syscalls.sync_folder(os.path.dirname(places.segments))
+    except OSError as error:
+        raise storage_error(places.segments, error) from error
+
+
+def no_state(root: str, state: str) -> NotServedError:
+    return NotServedError(
+        f"{root} is on storage that hosts share, and this host is no host of it yet, as far as {state} tells: run "
+        f"memstore serve {root} --shared --address tcp://IP:PORT here, and have the same {STATE_VARIABLE} as its agent"
+    )
+
+
+# --- the storage fails ------------------------------------------------------------------------------------------------
+
+_WHAT = {
+    errno.EROFS: "it is mounted read-only here: values can be read; mount it read-write to put",
+    errno.ESTALE: "the server has removed what this host had open, or was restarted: open the store again",
+    errno.EIO: "the server or the network to it fails: see the kernel's log of this host",
+    errno.ENOENT: "it is missing: is the storage mounted on this host?",
+    errno.ENOTDIR: "it is no folder: is the storage mounted on this host?",
+    errno.EACCES: "this user may not: is it the same user, by number, as on the other hosts?",
+    errno.EPERM: "this user may not: is it the same user, by number, as on the other hosts?",
+}
+
+
+def storage_error(path: str, error: OSError, key: str | None = None) -> StorageError:
+    """What an error of the shared file system means, on which host, and what to do."""
+    host = os.uname().nodename
+    what = _WHAT.get(error.errno or 0, "the storage that hosts share fails: see the kernel's log of this host")
+    name = "" if key is None else f"{key!r}: "
+    text = f"{name}{error.filename or path} on host {host}: {error.strerror or error}: {what}"
+    return StorageError(text, key=key, code=error.errno, path=error.filename or path, host=host)

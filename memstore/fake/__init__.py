@@ -1,0 +1,43 @@
+"""Fake tensors: shape, dtype, strides and the device that they claim, and no memory. The names are torchdistX's.
+
+marks       which tensors are fake: their storages have a mark
+recorder    the interface to what remembers what was done with them
+operators   what an operator does, by its schema
+session     what becomes of an operator on them
+tensors     their classes, outside of a mode
+printing    them as text
+functions   torch functions and attributes that no operator sees
+mode        fake_mode, is_fake, meta_like
+like        fake_like
+"""
+
+from __future__ import annotations
+
+from memstore.fake.like import fake_like
+from memstore.fake.marks import Mark, Ref, map_tensors, mark_of, over_storage, ref_of, requires_grad, tensors_in
+from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
+from memstore.fake.operators import kind_of
+from memstore.fake.recorder import History, Recorder
+from memstore.fake.session import Session
+from memstore.fake.tensors import original_class
+
+__all__ = [
+    "History",
+    "Mark",
+    "Recorder",
+    "Ref",
+    "Session",
+    "fake_like",
+    "fake_mode",
+    "in_session",
+    "is_fake",
+    "kind_of",
+    "map_tensors",
+    "mark_of",
+    "meta_like",
+    "original_class",
+    "over_storage",
+    "ref_of",
+    "requires_grad",
+    "tensors_in",
+]

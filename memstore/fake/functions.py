@@ -1,0 +1,202 @@
+"""What torch functions and attributes say of a fake tensor: those that operators don't see, or see too late.
+
+Each handler gets the session, the function, and its arguments; the first one is a fake tensor, with its mark.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memstore.errors import UnsupportedValueError
+from memstore.fake.marks import (
+    META,
+    Mark,
+    Ref,
+    is_leaf,
+    is_meta,
+    mark_of,
+    over_storage,
+    ref_of,
+    requires_grad,
+    storage_bytes,
+)
+from memstore.fake.printing import text_of
+from memstore.fake.session import Session
+from memstore.fake.tensors import original_class
+
+Args = Any  # a tuple: strict types would ask for its length at each place
+Handler = Callable[[Session, Any, Mark, Args, dict[str, Any]], Any]
+_tensor: Any = torch.Tensor
+_nn: Any = torch._C._nn  # type: ignore[attr-defined]
+
+
+def _device(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    return mark.device
+
+
+def _is_cuda(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
+    return mark.device.type == "cuda"
+
+
+def _is_cpu(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
+    return mark.device.type == "cpu"
+
+
+def _is_meta(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
+    return False
+
+
+def _get_device(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> int:
+    return -1 if mark.device.type == "cpu" else mark.device.index or 0
+
+
+def _repr(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> str:
+    with torch._C.DisableTorchFunction():
+        return text_of(args[0], mark)
+
+
+def _format(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> str:
+    return format(repr(args[0]), args[1])
+
+
+def _read(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    """`numpy()`, `tolist()`: of values, if there are any."""
+    with torch._C.DisableTorchFunction():
+        fake = args[0]
+        values = _values(session, function, fake, mark)
+        return function(values.requires_grad_(requires_grad(fake)), *args[1:], **options)
+
+
+def _values(session: Session, function: Any, fake: torch.Tensor, mark: Mark) -> torch.Tensor:
+    recorder = session.recorder or (None if mark.history is None else mark.history.recorder())
+    if recorder is None:
+        raise UnsupportedValueError(
+            f"Tensor.{function.__name__} needs values, and a fake tensor has none: make it outside of fake_mode"
+        )
+    return recorder.values(ref_of(fake, mark))
+
+
+def _no_pointer(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    raise UnsupportedValueError(
+        f"Tensor.{function.__name__} can't be had of a fake tensor, which has no memory: materialize it first"
+    )
+
+
+def _no_pickle(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    what = "a fake tensor" if mark.history is None else "a deferred tensor"
+    raise UnsupportedValueError(
+        f"{what} has no values that could be pickled, saved or sent: materialize it first, or send what makes it"
+    )
+
+
+def _set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    """`fake.data = other`: that shows another storage from now on, and nothing is written."""
+    fake, value = args
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            if not is_meta(value):
+                value = session.lift(value)
+            session.note(fake)
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(fake, value)
+
+
+def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    """`to`, `cpu` and `cuda` to where it is claimed to be make no copy."""
+    name = function.__name__
+    more = {one: value for one, value in options.items() if one == "memory_format"}
+    dtype = None
+    copies = bool(options.get("copy"))
+    if name == "to":
+        if len(args) > 1 and isinstance(args[1], torch.Tensor):
+            other = args[1]
+            other_mark = mark_of(other)
+            device, dtype = (other.device if other_mark is None else other_mark.device), other.dtype
+        else:
+            given = {one: value for one, value in options.items() if one not in ("copy", "memory_format")}
+            copies = copies or (len(args) > 1 and any(value is True for value in args[3:4]))
+            device, dtype, _, _ = _nn._parse_to(*args[1:3], **given)
+    else:
+        index = args[1] if len(args) > 1 else options.get("device")
+        device = torch.device(name) if index is None else torch.device(index)
+    if device is not None and device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0)
+    if device is None or device == mark.device:
+        if dtype is None and not copies and not more:
+            return args[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.Tensor.to(args[0], dtype=dtype or args[0].dtype, copy=copies, **more)
+    if device.type == "cuda" and not torch.cuda.is_available() and not session.fake_cuda:
+        return function(*args, **options)  # as torch refuses it
+    before, session.claim = session.claim, None if device.type == "meta" else device
+    try:
+        wanted = args[0].dtype if dtype is None else dtype
+        return torch.ops.aten._to_copy(args[0], dtype=wanted, device=META if device.type == "cuda" else device, **more)
+    finally:
+        session.claim = before
+
+
+def _deepcopy(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    """A copy of the storage, which is of the past too; tensors that share one share the copy."""
+    fake, memo = args
+    with torch._C.DisableTorchFunction():
+        if not is_leaf(fake):
+            raise RuntimeError("a tensor that was computed from others (no leaf) can't be copied with deepcopy")
+        if id(fake) in memo:
+            return memo[id(fake)]
+        ref, cls = ref_of(fake, mark), original_class(type(fake))
+        if id(mark) not in memo:
+            whole = Ref(mark, torch.uint8, (storage_bytes(fake),), (1,), 0, False, False)
+            memo[id(mark)] = over_storage(fake, whole).clone()
+        made = over_storage(memo[id(mark)], ref)
+        if cls is not torch.Tensor:
+            made = torch.Tensor._make_subclass(cls, made, requires_grad(fake))
+        elif requires_grad(fake):
+            made.requires_grad_()
+        session.note(made)
+    for name, one in fake.__dict__.items():
+        setattr(made, name, copy.deepcopy(one, memo))
+    memo[id(fake)] = made
+    return made
+
+
+MOVES = {_tensor.to, _tensor.cuda}
+# They say what a tensor is, also outside of a mode, and need none.
+PLAIN = {
+    *(getattr(_tensor, name).__get__ for name in ("shape", "dtype", "requires_grad", "layout", "ndim", "is_leaf")),
+    *(getattr(_tensor, name).__get__ for name in ("grad_fn", "_version", "grad", "is_sparse", "is_quantized")),
+    *(getattr(_tensor, name) for name in ("size", "stride", "numel", "dim", "storage_offset", "element_size")),
+    *(getattr(_tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "nelement", "__hash__")),
+    *(_tensor.requires_grad.__set__, _tensor.requires_grad_),
+}
+
+DEVICES: dict[Any, Handler] = {  # they need no session
+    _tensor.device.__get__: _device,
+    _tensor.is_cuda.__get__: _is_cuda,
+    _tensor.is_cpu.__get__: _is_cpu,
+    _tensor.is_meta.__get__: _is_meta,
+    _tensor.get_device: _get_device,
+}
+HANDLERS: dict[Any, Handler] = {
+    **DEVICES,
+    _tensor.__repr__: _repr,
+    _tensor.__format__: _format,
+    _tensor.numpy: _read,
+    _tensor.tolist: _read,
+    _tensor.__array__: _read,
+    _tensor.data_ptr: _no_pointer,
+    _tensor.__dlpack__: _no_pointer,
+    _tensor.__reduce_ex__: _no_pickle,
+    _tensor.share_memory_: _no_pointer,
+    _tensor.data.__set__: _set_data,
+    _tensor.to: _move,
+    _tensor.cpu: _move,
+    _tensor.cuda: _move,
+    _tensor.__deepcopy__: _deepcopy,
+}

@@ -1,0 +1,64 @@
+"""fake_like: a value with fake tensors in place of its tensors."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from memstore.fake.marks import Mark, meta_twin, set_mark
+from memstore.fake.tensors import become_fake
+from memstore.structure import modes
+
+
+def fake_like(value: Any) -> Any:
+    """The same containers, with fake tensors of the same shapes, dtypes and devices. No bytes are read.
+
+    Args:
+        value: a view, or a value of tensors: a tensor, a TensorDict, dicts, lists and tuples, of any depth. What is
+            no tensor stays as it is.
+
+    Returns:
+        New containers. Tensors that were the same are the same.
+
+    Example:
+        >>> import torch
+        >>> from memstore.fake import fake_like
+        >>> fake_like({"w": torch.zeros(2, 3)})
+        {'w': tensor(..., size=(2, 3), fake=True)}
+    """
+    with modes.put_aside():
+        return _like(value, {})
+
+
+def _like(value: Any, seen: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in seen:
+            seen[id(value)] = _fake(value)
+        return seen[id(value)]
+    if hasattr(value, "apply") and hasattr(value, "batch_size"):  # a TensorDict, or a tensorclass
+        return value.apply(lambda one: _like(one, seen), inplace=False)
+    if isinstance(value, Mapping):
+        names: list[Any] = list(value)
+        found = {name: _like(value[name], seen) for name in names}
+        return found if type(value) is dict else type(value)(found)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_like(one, seen) for one in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_like(one, seen) for one in value)
+    return value
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        made: torch.Tensor = meta_twin(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            made.requires_grad_()
+        set_mark(made, Mark(tensor.device, None))
+        become_fake(made)
+    return made

@@ -1,0 +1,199 @@
+"""The two modes of a session, entered and left together: for torch functions, and for operators."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memstore import modes
+from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN
+from memstore.fake.marks import META, mark_of, meta_twin, requires_grad, tensors_in
+from memstore.fake.recorder import Recorder
+from memstore.fake.session import Session
+from memstore.fake.tensors import FakeTensor, become_fake
+
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_LIFTING = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.Tensor.new_tensor}
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return call(self._session, func, args, kwargs or {})
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(one.__torch_dispatch__ is not _NO_DISPATCH for one in types):
+            return NotImplemented  # it has a say in what it does; what it does with its parts comes here
+        with torch._C.DisableTorchFunction():
+            return self._session.run(func, args, kwargs or {})
+
+
+class _Thread(threading.local):
+    session: Session | None = None  # the innermost
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def in_session(session: Session) -> Generator[Session]:
+    """Both modes, until the end; then what was made and lives says by itself that it is fake."""
+    before, _thread.session = _thread.session, session
+    try:
+        with _Operators(session), _Functions(session):
+            yield session
+    finally:
+        _thread.session = before
+        with torch._C.DisableTorchFunction():
+            for one in session.living():
+                if mark_of(one) is not None:
+                    become_fake(one)
+
+
+def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A torch function, as it is in a session."""
+    handler = HANDLERS.get(function)
+    claim, is_made = None, function in _LIFTING
+    with torch._C.DisableTorchFunction():
+        for one in tensors_in(args if not options else (*args, *options.values())):
+            mark = mark_of(one)
+            if mark is not None:
+                session.note(one)
+                claim = claim or mark.device
+        mark = mark_of(args[0]) if handler is not None and args and isinstance(args[0], torch.Tensor) else None
+    if handler is not None and mark is not None:
+        return handler(session, function, mark, args, options)
+    if session.fake_cuda:
+        if function in MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
+            return _move_real(session, function, args, options)
+        claim, args, options = _without_cuda(claim, args, options)
+    before, lifted = session.claim, session.lifts
+    session.claim, session.lifts = claim, is_made or lifted
+    try:
+        return function(*args, **options)
+    finally:
+        session.claim, session.lifts = before, lifted
+
+
+def _without_cuda(
+    claim: torch.device | None, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
+    """Arguments without CUDA, which torch would look for; what is made claims it."""
+    named = _cuda_device(options.get("device"))
+    if named is not None:
+        return named, args, {**options, "device": META}
+    for number, one in enumerate(args):
+        device = _cuda_device(one) if isinstance(one, torch.device) else None
+        if device is not None:
+            return device, (*args[:number], META, *args[number + 1 :]), options
+    return claim, args, options
+
+
+def _names_cuda(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    return any(_cuda_device(one) is not None for one in (*args, options.get("device")))
+
+
+def _cuda_device(value: Any) -> torch.device | None:
+    if isinstance(value, (str, torch.device)):
+        device = torch.device(value)
+        if device.type == "cuda":
+            return torch.device("cuda", device.index or 0)
+    return None
+
+
+def _move_real(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A real tensor to CUDA, where there is none: a fake one of it."""
+    with torch._C.DisableTorchFunction():
+        fake = session.lift(args[0])
+    mark = mark_of(fake)
+    assert mark is not None, "it was just marked"
+    return HANDLERS[function](session, function, mark, (fake, *args[1:]), options)
+
+
+def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A torch function on a fake tensor whose mode is over."""
+    session, handler = _thread.session, HANDLERS.get(function)
+    # With a session: inside of a function that was called with its mode put aside.
+    if handler is not None and (session is not None or function in DEVICES):
+        with torch._C.DisableTorchFunction():
+            mark = mark_of(args[0])
+        if mark is not None:
+            return handler(cast(Session, session), function, mark, args, options)
+    if session is not None or function in PLAIN:
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **options)
+    recorder: Recorder | None = None
+    with torch._C.DisableTorchFunction():
+        for one in tensors_in((*args, *options.values())):
+            mark = mark_of(one)
+            if mark is not None and mark.history is not None:
+                recorder = mark.history.recorder()
+                break
+    with in_session(Session(recorder, fake_cuda=True)):
+        return function(*args, **options)
+
+
+FakeTensor.run = staticmethod(_run_outside)
+
+
+@contextmanager
+def fake_mode(*, fake_cuda: bool = False) -> Generator[None]:
+    """All tensors that are made inside are fake: they have a shape, a dtype and a device, and no memory.
+
+    What is computed of them is fake too, also after the mode.
+
+    Args:
+        fake_cuda: lets tensors be made on CUDA where there is none.
+
+    Example:
+        >>> import torch
+        >>> from memstore.fake import fake_mode, is_fake
+        >>> with fake_mode(fake_cuda=True):
+        ...     model = torch.nn.Linear(1_000_000, 1_000_000, device="cuda")
+        >>> model.weight.device, is_fake(model.weight)
+        (device(type='cuda', index=0), True)
+    """
+    with in_session(Session(None, fake_cuda=fake_cuda)):
+        yield
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was made in `fake_mode`, or by `deferred_init`, and has no memory.
+
+    Args:
+        tensor: any tensor.
+    """
+    with torch._C.DisableTorchFunction():
+        return mark_of(tensor) is not None
+
+
+def meta_like(fake: torch.Tensor) -> torch.Tensor:
+    """A meta tensor with the shape, strides, dtype and requires_grad of a fake one, and no history of autograd.
+
+    Args:
+        fake: a fake tensor.
+
+    Raises:
+        ValueError: it isn't fake.
+    """
+    with torch._C.DisableTorchFunction(), modes.put_aside():
+        if mark_of(fake) is None:
+            raise ValueError(f"a fake tensor is needed, and this is a {type(fake).__name__} on {fake.device}")
+        return meta_twin(fake).requires_grad_(requires_grad(fake))

@@ -1,0 +1,180 @@
+"""What methods of an AsyncStore return, and what is read by it: references, rows, puts of several ranks, weights."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import threading
+
+import pytest
+import torch
+
+import memstore
+import memstore.aio
+from memstore.aio import AsyncDataset, AsyncPendingPut, AsyncRef, AsyncStore
+from memstore.aio import ReplayBuffer as AsyncReplayBuffer
+from tests.aio.loops import until, with_store
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, otherwise",
+    [
+        (AsyncRef, memstore.Ref, set()),
+        (AsyncPendingPut, memstore.PendingPut, {"wait_until", "give_up_after"}),
+        (AsyncDataset, memstore.Dataset, set()),
+        (AsyncReplayBuffer, memstore.ReplayBuffer, set()),
+    ],
+    ids=["Ref", "PendingPut", "Dataset", "ReplayBuffer"],
+)
+def test_each_method_has_a_twin(ours: type, theirs: type, otherwise: set[str]) -> None:
+    names = {name for name in dir(theirs) if not name.startswith("_") and inspect.isfunction(getattr(theirs, name))}
+    assert names, "this tests nothing"
+    for name in names - otherwise:
+        assert inspect.iscoroutinefunction(getattr(ours, name)), name
+        assert inspect.signature(getattr(ours, name)) == inspect.signature(getattr(theirs, name)), name
+
+
+def test_references(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        version = await store.put("x", {"a": torch.arange(1000)})
+        ref = await store.ref("x")
+        await store.put("x", 0)
+        other = pickle.loads(pickle.dumps(ref))
+        assert ref.version == version and other == ref
+        assert (await other.get())["a"][-1] == 999
+        assert (await ref.view())["a"][10:12].tolist() == [10, 11]
+        view = await store.view("x")
+        assert view == 0
+
+    with_store(root, use)
+
+
+def test_rows_are_read_and_weights_iterated_over(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        await store.put("rows", {"a": torch.arange(20).view(10, 2)})
+        view = await store.view("rows")
+        assert (await memstore.aio.read_rows(view, [3, 1]))["a"].tolist() == [[6, 7], [2, 3]]
+        out = {"a": torch.zeros(1, 2, dtype=torch.int64)}
+        assert await memstore.aio.read_rows(view, [9], out=out) is out and out["a"].tolist() == [[18, 19]]
+        coming = asyncio.ensure_future(names_of(store))
+        await asyncio.sleep(0.01)
+        await store.put("policy", {"model": {"w": torch.ones(2), "b": torch.zeros(1)}})
+        assert await coming == ["w", "b"]
+
+    async def names_of(store: AsyncStore) -> list[str]:
+        weights = memstore.aio.iter_weights(store, "policy", newer_than=0, prefix="model.")
+        return [name async for name, _ in weights]
+
+    with_store(root, use)
+
+
+def test_datasets(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        coming = asyncio.ensure_future(store.open_dataset("rows", wait=30))
+        made = await store.create_dataset("rows", {"x": ((2,), torch.float32)}, capacity=10)
+        data = await coming
+        assert await made.extend({"x": torch.ones(3, 2)}) == range(3)
+        assert len(data) == 3 and data[1:3]["x"].sum() == 4 and data.batch_size == (3,)
+        await data.write_rows(0, {"x": torch.zeros(2)})
+        assert (await made.read_rows([0, 1]))["x"].tolist() == [[0, 0], [1, 1]]
+        with pytest.raises(TypeError, match="await read_rows"):
+            made[[0, 1]]  # type: ignore[index]
+        assert len(pickle.loads(pickle.dumps(made))) == 3
+        await made.flush()
+        version = await made.seal()
+        assert await store.wait("rows", newer_than=version - 1) == version
+        other = await store.create_dataset_from("numbers", torch.arange(5))
+        assert other[4] == 4
+
+    with_store(root, use)
+
+
+def test_a_sample_that_a_rate_limiter_holds_stops_nobody(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=4, tolerance=8.0)
+        spec = {"x": ((2,), torch.float32)}
+        buffer = memstore.aio.ReplayBuffer(store, "replay", spec, capacity=100, rate_limiter=limiter)
+        waiting = asyncio.ensure_future(buffer.sample(2))
+        assert await store.put("other", 1)
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        indices = await buffer.extend({"x": torch.ones(4, 2)})
+        assert indices.tolist() == [0, 1, 2, 3]
+        assert (await asyncio.wait_for(waiting, 60))["x"].sum() == 4
+        assert len(await buffer.opened()) == 4
+        assert await buffer.add({"x": torch.zeros(2)}) == 4
+
+    with_store(root, use)
+
+
+# --- puts of several ranks --------------------------------------------------------------------------------------------
+
+RANKS = 12  # more than a lane has threads
+
+
+def shard(rank: int) -> memstore.TensorShard:
+    return memstore.TensorShard(torch.full((1, 3), float(rank)), global_shape=(RANKS, 3), offsets=(rank, 0))
+
+
+def test_many_ranks_of_one_process_put_together(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        puts = [
+            asyncio.ensure_future(store.put_sharded("w", shard(rank), attempt="a", rank=rank, world_size=RANKS))
+            for rank in range(RANKS)
+        ]
+        versions = await asyncio.wait_for(asyncio.gather(*puts), 60)
+        assert len(set(versions)) == 1
+        assert (await store.get("w"))[:, 0].tolist() == list(range(RANKS))
+
+    with_store(root, use)
+
+
+def test_a_rank_that_waits_in_vain_gives_up_for_all(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        with pytest.raises(memstore.StoreTimeoutError, match="ranks 1, 2, 3.* of 12 had put nothing within 0.2 s"):
+            await store.put_sharded("w", shard(0), attempt="a", rank=0, world_size=RANKS, timeout=0.2)
+        assert await store.pending() == ()
+        pending = await store.put_sharded("w", shard(0), attempt="b", rank=0, world_size=RANKS, wait=False)
+        assert isinstance(pending, AsyncPendingPut)
+        assert not await pending.done()
+        with pytest.raises(memstore.StoreTimeoutError):
+            await pending.wait(0.05)
+        assert len(await store.pending("w")) == 1
+        await pending.abort()
+        with pytest.raises(memstore.PartialCommitError):
+            await pending.wait()
+        assert not await store.abort("w", "b")
+
+    with_store(root, use)
+
+
+def test_a_sharded_put_that_is_cancelled_is_given_up_for_all(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        put = asyncio.ensure_future(store.put_sharded("w", shard(0), attempt="a", rank=0, world_size=RANKS))
+        with memstore.open(root) as blocking:
+            await until(lambda: bool(blocking.pending()))
+            put.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await put
+            await until(lambda: not blocking.pending())
+        others = [
+            asyncio.ensure_future(store.put_sharded("w", shard(rank), attempt="a", rank=rank, world_size=RANKS))
+            for rank in range(1, RANKS)
+        ]
+        for one in others:
+            with pytest.raises(memstore.PartialCommitError, match="abort was called"):
+                await one
+
+    with_store(root, use)
+
+
+def test_models_are_saved_and_loaded(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        trained, fresh = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        version = await store.save_model("policy", trained)
+        assert await store.load_model("policy", fresh) == version
+        assert torch.equal(trained.weight, fresh.weight)
+        assert threading.active_count() < 100
+
+    with_store(root, use)

@@ -1,0 +1,208 @@
+"""Waits of tasks: many at once, by one thread, woken by puts of any process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+
+import memstore
+import memstore.aio
+from memstore.aio import AsyncStore, waits
+from tests.aio.loops import threads_of_aio, until, with_store
+from tests.children import Child, Wire
+
+
+def waiters() -> list[threading.Thread]:
+    return [thread for thread in threads_of_aio() if thread.name.endswith("waits")]
+
+
+def test_what_is_there_is_returned(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        version = await store.put("key", 1)
+        assert await store.wait("key") == version
+        assert await store.wait("key", newer_than=version - 1, timeout=5) == version
+
+    with_store(root, use)
+
+
+def test_what_does_not_come_is_a_timeout(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        version = await store.put("key", 1)
+        for timeout in (0.05, 0, -1):
+            with pytest.raises(memstore.StoreTimeoutError, match=f"version {version}: no.* newer than {version} "):
+                await store.wait("key", newer_than=version, timeout=timeout)
+        with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist"):
+            await store.wait("missing", timeout=0.01)
+        for wrong in ("soon", float("nan")):
+            with pytest.raises((TypeError, ValueError)):
+                await store.wait("key", timeout=wrong)  # type: ignore[arg-type]
+
+    with_store(root, use)
+
+
+def _put_when_told(wire: Wire, root: str) -> None:
+    with memstore.open(root) as store:
+        while (keys := wire.receive()) is not None:
+            for key in keys:
+                store.put(key, 1)
+
+
+def test_a_thousand_waits_take_one_thread_and_each_is_woken(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By puts of another process; no wait looks by itself."""
+    monkeypatch.setattr(waits, "LOOK_EVERY", 3600.0)
+
+    async def use(store: AsyncStore) -> None:
+        keys = [f"key{number}" for number in range(1000)]
+        await store.put("other", 1)
+        others = set(threads_of_aio())
+        waiting = [asyncio.ensure_future(store.wait(key, timeout=float("inf"))) for key in keys]
+        await store.put("other", 1)  # so that all have begun
+        (one,) = set(threads_of_aio()) - others
+        assert one.name == "memstore.aio waits"
+        for key in keys[::100]:
+            child.send([key])
+            await asyncio.wait_for(waiting[keys.index(key)], 60)
+        assert sum(task.done() for task in waiting) == 10
+        child.send(keys)
+        await asyncio.wait_for(asyncio.gather(*waiting), 60)
+
+    with memstore.open(root), Child(_put_when_told, root) as child:
+        with_store(root, use)
+        child.send()
+
+
+def test_a_put_of_this_process_wakes_without_a_look(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "LOOK_EVERY", 3600.0)
+
+    async def use(store: AsyncStore) -> None:
+        version = 0
+        for _ in range(20):
+            waiting = asyncio.ensure_future(store.wait("key", newer_than=version))
+            await asyncio.sleep(0.002)
+            version = await store.put("key", torch.zeros(1000))
+            assert await asyncio.wait_for(waiting, 60) == version
+        await store.delete("key")
+
+    with_store(root, use)
+
+
+def test_puts_between_a_wait_and_its_first_look_are_not_missed(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that come and go, beside puts of their keys at any time."""
+    monkeypatch.setattr(waits, "LOOK_EVERY", 3600.0)
+
+    async def use(store: AsyncStore) -> None:
+        async def follow(key: str) -> None:
+            version = 0
+            for _ in range(100):
+                version = await store.wait(key, newer_than=version, timeout=60)
+            done.add(key)
+
+        async def lead(key: str) -> None:
+            while key not in done:
+                await store.put(key, 1)
+
+        done: set[str] = set()
+        await asyncio.gather(*(run(f"key{number}") for number in range(5) for run in (follow, lead)))
+
+    with_store(root, use)
+
+
+def test_a_reader_waits_too(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        waiting = [asyncio.ensure_future(store.wait(f"key{number}")) for number in range(10)]
+        await asyncio.sleep(0.02)
+        with memstore.open(root) as writer:
+            for number in range(10):
+                writer.put(f"key{number}", 1)
+        await asyncio.wait_for(asyncio.gather(*waiting), 60)
+
+    memstore.open(root).close()
+    with_store(root, use, "r")
+
+
+def test_close_ends_waits_and_their_thread(root: str) -> None:
+    async def main() -> None:
+        store, other = memstore.aio.open(root), memstore.aio.open(root)
+        mine = [asyncio.ensure_future(store.wait("key", timeout=float("inf"))) for _ in range(10)]
+        theirs = asyncio.ensure_future(other.wait("key"))
+        await until(lambda: bool(waiters()))
+        await store.close()
+        for task in mine:
+            with pytest.raises(memstore.StoreClosedError):
+                await task
+        version = await other.put("key", 1)
+        assert await theirs == version
+        await other.close()
+        await until(lambda: not waiters())
+
+    asyncio.run(main())
+
+
+def test_the_thread_ends_when_nobody_waits(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_LINGER", 0.01)
+
+    async def use(store: AsyncStore) -> None:
+        with pytest.raises(memstore.StoreTimeoutError):
+            await store.wait("key", timeout=0.01)
+        await until(lambda: not waiters())
+        waiting = asyncio.ensure_future(store.wait("key"))
+        version = await store.put("key", 1)
+        assert await waiting == version
+
+    with_store(root, use)
+
+
+def test_a_loop_that_was_closed_harms_nobody(root: str) -> None:
+    store = memstore.aio.open(root)
+
+    async def leave() -> None:
+        asyncio.ensure_future(store.wait("key"))
+        await asyncio.sleep(0.02)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    tasks = asyncio.all_tasks(loop)
+    loop.close()  # with a task that waits
+
+    async def go_on() -> None:
+        waiting = asyncio.ensure_future(store.wait("key"))
+        await asyncio.sleep(0.02)
+        version = await store.put("key", 1)
+        assert await waiting == version
+        await store.close()
+
+    asyncio.run(go_on())
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_is_removed_ends_the_waits(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    monkeypatch.setattr(waits, "LOOK_EVERY", 0.05)
+
+    async def use(store: AsyncStore) -> None:
+        waiting = asyncio.ensure_future(store.wait("key"))
+        await asyncio.sleep(0.02)
+        shutil.rmtree(scratch)
+        with pytest.raises(memstore.NotAStoreError):
+            await waiting
+
+    with_store(scratch, use)
+
+
+def test_a_mutable_entry_is_refused(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        with memstore.open(root) as blocking:
+            blocking.create_dataset("rows", ((2,), torch.float32), capacity=10)
+        with pytest.raises(memstore.MutableEntryError):
+            await store.wait("rows")
+        started = time.monotonic()
+        assert await store.wait("key", timeout=10) if await store.put("key", 1) else True
+        assert time.monotonic() - started < 9
+
+    with_store(root, use)

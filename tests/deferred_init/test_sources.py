@@ -1,0 +1,234 @@
+"""Modules whose weights come out of snapshots, views, state dicts and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memstore
+from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from memstore.errors import CorruptionError, NotAStoreError, StructureMismatchError
+from memstore.fake import fake_like
+from tests.children import in_child
+from tests.sharding.fake_world import as_rank
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 8)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.head = nn.Linear(8, 32, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("passing", torch.arange(4.0), persistent=False)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(1)
+    made = Model()
+    with torch.no_grad():
+        for one in made.parameters():
+            one.add_(1)
+    return made
+
+
+def snapshot(model: nn.Module, path: Path) -> str:
+    memstore.Snapshot.take(path / "s", {"model": model, "other": memstore.StateDict(step=3)})
+    return str(path / "s")
+
+
+def safetensors(model: nn.Module, path: Path) -> str:
+    with memstore.open(path / "store") as store:
+        store.put("m", dict(model.state_dict()))
+        store.export("m", path / "hub", max_shard_size="1KiB")
+    assert (path / "hub" / "model.safetensors.index.json").exists()
+    return str(path / "hub")
+
+
+def one_file(model: nn.Module, path: Path) -> str:
+    from safetensors.torch import save_file
+
+    found = {name: one.clone() for name, one in model.state_dict().items() if name != "head.weight"}
+    save_file(found, path / "one.safetensors")
+    return str(path / "one.safetensors")
+
+
+SOURCES: dict[str, Callable[[nn.Module, Path], Any]] = {
+    "a snapshot's path": snapshot,
+    "a snapshot": lambda model, path: memstore.Snapshot(snapshot(model, path)),
+    "a view of a snapshot": lambda model, path: memstore.Snapshot(snapshot(model, path)).view()["model"],
+    "a folder of safetensors": safetensors,
+    "a file, without the tied weight's other name": one_file,
+    "a state dict": lambda model, path: model.state_dict(),
+    "nested dicts": lambda model, path: {"trainer": {"embed": {"weight": model.embed.weight}}},
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_weights_are_those_of_the_source(name: str, model: Model, tmp_path: Path) -> None:
+    source = SOURCES[name](model, tmp_path)
+    made = deferred_init(Model)
+    done = materialize_module(made, source=source)
+    assert not is_deferred(made) and made.head.weight is made.embed.weight
+    for key in done.found:
+        assert torch.equal(made.state_dict()[key], model.state_dict()[key]), key
+    assert "embed.weight" in done.found and isinstance(made.embed.weight, nn.Parameter)
+    assert "passing" in done.replayed and made.passing.tolist() == [0, 1, 2, 3]
+    assert len(done.found) == (2 if name == "nested dicts" else 9)
+
+
+def test_a_view_of_a_store_is_mapped_and_what_is_written_stays_here(model: Model, root: str) -> None:
+    with memstore.open(root, inline_limit=0) as store:
+        store.put("model", dict(model.state_dict()))
+        view, before = store.view("model"), memstore.bytes_read()
+        made = deferred_init(Model)
+        materialize_module(made, source=view)
+        assert memstore.bytes_read() == before, "mapped, and not read"
+        assert in_a_file(made.layers[0].weight), "and not copied"
+        with torch.no_grad():
+            made.embed.weight.zero_()
+        assert torch.equal(view["embed.weight"] + 0, model.embed.weight)
+        assert torch.equal(store.get("model")["embed.weight"], model.embed.weight)
+
+
+def in_a_file(tensor: torch.Tensor) -> bool:
+    """Whether its memory is that of a mapped file."""
+    address = tensor.data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return len(line.split()) > 5 and line.split()[5].startswith("/")
+    return False
+
+
+def test_weights_of_files_are_mapped(model: Model, tmp_path: Path) -> None:
+    for source in (snapshot(model, tmp_path), safetensors(model, tmp_path)):
+        made = deferred_init(Model)
+        materialize_module(made, source=source)
+        assert in_a_file(made.embed.weight) and in_a_file(made.layers[0].weight)
+
+
+def test_weights_are_converted_on_the_way(model: Model, tmp_path: Path) -> None:
+    made = deferred_init(Model)
+    materialize_module(made, source=safetensors(model, tmp_path), dtype=torch.bfloat16)
+    assert torch.equal(made.embed.weight, model.embed.weight.bfloat16()) and made.passing.dtype == torch.bfloat16
+    assert made.layers[1].num_batches_tracked.dtype == torch.int64 and made.head.weight is made.embed.weight
+    half = deferred_init(lambda: Model().half())
+    materialize_module(half, source=model.state_dict())
+    assert half.layers[0].weight.dtype == torch.float16, "as the constructor has chosen"
+    moved = deferred_init(Model)
+    materialize_module(moved, device="meta", source=model.state_dict())
+    assert moved.embed.weight.is_meta and moved.passing.is_meta
+
+
+def test_what_the_source_lacks_is_replayed(model: Model) -> None:
+    torch.manual_seed(4)
+    expected = Model()
+    torch.manual_seed(4)
+    made = deferred_init(Model)
+    done = materialize_module(made, source={"layers.0.weight": model.layers[0].weight})
+    assert done.found == ("layers.0.weight",) and torch.equal(made.layers[0].bias, expected.layers[0].bias)
+    assert torch.equal(made.embed.weight, expected.embed.weight)
+
+
+def test_a_view_of_a_parameter_shares_what_was_taken_for_it() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Parameter(torch.zeros(6)[2:4])
+            self.flat = nn.Parameter(self.part.detach().as_strided((6,), (1,), 0))
+
+    whole = deferred_init(Flat)
+    materialize_module(whole, source={"flat": torch.arange(6.0)})
+    assert whole.part.tolist() == [2, 3] and whole.part.data_ptr() == whole.flat.data_ptr() + 8
+    part = deferred_init(Flat)
+    materialize_module(part, source={"part": torch.tensor([7.0, 8.0])})
+    assert part.flat.tolist() == [0, 0, 7, 8, 0, 0] and part.part.data_ptr() == part.flat.data_ptr() + 8
+
+
+def test_all_mismatches_come_in_one_error_and_nothing_is_changed(model: Model) -> None:
+    made = deferred_init(Model)
+    state = {**model.state_dict(), "embed.weight": torch.ones(31, 8), "layers.0.bias": torch.ones(8, dtype=torch.int64)}
+    state["layers.0.weight"] = fake_like(model.layers[0].weight)
+    with pytest.raises(StructureMismatchError) as caught:
+        materialize_module(made, source=state)
+    text = str(caught.value)
+    assert "embed.weight: shape [32, 8] in the module, [31, 8]" in text
+    assert "layers.0.weight: the source's is fake" in text
+    assert "layers.0.bias: torch.float32 in the module, torch.int64" in text and is_deferred(made.layers[1])
+    materialize_module(made, source=model.state_dict())
+    assert torch.equal(made.embed.weight, model.embed.weight)
+
+
+def test_a_source_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StructureMismatchError, match="none of the module's 2 weights"):
+        materialize_module(deferred_init(nn.Linear, 2, 2), source={"other": torch.ones(1)})
+    with pytest.raises(NotAStoreError, match="there is no snapshot"):
+        materialize_module(deferred_init(nn.Linear, 2, 2), source=str(tmp_path / "missing"))
+    with pytest.raises(TypeError, match="source is a Snapshot"):
+        materialize_module(deferred_init(nn.Linear, 2, 2), source=7)
+    with pytest.raises(TypeError, match="belong together"):
+        materialize_module(deferred_init(nn.Linear, 2, 2), mesh=7)
+
+
+def test_a_damaged_file_is_named(model: Model, tmp_path: Path) -> None:
+    path = one_file(model, tmp_path)
+    os.truncate(path, os.path.getsize(path) - 100)
+    with pytest.raises(CorruptionError, match="one.safetensors"):
+        materialize_module(deferred_init(Model), source=path)
+
+
+def test_materializing_a_part_takes_the_parts_names(model: Model, tmp_path: Path) -> None:
+    made = deferred_init(Model)
+    done = materialize_module(made.layers, source=safetensors(model, tmp_path))
+    assert len(done.found) == 7 and is_deferred(made) and not is_deferred(made.layers)
+    tensor = materialize_tensor(made.embed.weight)
+    assert tensor.shape == (32, 8)
+
+
+# --- with a mesh ------------------------------------------------------------------------------------------------------
+
+
+def test_each_rank_reads_its_own_part(tmp_path: Path) -> None:
+    for rank in range(2):
+        in_child(check_rank, str(tmp_path), rank, timeout=100.0)
+
+
+def check_rank(path: str, rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    torch.manual_seed(1)
+    model = Model()
+    folder = Path(path) / str(rank)
+    folder.mkdir()
+    sources = [snapshot(model, folder), safetensors(model, folder), model.state_dict(), None]
+    with as_rank(rank, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        for source in sources:
+            before = memstore.bytes_read()
+            torch.manual_seed(1)
+            made = deferred_init(Model)
+            materialize_module(made, source=source, mesh=mesh, placements=[Shard(0)])
+            weight: Any = made.embed.weight
+            assert isinstance(weight, DTensor) and isinstance(weight, nn.Parameter) and weight.requires_grad
+            assert weight.shape == (32, 8) and made.head.weight is weight
+            assert torch.equal(weight.to_local(), model.embed.weight[16 * rank : 16 * rank + 16])
+            assert type(made.passing) is torch.Tensor and made.passing.tolist() == [0, 1, 2, 3]
+            if source is sources[0]:
+                total = sum(one.nbytes for one in model.parameters())
+                assert memstore.bytes_read() - before <= total // 2, "half of it"
+
+        made = deferred_init(Model)
+        chosen = {"embed.weight": [Shard(1)], "layers.0.weight": [Replicate()]}
+        materialize_module(made, source=sources[1], mesh=mesh, placements=chosen, dtype=torch.bfloat16)
+        local: Any = made.embed.weight
+        assert local.to_local().shape == (32, 4) and local.dtype == torch.bfloat16
+        assert type(made.layers[0].bias) is nn.Parameter, "left whole"

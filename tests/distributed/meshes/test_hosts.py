@@ -1,0 +1,212 @@
+"""memstore.serve on meshes of several hosts: workers of Monarch that run already, and are attached to by TCP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memstore
+from tests.distributed.meshes.conftest import HOSTS, MeshHosts, words_of
+from tests.distributed.meshes.owners import environment, needs_monarch
+from tests.distributed.serving.agents import eventually
+
+pytestmark = [needs_monarch, pytest.mark.full]
+
+STOP = "memstore.Cluster(sys.argv[1]).stop()"
+
+
+@pytest.fixture
+def root(mesh: MeshHosts, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A path on the hosts. Afterwards no agent runs, and nothing is left there."""
+    path = f"/dev/shm/{request.node.name}"[:60]
+    yield path
+    for number in range(HOSTS):
+        for pid in mesh.agents(number, path):  # where the test has failed
+            os.kill(pid, signal.SIGKILL)
+    for host in mesh.hosts:
+        host.run(["rm", "-rf", path])
+
+
+def nothing_runs(mesh: MeshHosts, root: str) -> bool:
+    return not any(mesh.agents(number, root) for number in range(HOSTS))
+
+
+def stop(mesh: MeshHosts, number: int, root: str) -> None:
+    mesh.run(number, STOP, root)
+    eventually(lambda: nothing_runs(mesh, root), "no agent is left")
+
+
+def test_actors_on_all_hosts_have_one_store_and_agents_outlive_the_killed_owner(mesh: MeshHosts, root: str) -> None:
+    workers = [mesh.work(number) for number in range(HOSTS)]
+    with mesh.another_owner(0) as owner:
+        mesh.attach(*workers, owner=owner)
+        hosts = owner.call("serve", root)
+        assert hosts[0].startswith(f"tcp://{mesh[0].address}:")  # the seed
+        assert sorted(host[len("tcp://") :].partition(":")[0] for host in hosts) == [one.address for one in mesh.hosts]
+        owner.call("spawn", 1)
+        assert owner.call("put_in_actors", root, "a/w") == [root] * HOSTS
+        assert [total for _, total in owner.call("get_in_actors", root, "a/w")] == [1000.0] * HOSTS
+        assert owner.call("serve", root) == hosts  # again
+        before = [mesh.agents(number, root) for number in range(HOSTS)]
+        assert list(map(len, before)) == [2] * HOSTS
+    assert [mesh.agents(number, root) for number in range(HOSTS)] == before
+    got = "with memstore.open(sys.argv[1]) as store: print(int(store.get('a/w')['w'].sum()))"
+    assert mesh.run(2, got, root) == "1000"
+    alive = "print(*[host.alive for host in memstore.Cluster(sys.argv[1]).status().hosts])"
+    assert mesh.run(1, alive, root) == "True True True"
+    stop(mesh, 1, root)
+
+
+def test_the_secret_is_in_a_file_of_ones_own_on_each_host_and_nowhere_else(mesh: MeshHosts, root: str) -> None:
+    root, secret = "/dev/shm/secret", "it-is-known-to-nobody-else-0123456789"
+    mesh.attach(*mesh.workers).call("serve", root, secret=secret)
+    mode = "import os; print(oct(os.stat(sys.argv[1]).st_mode))"
+    for number in range(HOSTS):
+        assert mesh.read(number, f"{root}/secret") == secret
+        assert mesh.run(number, mode, f"{root}/secret") == oct(stat.S_IFREG | 0o600)
+        agents = mesh.agents(number, root)
+        assert len(agents) == 2
+        for pid in agents:
+            told = words_of(pid) + Path(f"/proc/{pid}/environ").read_bytes()
+            assert secret.encode() not in told
+        assert secret not in mesh.read(number, f"{root}/agent.log")
+    monarchs = Path("/tmp", os.environ.get("USER", "root"), "monarch_log.log")
+    assert not monarchs.exists() or secret.encode() not in monarchs.read_bytes()
+    with pytest.raises(memstore.NotServedError, match="with another secret than the one that was given"):
+        mesh.owner.call("serve", root, secret="another-one-that-is-as-long-as-that")
+    assert len(mesh.owner.call("serve", root)) == HOSTS  # the one that they have
+    stop(mesh, 0, root)
+    mesh.owner.call("serve", root)  # also when they run no longer
+    assert mesh.read(2, f"{root}/secret") == secret
+    stop(mesh, 0, root)
+
+
+def test_two_workers_of_one_host_are_one_host(mesh: MeshHosts, root: str) -> None:
+    hosts = mesh.attach(mesh.workers[1], mesh.workers[0], mesh.work(1)).call("serve", root)
+    assert len(hosts) == 2 and f"//{mesh[1].address}:" in hosts[0]  # the mesh's first host is the seed
+    assert len(mesh.agents(1, root)) == 2
+    stop(mesh, 0, root)
+
+
+def test_a_mesh_of_other_hosts_is_refused_and_one_with_more_of_them_joins(mesh: MeshHosts, root: str) -> None:
+    two = mesh.attach(*mesh.workers[:2]).call("serve", root)
+    with pytest.raises(memstore.NotServedError, match=rf"has other hosts than the mesh: {two[1]} too"):
+        mesh.attach(mesh.workers[0]).call("serve", root)
+    three = mesh.attach(*reversed(mesh.workers)).call("serve", root)
+    assert sorted(three) == sorted({*two, f"tcp://{mesh[2].address}:7411"}) and three[0] == two[0]
+    stop(mesh, 2, root)
+
+
+def test_a_host_that_lost_its_folder_takes_its_place_again(mesh: MeshHosts, root: str) -> None:
+    hosts = mesh.attach(*mesh.workers).call("serve", root)
+    for pid in mesh.agents(2, root):
+        os.kill(pid, signal.SIGKILL)
+    mesh.run(2, "import shutil; shutil.rmtree(sys.argv[1])", root)
+    assert sorted(mesh.owner.call("serve", root)) == sorted(hosts)
+    assert mesh.run(2, "print(len(memstore.open(sys.argv[1])))", root) == "0"
+    stop(mesh, 2, root)
+
+
+def test_an_owner_on_no_host_of_the_mesh_has_the_cluster_too(mesh: MeshHosts, root: str) -> None:
+    owner = mesh.attach(*mesh.workers[1:])
+    hosts = owner.call("serve", root)
+    assert [host.address for host in owner.call("status").hosts if host.alive] == list(hosts) and len(hosts) == 2
+    assert mesh.run(0, "import os; print(os.path.exists(sys.argv[1]))", root) == "False"
+    owner.call("stop")
+    eventually(lambda: nothing_runs(mesh, root), "no agent is left")
+
+
+# --- what can't be started, and what is left of it --------------------------------------------------------------------
+
+
+def test_a_root_that_one_host_cannot_make_names_it(mesh: MeshHosts, root: str) -> None:
+    for number in (0, 1):
+        mesh.run(number, "import os; os.mkdir(sys.argv[1])", root)
+    with pytest.raises(memstore.NotAStoreError, match=f"host2: .*{root}"):
+        mesh.attach(*mesh.workers).call("serve", f"{root}/store")
+    assert nothing_runs(mesh, root)
+    mesh.run(2, "open(sys.argv[1], 'w')", root)
+    with pytest.raises(memstore.MemstoreError, match=f"host2: .*{root}"):
+        mesh.owner.call("serve", f"{root}/store")
+    assert nothing_runs(mesh, root)
+
+
+def test_a_host_with_another_version_is_named(mesh: MeshHosts, root: str) -> None:
+    with pytest.raises(memstore.FormatVersionError, match=r"host.*: memstore 99\.9 here"):
+        mesh.attach(*mesh.workers[:2], mesh.work(2, FAKE_VERSION="99.9")).call("serve", root)
+    assert nothing_runs(mesh, root)
+
+
+def test_a_host_without_memstore_is_named(mesh: MeshHosts, root: str) -> None:
+    with pytest.raises(memstore.NotServedError, match="host 1 of the mesh: .*No module named 'memstore"):
+        mesh.attach(mesh.workers[0], mesh.work(1, FAKE_NO_MEMSTORE="1"), mesh.workers[2]).call("serve", root)
+    assert nothing_runs(mesh, root)
+    assert len(mesh.attach(*mesh.workers).call("serve", root)) == HOSTS  # nothing stands in the way
+    stop(mesh, 0, root)
+
+
+def test_a_port_that_is_taken_is_named_and_what_was_started_is_ended(mesh: MeshHosts, root: str) -> None:
+    listen = "import socket; s = socket.create_server((sys.argv[1], 7500)); print(flush=True); sys.stdin.read()"
+    taken = mesh[2].popen(
+        [sys.executable, "-c", f"import sys; {listen}", mesh[2].address],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert taken.stdout is not None and taken.stdout.readline()
+    workers = [mesh.work(number, MEMSTORE_PORT="7500") for number in range(HOSTS)]
+    with pytest.raises(memstore.AddressUnavailableError, match=rf"host2: .*{mesh[2].address}:7500: Address already"):
+        mesh.attach(*workers).call("serve", root)
+    eventually(lambda: nothing_runs(mesh, root), "no agent is left")
+    taken.kill()
+    taken.wait()
+    hosts = mesh.owner.call("serve", root)  # the same mesh, once nothing is in the way
+    assert sorted(hosts) == [f"tcp://{one.address}:7500" for one in mesh.hosts]
+    stop(mesh, 0, root)
+
+
+def test_a_host_that_cannot_reach_the_first_one_is_named(mesh: MeshHosts, root: str) -> None:
+    """As where a host has an address that only it can reach."""
+    first = mesh.work(0, MEMSTORE_ADDRESS="tcp://127.0.0.1:7600")
+    with pytest.raises(memstore.NotServedError, match=r"no address at which all others reach it \(.*host1: tcp://127"):
+        mesh.attach(first, *mesh.workers[1:]).call("serve", root)
+    assert nothing_runs(mesh, root)
+
+
+def test_a_worker_that_does_not_run_ends_the_call_in_time(mesh: MeshHosts, root: str) -> None:
+    started = time.monotonic()
+    with mesh.another_owner(0) as owner:
+        mesh.attach(mesh.workers[0], f"tcp://{mesh[1].address}:9", owner=owner)
+        with pytest.raises(memstore.StoreTimeoutError, match="Monarch has not reached all hosts"):
+            owner.call("serve", root, timeout=4.0)
+    assert time.monotonic() - started < 25
+    assert nothing_runs(mesh, root)
+
+
+def test_a_host_that_dies_in_the_middle_is_named_in_time(mesh: MeshHosts, root: str) -> None:
+    with mesh.another_owner(0) as owner:
+        mesh.attach(*mesh.workers[:2], mesh.work(2), owner=owner)
+        owner.call("wait_for_mesh")
+        mesh[2].kill()
+        started = time.monotonic()
+        with pytest.raises(memstore.MemstoreError, match="host 2 of the mesh|host2"):
+            owner.call("serve", root, timeout=6.0)
+        assert time.monotonic() - started < 25
+    eventually(lambda: nothing_runs(mesh, root), "no agent is left")
+    mesh.workers = (*mesh.workers[:2], mesh.work(2))
+
+
+def test_the_cluster_file_names_all_hosts(mesh: MeshHosts, root: str) -> None:
+    hosts = mesh.attach(*mesh.workers).call("serve", root)
+    found = json.loads(mesh.read(1, f"{root}/cluster"))
+    assert [member["address"] for member in found["members"]] == list(hosts) and found["seed"] == hosts[0]
+    stop(mesh, 1, root)

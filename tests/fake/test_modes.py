@@ -1,0 +1,208 @@
+"""fake_mode, is_fake, meta_like, fake_like: in the mode, after it, and where it refuses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import memstore
+from memstore.errors import UnsupportedValueError
+from memstore.fake import fake_like, fake_mode, is_fake, meta_like
+
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+
+
+def modes_are_left() -> bool:
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+
+
+def test_a_tensor_says_where_it_would_be_inside_and_outside() -> None:
+    with fake_mode():
+        tensor = torch.ones(10, dtype=torch.float16)
+        inside = tensor.device, tensor.is_meta, tensor.is_cpu, is_fake(tensor)
+    assert inside == (torch.device("cpu"), False, True, True)
+    assert (tensor.device, tensor.is_meta, tensor.is_cpu, is_fake(tensor)) == inside
+    assert modes_are_left()
+
+
+@without_cuda
+def test_cuda_is_claimed_where_there_is_none() -> None:
+    with fake_mode(fake_cuda=True):
+        made = torch.ones(10, device="cuda"), torch.ones(2).to("cuda:1"), torch.ones(2).cuda(), torch.ones(2)
+        module = torch.nn.Linear(2, 2).to("cuda")
+    assert [str(one.device) for one in made] == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
+    assert module.weight.is_cuda and module.weight.get_device() == 0
+
+
+@without_cuda
+@pytest.mark.parametrize("make", [lambda: torch.ones(2, device="cuda"), lambda: torch.ones(2).cuda()])
+def test_cuda_is_refused_as_torch_does_unless_it_is_claimed(make: Callable[[], Any]) -> None:
+    with pytest.raises((AssertionError, RuntimeError)), fake_mode():
+        make()
+    with fake_mode(fake_cuda=True):
+        make()
+    with pytest.raises((AssertionError, RuntimeError)):
+        make()
+    assert modes_are_left()
+
+
+def test_what_is_computed_of_fakes_is_fake_after_the_mode_too() -> None:
+    with fake_mode():
+        layer = torch.nn.Linear(3, 4)
+    result = layer(torch.ones(2, 3))
+    result.sum().backward()
+    assert is_fake(result) and result.shape == (2, 4) and result.requires_grad
+    assert layer.weight.grad is not None and is_fake(layer.weight.grad)
+    assert isinstance(layer.weight, torch.nn.Parameter) and modes_are_left()
+
+
+def test_real_tensors_stay_real() -> None:
+    real = torch.arange(3.0)
+    with fake_mode():
+        assert not is_fake(real) and (real + 1).tolist() == [1.0, 2.0, 3.0]
+        assert is_fake(torch.tensor([1, 2])) and is_fake(torch.zeros(3) + real)
+    assert real.device.type == "cpu" and not is_fake(torch.ones(2))
+
+
+def test_a_tensor_asked_for_on_meta_is_no_fake() -> None:
+    with fake_mode():
+        assert not is_fake(torch.ones(2, device="meta"))
+        assert not is_fake(torch.ones(2).to("meta"))
+
+
+def test_fakes_are_printed() -> None:
+    with fake_mode(fake_cuda=True):
+        tensor = torch.ones(2, 3, dtype=torch.int8, device="cuda:1")
+        parameter = torch.nn.Parameter(torch.ones(4))
+        assert repr(parameter) == "Parameter containing:\ntensor(..., size=(4,), requires_grad=True, fake=True)"
+    assert repr(tensor) == "tensor(..., size=(2, 3), dtype=torch.int8, device=cuda:1, fake=True)"
+    assert f"{tensor}" == repr(tensor) and "fake=True" in str([tensor])
+
+
+def test_meta_like_has_shape_strides_and_dtype() -> None:
+    with fake_mode():
+        tensor = torch.ones(4, 6, dtype=torch.bfloat16).t().requires_grad_()
+    meta = meta_like(tensor)
+    assert meta.device.type == "meta" and not is_fake(meta)
+    assert (meta.dtype, meta.size(), meta.stride()) == (tensor.dtype, tensor.size(), tensor.stride())
+    assert meta.requires_grad and meta.is_leaf
+
+
+def test_meta_like_refuses_real_tensors() -> None:
+    with pytest.raises(ValueError, match="a fake tensor is needed"):
+        meta_like(torch.ones(10))
+
+
+@pytest.mark.parametrize(
+    ("ask", "name"),
+    [
+        (lambda one: one.item(), "item|_local_scalar_dense"),
+        (lambda one: one.tolist(), "tolist"),
+        (lambda one: one.numpy(), "numpy"),
+        (lambda one: bool(one > 0), "aten._local_scalar_dense"),
+        (lambda one: torch.nonzero(one), "aten.nonzero"),
+        (lambda one: one[one > 0], "aten"),
+        (lambda one: one.data_ptr(), "data_ptr"),
+        (lambda one: torch.zeros(1).copy_(one), "aten.copy_"),
+        (pickle.dumps, "materialize"),
+    ],
+)
+def test_what_needs_values_is_refused_by_name(ask: Callable[[torch.Tensor], Any], name: str) -> None:
+    with fake_mode():
+        tensor = torch.ones(1)
+    with pytest.raises(UnsupportedValueError, match=name):
+        ask(tensor)
+    assert modes_are_left()
+
+
+def test_values_are_refused_inside_too() -> None:
+    with fake_mode():
+        tensor = torch.ones(1)
+        for ask in (tensor.item, tensor.tolist, tensor.numpy):
+            with pytest.raises(UnsupportedValueError):
+                ask()
+
+
+def test_a_mistake_is_the_same_error_as_on_real_tensors() -> None:
+    with fake_mode():
+        tensor = torch.ones(3)
+    with pytest.raises(RuntimeError, match="size|shape|dimension"):
+        tensor + torch.ones(2)
+
+
+def test_deepcopy_keeps_what_shares_a_storage_together() -> None:
+    with fake_mode(fake_cuda=True):
+        whole = torch.ones(4, device="cuda")
+        part = whole[1:]
+    first, second = copy.deepcopy([whole, part])
+    assert is_fake(first) and first.device.type == "cuda" and first.shape == (4,) and second.shape == (3,)
+    assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    assert first.untyped_storage()._cdata != whole.untyped_storage()._cdata
+
+
+def test_a_module_has_a_state_dict_and_moves() -> None:
+    with fake_mode():
+        module = torch.nn.Linear(2, 3)
+    state = module.half().state_dict()
+    assert all(is_fake(one) and one.dtype == torch.float16 for one in state.values())
+    assert list(state) == ["weight", "bias"]
+
+
+def test_modes_nest_and_are_of_one_thread() -> None:
+    others: list[bool] = []
+    with fake_mode(), fake_mode():
+        inner = torch.ones(2)
+        thread = threading.Thread(target=lambda: others.append(is_fake(torch.ones(2))))
+        thread.start()
+        thread.join()
+    assert is_fake(inner) and others == [False]
+
+
+def test_an_error_inside_leaves_no_mode() -> None:
+    with pytest.raises(ZeroDivisionError), fake_mode():
+        tensor = torch.ones(2)
+        raise ZeroDivisionError
+    assert modes_are_left() and is_fake(tensor) and tensor.device.type == "cpu"
+
+
+def test_a_store_refuses_a_fake(root: str) -> None:
+    with fake_mode():
+        tensor = torch.ones(2)
+    with memstore.open(root) as store, pytest.raises(UnsupportedValueError):
+        store.put("key", {"w": tensor})
+
+
+def test_functions_of_torch_run_on_fakes() -> None:
+    with fake_mode():
+        weight, batch = torch.ones(3, 3), torch.ones(5, 3)
+    mapped = torch.func.vmap(lambda row: weight @ row)(batch)
+    grad = torch.func.grad(lambda one: (one * one).sum())(weight)
+    assert is_fake(mapped) and mapped.shape == (5, 3) and grad.shape == (3, 3)
+
+
+# --- fake_like --------------------------------------------------------------------------------------------------------
+
+
+def test_fake_like_of_a_view_reads_nothing(root: str) -> None:
+    value = {"layer": {"w": torch.ones(64, 8), "n": [torch.zeros(3, dtype=torch.int8), 7]}, "name": "x"}
+    with memstore.open(root) as store:
+        store.put("key", value)
+        before = memstore.bytes_read()
+        fake = fake_like(store.view("key"))
+        assert memstore.bytes_read() == before
+    assert is_fake(fake["layer"]["w"]) and fake["layer"]["w"].shape == (64, 8)
+    assert fake["layer"]["n"][0].dtype == torch.int8 and fake["layer"]["n"][1] == 7 and fake["name"] == "x"
+
+
+def test_fake_like_keeps_containers_ties_and_parameters() -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 3).t())
+    fake = fake_like({"a": weight, "b": weight, "td": TensorDict({"x": torch.zeros(4, 2)}, [4])})
+    assert fake["a"] is fake["b"] and isinstance(fake["a"], torch.nn.Parameter) and fake["a"].stride() == (1, 3)
+    assert isinstance(fake["td"], TensorDict) and fake["td"].batch_size == (4,) and is_fake(fake["td"]["x"])

@@ -1,0 +1,250 @@
+"""The calls that torch makes of a writer and a reader, and what it may do between them."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
+
+import memstore
+from memstore.errors import MemstoreError, StructureMismatchError, UnsupportedValueError, VersionGoneError
+from memstore.integrations import dcp
+from memstore.integrations.dcp import StorageReader, StorageWriter
+from tests.integrations.dcp.states import load, save
+
+Call = tuple[str, dict[str, Any]]
+
+
+def _noting(kind: Any, calls: list[Call]) -> Any:
+    """A class whose methods note their calls."""
+
+    def note(name: str) -> Any:
+        real = getattr(kind, name)
+
+        def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append((name, kwargs))
+            return real(self, *args, **kwargs)
+
+        return noted
+
+    names = [name for name in vars(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    return type(kind.__name__, (kind,), {name: note(name) for name in names if name != "validate_checkpoint_id"})
+
+
+def test_torch_calls_them_in_this_order(scratch: str) -> None:
+    calls: list[Call] = []
+    save({"w": torch.ones(3)}, _noting(StorageWriter, calls)("/nowhere"), checkpoint_id=scratch)
+    order = [
+        "reset",
+        "storage_meta",
+        "set_up_storage_writer",
+        "prepare_local_plan",
+        "prepare_global_plan",
+        "write_data",
+    ]
+    assert [name for name, _ in calls] == [*order, "finish"]
+    calls.clear()
+    load({"w": torch.zeros(3)}, _noting(StorageReader, calls)("/nowhere"), checkpoint_id=scratch)
+    order = [
+        "reset",
+        "read_metadata",
+        "set_up_storage_reader",
+        "prepare_local_plan",
+        "prepare_global_plan",
+        "read_data",
+    ]
+    assert [name for name, _ in calls] == order
+
+
+def test_torch_tells_the_rank_and_whether_others_are_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    real = StorageWriter.set_up_storage_writer
+
+    def set_up(self: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        told.append(kwargs)
+        real(self, is_coordinator, *args, **kwargs)
+
+    monkeypatch.setattr(StorageWriter, "set_up_storage_writer", set_up)
+    save({"w": torch.ones(3)}, StorageWriter(scratch))
+    assert told == [{"rank": 0, "use_collectives": True}]
+
+
+def test_one_writer_and_one_reader_serve_many_checkpoints(scratch: str) -> None:
+    writer, reader = StorageWriter(scratch), StorageReader(scratch)
+    for step in range(3):
+        save({"w": torch.full((3,), float(step))}, writer, checkpoint_id=f"{scratch}/step-{step}")
+    for step in range(3):
+        target = {"w": torch.zeros(3)}
+        load(target, reader, checkpoint_id=Path(f"{scratch}/step-{step}"))
+        assert target["w"][0] == step
+    assert writer.checkpoint_id == f"{scratch}/step-2" and reader.checkpoint_id == f"{scratch}/step-2"
+
+
+def test_of_a_store_the_checkpoint_id_is_the_key(scratch: str) -> None:
+    with memstore.open(scratch) as store:
+        save({"w": torch.ones(3)}, StorageWriter(store), checkpoint_id="step-1")
+        target = {"w": torch.zeros(3)}
+        load(target, StorageReader(store), checkpoint_id="step-1")
+        assert torch.equal(target["w"], torch.ones(3)) and list(store.keys()) == ["step-1"]
+        with pytest.raises(CheckpointException, match="which key of the store"):
+            save({"w": torch.ones(3)}, StorageWriter(store))
+
+
+@pytest.mark.parametrize("in_store", [False, True], ids=["folder", "store"])
+def test_a_writer_that_is_pickled_writes_elsewhere(scratch: str, in_store: bool) -> None:
+    key = "checkpoint" if in_store else None
+    if in_store:
+        memstore.open(scratch).close()
+    writer = StorageWriter(scratch, key=key)
+    save({"w": torch.ones(3)}, writer)
+    for again in (pickle.loads(pickle.dumps(writer)), pickle.loads(pickle.dumps(StorageWriter(scratch, key=key)))):
+        save({"w": torch.full((3,), 2.0)}, again)
+        target = {"w": torch.zeros(3)}
+        load(target, pickle.loads(pickle.dumps(StorageReader(scratch, key=key))))
+        assert torch.equal(target["w"], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("id", "possible"),
+    [
+        ("/dev/shm/memstore-nowhere/step-1", True),
+        (Path("relative"), True),
+        ("s3://bucket/a", False),
+        ("/dev/null/a", False),
+    ],
+    ids=str,
+)
+def test_which_checkpoint_ids_are_possible(id: Any, possible: bool) -> None:
+    assert StorageWriter.validate_checkpoint_id(id) is possible
+    assert StorageReader.validate_checkpoint_id(id) is possible
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/a", "a\0b"])
+def test_what_is_no_path_is_refused_at_once(path: str) -> None:
+    with pytest.raises(ValueError, match="no path of a folder"):
+        StorageWriter(path)
+
+
+def test_errors_are_in_the_future(scratch: str) -> None:
+    class Planner(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            raise ArithmeticError("no data")
+
+    writer, planner = StorageWriter(scratch), Planner()
+    planner.set_up_planner({"w": torch.ones(3)}, None, True)
+    plans, _ = planner.create_global_plan([planner.create_local_plan()])
+    (plan,) = writer.prepare_global_plan(plans)
+    future = writer.write_data(plan, planner)
+    with pytest.raises(ArithmeticError, match="no data"):
+        future.wait()
+    with pytest.raises(MemstoreError, match="dropped what the storage writer"):
+        writer.write_data(dataclasses.replace(plan, storage_data=None), planner).wait()
+    save({"w": torch.ones(3)}, StorageWriter(scratch))
+    reader = StorageReader(scratch)
+    reader.read_metadata()
+    with pytest.raises(VersionGoneError, match="was overwritten"):
+        reader.read_data(LoadPlan([], storage_data="another"), DefaultLoadPlanner()).wait()
+
+
+def test_a_reader_is_set_up_with_metadata_that_another_one_read(scratch: str) -> None:
+    save({"w": torch.ones(3)}, StorageWriter(scratch))
+    metadata = StorageReader(scratch).read_metadata()
+    reader, planner, target = StorageReader(scratch), DefaultLoadPlanner(), {"w": torch.zeros(3)}
+    planner.set_up_planner(target, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    (plan,) = reader.prepare_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
+    reader.read_data(plan, planner).wait()
+    assert torch.equal(target["w"], torch.ones(3))
+
+
+def test_planners_that_make_other_tensors_than_they_planned(scratch: str) -> None:
+    class Casting(DefaultSavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            return super().transform_object(write_item, object).bfloat16()
+
+    class Cutting(DefaultSavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            return super().transform_object(write_item, object)[:2]
+
+    whole = torch.randn(5)
+    save({"w": whole}, StorageWriter(scratch), planner=Casting())
+    target = {"w": torch.zeros(5)}
+    load(target, StorageReader(scratch))
+    assert torch.equal(target["w"], whole.bfloat16().float())
+    with pytest.raises(CheckpointException, match=r"a part of shape \[5\], and the tensor for it is of shape \[2\]"):
+        save({"w": whole}, StorageWriter(scratch), planner=Cutting())
+    load(target, StorageReader(scratch))
+    assert torch.equal(target["w"], whole.bfloat16().float()), "the earlier one is whole"
+
+
+def test_planners_that_give_what_is_no_tensor_and_no_bytes(scratch: str) -> None:
+    class Planner(DefaultSavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            return 5
+
+    for state, text in (({"w": torch.ones(3)}, "int for a tensor"), ({"x": 1}, "int for a bytes item")):
+        with pytest.raises(CheckpointException, match=text) as raised:
+            save(state, StorageWriter(scratch), planner=Planner())
+        assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
+    assert "memstore_snapshot.json" not in os.listdir(scratch)
+
+
+def test_bytes_items_may_be_bytes(scratch: str) -> None:
+    class Saving(DefaultSavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            return b"some bytes"
+
+    class Loading(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            self.original_state_dict[read_item.dest_index.fqn] = value.read()
+
+    save({"x": 1}, StorageWriter(scratch), planner=Saving(flatten_state_dict=False))
+    target: dict[str, Any] = {"x": None}
+    load(target, StorageReader(scratch), planner=Loading(flatten_state_dict=False))
+    assert target == {"x": b"some bytes"}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes", "target"),
+    [((0, 0), (3, 4), (3, 4)), ((0, 0), (2, 5), (2, 5)), ((1,), (1,), (1,)), ((0, 0), (2, 4), (4, 2))],
+    ids=str,
+)
+def test_plans_that_read_what_is_not_there(scratch: str, offsets: Any, sizes: Any, target: Any) -> None:
+    class Planner(DefaultLoadPlanner):
+        def create_local_plan(self) -> LoadPlan:
+            plan = super().create_local_plan()
+            (item,) = plan.items
+            changed = dataclasses.replace(item, storage_offsets=torch.Size(offsets), lengths=torch.Size(sizes))
+            return dataclasses.replace(plan, items=[changed])
+
+        def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+            return torch.zeros(target)
+
+    save({"w": torch.ones(2, 4)}, StorageWriter(scratch))
+    with pytest.raises(CheckpointException, match="w: the plan reads") as raised:
+        load({"w": torch.zeros(2, 4)}, StorageReader(scratch), planner=Planner())
+    assert isinstance(raised.value.failures[0][0], StructureMismatchError)
+
+
+def test_a_plan_of_a_writer_of_others_is_refused(scratch: str) -> None:
+    with pytest.raises(MemstoreError, match="dropped"):
+        StorageWriter(scratch).write_data(SavePlan([], storage_data="theirs"), DefaultSavePlanner()).wait()
+
+
+def test_calls_have_the_arguments_of_the_contract() -> None:
+    with pytest.raises(TypeError):
+        dcp.save({}, "positional")  # pyright: ignore
+    with pytest.raises(ValueError, match="durability"):
+        StorageWriter("/tmp/x", durability="often")
