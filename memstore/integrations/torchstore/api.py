@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,13 +16,21 @@ from memstore.integrations.torchstore.strategy import TorchStoreStrategy
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.late_imports import between_forks
 
-if TYPE_CHECKING:
-    from memstore.integrations.torchstore.hosts import ServedHosts
-
 DEFAULT_TORCHSTORE_NAME = "torchstore"
 
 _clients: dict[str, Client] = {}
-_served: dict[str, ServedHosts] = {}
+_served: dict[str, Hosts] = {}
+
+
+class Hosts(Protocol):
+    """Hosts that serve a store."""
+
+    async def end(self) -> None: ...
+
+
+def end_with(store_name: str, hosts: Hosts) -> None:
+    """The `shutdown` of this process ends them, before it removes the store."""
+    _served[store_name] = hosts
 
 
 async def initialize(
@@ -60,7 +68,7 @@ async def initialize(
         with between_forks():
             from memstore.integrations.torchstore import hosts
         try:
-            _served[store_name] = await hosts.serve(mesh, path)
+            end_with(store_name, await hosts.serve(mesh, path))
         except BaseException:
             folders.leave(store_name)
             raise

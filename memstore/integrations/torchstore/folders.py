@@ -200,6 +200,11 @@ def _has_owner(job: str) -> bool:
     return any(map(_lock_is_held, filter(os.path.exists, locks)))
 
 
+def is_served(path: str) -> bool:
+    """Whether the agent of this root lives."""
+    return os.path.exists(f"{path}/{_AGENT}") and _lock_is_held(f"{path}/{_AGENT}")
+
+
 def _lock_is_held(path: str) -> bool:
     fd = syscalls.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     try:

@@ -1,9 +1,11 @@
 """`initialize_spmd`: ranks of torchrun, without Monarch, agree on a store.
 
 1. The first rank of each host makes the host's folder (`folders.make`), and tells the host's other ranks where it is,
-   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. It returns when all of them have heard.
+   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. It returns when all of them have
+   opened it.
 2. On several hosts that rank first calls `memstore.join`, and all folders are one store.
-3. `shutdown` on that rank removes the host's folder. Ranks that still read call a barrier before, as with TorchStore.
+3. `shutdown` on that rank removes the host's folder; on several hosts rank 0 ends the agents of all of them before.
+   Ranks that still read call a barrier before, as with TorchStore.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
@@ -24,12 +26,13 @@ import torch.distributed as dist
 import memstore
 from memstore.errors import MemstoreError, StoreTimeoutError
 from memstore.integrations.torchstore import folders
-from memstore.integrations.torchstore.api import DEFAULT_TORCHSTORE_NAME, reset_client
+from memstore.integrations.torchstore.api import DEFAULT_TORCHSTORE_NAME, client, end_with, reset_client
 from memstore.integrations.torchstore.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
 
 _TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
 _SAYS_PATH, _SAYS_ERROR = b"+", b"-"
 _BETWEEN_LOOKS = 0.005  # seconds
+_AGENT_ENDS_WITHIN = 30.0
 
 _counts: dict[str, Iterator[int]] = {}  # how often this process has initialized a store of this name
 
@@ -109,29 +112,81 @@ async def initialize(
     if transport not in _TRANSPORTS:
         raise ValueError(f"transport is one of {', '.join(_TRANSPORTS)}, and not {transport!r}")
     found = SPMDEnv.from_env() if env is None else env
-    await asyncio.to_thread(_meet, store_name, found, rendezvous_timeout)
+    meeting = await asyncio.to_thread(_meet, store_name, found, rendezvous_timeout)
+    await asyncio.to_thread(meeting.find_or_make, store_name)
     reset_client(store_name)
+    await client(store_name)
+    await asyncio.to_thread(meeting.wait_for_others)
 
 
-def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> None:
-    store = _store_of_ranks(env, timeout)
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """The ranks of a host, in one call of theirs. What they say stands in the group's store, under `word`."""
+
+    store: Any
+    word: str
+    env: SPMDEnv
+    deadline: float
+
+    def find_or_make(self, name: str) -> None:
+        if self.env.local_rank:
+            folders.follow(name, self._hear())
+            return
+        try:
+            path = folders.make(name)
+            if self.env.num_hosts > 1:
+                cluster = memstore.join(path, timeout=max(self.deadline - time.monotonic(), 0.0))
+                end_with(name, JoinedHost(cluster, is_seed=self.env.rank == 0))
+        except BaseException as error:
+            self.store.set(self.word, _SAYS_ERROR + f"{type(error).__name__}: {error}".encode())
+            raise
+        self.store.set(self.word, _SAYS_PATH + path.encode())
+
+    def wait_for_others(self) -> None:
+        """The first rank returns when all have opened the store: it may remove it soon."""
+        if self.env.local_rank:
+            self.store.add(f"{self.word}/opened", 1)
+            return
+        while self.store.add(f"{self.word}/opened", 0) < self.env.local_world_size - 1:
+            self._pause("not all ranks of this host have called initialize_spmd")
+
+    def _hear(self) -> str:
+        """Never by the store's `wait`, which would keep other threads from it."""
+        while not self.store.check([self.word]):
+            self._pause("the first rank of this host has not called initialize_spmd")
+        said = bytes(self.store.get(self.word))
+        if said[:1] == _SAYS_ERROR:
+            raise MemstoreError(f"the first rank of this host failed: {said[1:].decode()}")
+        return said[1:].decode()
+
+    def _pause(self, what: str) -> None:
+        if time.monotonic() > self.deadline:
+            raise StoreTimeoutError(f"{what} within rendezvous_timeout")
+        time.sleep(_BETWEEN_LOOKS)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedHost:
+    """This host's part of a store on several hosts, as its first rank ends it."""
+
+    cluster: memstore.Cluster
+    is_seed: bool
+
+    async def end(self) -> None:
+        """The first rank of all ends the agents of all hosts; those of other hosts wait for theirs to end."""
+        if self.is_seed:
+            await asyncio.to_thread(self.cluster.stop)
+            return
+        deadline = time.monotonic() + _AGENT_ENDS_WITHIN
+        while folders.is_served(self.cluster.root) and time.monotonic() < deadline:
+            await asyncio.sleep(_BETWEEN_LOOKS)
+
+
+def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> _Meeting:
+    deadline = time.monotonic() + timeout.total_seconds()
     count = next(_counts.setdefault(name, itertools.count(1)))
     word = f"memstore/torchstore/{name}/{count}/{env.group_rank}"
-    deadline = time.monotonic() + timeout.total_seconds()
-    if env.local_rank:
-        folders.follow(name, _hear(store, word, deadline))
-        store.add(f"{word}/heard", 1)
-        return
-    try:
-        path = folders.make(name)
-        if env.num_hosts > 1:
-            memstore.join(path, timeout=timeout.total_seconds())
-    except BaseException as error:
-        store.set(word, _SAYS_ERROR + f"{type(error).__name__}: {error}".encode())
-        raise
-    store.set(word, _SAYS_PATH + path.encode())
-    while store.add(f"{word}/heard", 0) < env.local_world_size - 1:
-        _pause(deadline, "not all ranks of this host have called initialize_spmd")
+    return _Meeting(_store_of_ranks(env, timeout), word, env, deadline)
 
 
 def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
@@ -144,19 +199,3 @@ def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
 
 
 _kept: list[Any] = []
-
-
-def _hear(store: Any, word: str, deadline: float) -> str:
-    """Never by the store's `wait`, which would keep other threads from it."""
-    while not store.check([word]):
-        _pause(deadline, "the first rank of this host has not called initialize_spmd")
-    said = bytes(store.get(word))
-    if said[:1] == _SAYS_ERROR:
-        raise MemstoreError(f"the first rank of this host failed: {said[1:].decode()}")
-    return said[1:].decode()
-
-
-def _pause(deadline: float, what: str) -> None:
-    if time.monotonic() > deadline:
-        raise StoreTimeoutError(f"{what} within rendezvous_timeout")
-    time.sleep(_BETWEEN_LOOKS)
