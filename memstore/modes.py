@@ -93,6 +93,24 @@ def put_aside(*, entirely: bool = False) -> Generator[None]:
             _set_tracer(tracer)
 
 
+def kept_modes() -> tuple[Any, ...]:
+    """Those of this thread that `put_aside` leaves where they are: for another thread, see `keeping`."""
+    stack = map(_c._get_dispatch_stack_at, range(count_dispatch_modes()))
+    return tuple(mode for mode in stack if isinstance(mode, _KEPT))
+
+
+@contextmanager
+def keeping(modes: tuple[Any, ...]) -> Generator[None]:
+    """Inside it, this thread has these modes too."""
+    for mode in modes:
+        _c._push_on_torch_dispatch_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            _c._pop_torch_dispatch_stack(None)
+
+
 def unaffected(function: Callable[P, R]) -> Callable[P, R]:
     """Calls a function with all modes put aside. Where none is active, it costs half a microsecond.
 

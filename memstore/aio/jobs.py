@@ -30,38 +30,42 @@ class Job(Generic[T]):
         function: called with the seconds that it has waited for a thread. None: it is not to run.
     """
 
-    __slots__ = ("_context", "_loop", "_made", "_state", "function", "future", "settled", "thread")
+    __slots__ = ("_context", "_error", "_loop", "_made", "_result", "_state", "function", "future", "settled", "thread")
 
     def __init__(self, function: Callable[[float], T]) -> None:
         self._loop = asyncio.get_running_loop()
         self._context, self._state = contextvars.copy_context(), TorchState()
         self._made = time.monotonic()
-        self.future: asyncio.Future[T] = self._loop.create_future()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.future: asyncio.Future[T] | None = self._loop.create_future()
         self.settled: asyncio.Future[None] | None = None
         self.function: Callable[[float], T] | None = function
         self.thread = 0
 
-    def run(self, function: Callable[[float], T]) -> tuple[Any, BaseException | None]:
-        """Calls it, in a thread. Returns what it gives, or what it raises."""
+    def run(self, function: Callable[[float], T]) -> None:
+        """Calls it, in a thread, and keeps what it gives, or what it raises."""
         waited = time.monotonic() - self._made
         try:
-            return self._context.run(self._state.run, lambda: function(waited)), None
+            self._result = self._context.run(self._state.run, lambda: function(waited))
         except BaseException as error:
-            return None, error
+            self._error = error
 
-    def deliver(self, result: Any, error: BaseException | None) -> None:
-        """To the task, from any thread."""
+    def deliver(self) -> None:
+        """To the task, from any thread. By the time when the task goes on, nothing here refers to what it gets."""
         try:
-            self._loop.call_soon_threadsafe(self._set, result, error)
+            self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop was closed: nobody waits
-            del error
+            self._result = self._error = None
 
-    def _set(self, result: Any, error: BaseException | None) -> None:
+    def _set(self) -> None:
+        future, self.future = self.future, None
+        result, error, self._result, self._error = self._result, self._error, None, None
         if self.settled is not None:
             self.settled.set_result(None)
-        if self.future.done():
+        if future is None or future.done():
             return
         if error is None:
-            self.future.set_result(result)
+            future.set_result(result)
         else:
-            self.future.set_exception(error)
+            future.set_exception(error)

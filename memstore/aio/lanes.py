@@ -110,13 +110,14 @@ class Lane:
                 return True
             job.thread = me
             self._running += 1
-        result, error = job.run(function)
+        job.run(function)
+        del function
         with self._some:
             job.thread = 0
             ABANDONED.pop(me, None)
             self._running -= 1
             self._quiet.notify_all()
-        job.deliver(result, error)
+        job.deliver()
         return True
 
     def _next(self) -> Job[Any] | None:
@@ -154,11 +155,13 @@ async def call(
     if lane is None:
         lane = _lanes.setdefault(name, Lane())
     job = Job(function)
+    future = job.future
+    assert future is not None, "nobody has run it"
     timer: asyncio.TimerHandle | None = None
     if lane.add(job) and seconds is not None and seconds < 1e8:
-        timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), _expire, lane, job, seconds)
+        timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), _expire, lane, job, future, seconds)
     try:
-        return await job.future
+        return await future
     except asyncio.CancelledError:
         if not lane.take_back(job) and settles:
             await _settle(lane, job)
@@ -179,9 +182,9 @@ def _note(task: asyncio.Future[object]) -> None:
         log.info("memstore.aio: %s", str(error))
 
 
-def _expire(lane: Lane, job: Job[Any], seconds: float) -> None:
-    if lane.expire(job) and not job.future.done():
-        job.future.set_exception(
+def _expire(lane: Lane, job: Job[Any], future: asyncio.Future[Any], seconds: float) -> None:
+    if lane.expire(job) and not future.done():
+        future.set_exception(
             StoreTimeoutError(
                 f"no thread had time for this call within {seconds:g} s: {THREADS} calls wait for the same, "
                 "a lock or a host"

@@ -13,13 +13,12 @@ import torch
 
 from memstore.aio.awaited import Awaits, awaited
 from memstore.aio.lanes import call
+from memstore.aio.opened import Opened
 from memstore.datasets import Dataset
 from memstore.replay import ReplayBuffer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from memstore.aio.store import AsyncStore
 
 
 class AsyncDataset(Awaits[Dataset]):
@@ -87,7 +86,7 @@ class AsyncReplayBuffer(Awaits[ReplayBuffer]):
         torch.Size([4, 2])
     """
 
-    def __init__(self, store: AsyncStore, key: str, spec: Any = None, **options: Any) -> None:
+    def __init__(self, store: Opened, key: str, spec: Any = None, **options: Any) -> None:
         self.key, self.timeout = key, store.timeout
         self._store, self._arguments, self._options = store, (key, spec), options
         self._buffer: ReplayBuffer | None = None

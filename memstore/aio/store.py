@@ -139,6 +139,8 @@ class AsyncStore(Opened):
                 version = await news_of(root, Waiting(root, name, newer_than, membership, self), deadline)
             if version is None:
                 found = await call(self.lane_of(key), lambda _: index.version_of(root, name, 0))
+                if found > newer_than:  # it came with the end of the time
+                    return found
                 raise index.not_newer(name, found, newer_than, seconds)
             if version != LOOK_AGAIN:
                 return version
