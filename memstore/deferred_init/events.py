@@ -98,13 +98,15 @@ class Past:
     Attributes:
         events: those that made and wrote it, in order.
         is_over: it was materialized, so it must not be written any more.
+        writes: how often it was written.
     """
 
-    __slots__ = ("_begin", "events", "is_over")
+    __slots__ = ("_begin", "events", "is_over", "writes")
 
     def __init__(self, begin: Callable[[], Recorder]) -> None:
         self.events: list[Event] = []
         self.is_over = False
+        self.writes = 0
         self._begin = begin
 
     def recorder(self) -> Recorder:

@@ -37,12 +37,13 @@ class Mark:
     Attributes:
         device: where it would be.
         history: what was done with it; None: nobody knows, so it has no values.
+        is_lent: a tensor was moved to it by `.data =` or `set_`, whose version counts writes of another storage.
     """
 
-    __slots__ = ("device", "history")
+    __slots__ = ("device", "history", "is_lent")
 
     def __init__(self, device: torch.device, history: History | None) -> None:
-        self.device, self.history = device, history
+        self.device, self.history, self.is_lent = device, history, False
 
 
 class Ref(NamedTuple):
