@@ -43,6 +43,9 @@ class Materialized(NamedTuple):
     found: tuple[str, ...]
     replayed: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"Materialized({len(self.found)} found, {len(self.replayed)} replayed)"
+
 
 def fill(slots: Sequence[Slot], names: Names, table: Table | None, wish: Wish) -> Materialized:
     """Puts real tensors into slots.

@@ -38,6 +38,7 @@ WORKLOADS = {
     "served": "a served root's own keys, and lookups after an index process was killed",
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
     "wake": "wait() in another process: from the put to the wake",
+    "deferred": "modules without memory: recorded, and their weights out of a snapshot",
     "memory": "what held gets and a large put add to a process",
     "start": "import, open and the first get of a new process",
 }
