@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 import memstore
 from memstore.deferred_init import deferred_init, materialize_module
-from tests.benchmarks.measure import Contestant, take_turns
+from tests.benchmarks.measure import Contestant, spread, take_turns
 from tests.benchmarks.processes import in_new_process
 from tests.benchmarks.report import Figure, Goal, Series, Workload, exactly
 from tests.benchmarks.session import Session
@@ -34,15 +33,17 @@ def measure(session: Session) -> Workload:
         id="deferred",
         title="Deferred initialisation",
         text=f"An encoder of {LAYERS} layers of width {width}: constructed, and recorded. A module of 64 layers, "
-        f"{nbytes // MIB} MiB: recorded before, and mapped out of a snapshot, beside an opening and mapping of a file of "
-        f"it; and as one of {RANKS} ranks, which copies its shards.",
+        f"{nbytes // MIB} MiB: recorded before, and mapped out of a snapshot, beside an opening of its file; "
+        f"and as one of {RANKS} ranks, which copies its shards.",
         series=[recording, mapping],
         goals=[
             Goal("recording an encoder, beside constructing it", ratio, "<=", 1.0, "x"),
             Goal(f"{nbytes // MIB} MiB out of a snapshot", mapping.figures[1].value, "<=", OPENINGS * opening, "s"),
             Goal("memory of a sharded construction", exactly(grown), "<=", shard + 200 * MIB, "B"),
         ],
-        notes=[f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} openings, torch.from_file."],
+        notes=[
+            f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} openings of its file by safetensors' load_file, which maps it."
+        ],
     )
 
 
@@ -60,14 +61,16 @@ def _recording(session: Session, width: int) -> Series:
 
 
 def _mapping(session: Session, path: str, rows: int) -> Series:
+    from safetensors.torch import load_file
+
     file = max(Path(path).glob("*.safetensors"), key=lambda one: one.stat().st_size)
-    size, waiting = os.path.getsize(file), list[Any]()
+    waiting: list[Any] = []
 
     def map_next() -> object:
         return materialize_module(waiting.pop(), source=path)
 
     contestants = [
-        Contestant("opening a file", "limit", lambda: torch.from_file(str(file), size=size, dtype=torch.uint8)),
+        Contestant("safetensors opens the file", "limit", lambda: load_file(file)),
         Contestant("materialize_module, source=", "memstore", map_next, before=lambda: waiting.append(_deferred(rows))),
     ]
     samples = take_turns(contestants, rounds=session.rounds)
@@ -76,7 +79,7 @@ def _mapping(session: Session, path: str, rows: int) -> Series:
 
 def _series(id: str, title: str, contestants: list[Contestant], samples: list[Any]) -> Series:
     figures = [
-        Figure(one.name, one.role, sample.spread(), len(sample.all()), ratio=sample.ratio_to(samples[0]))
+        Figure(one.name, one.role, spread(sample.all()), len(sample.all()), ratio=sample.ratio_to(samples[0]))
         for one, sample in zip(contestants, samples, strict=True)
     ]
     return Series(id, f"{title}, time", "s", figures, reference=contestants[0].name)
