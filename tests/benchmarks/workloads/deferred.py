@@ -33,8 +33,8 @@ def measure(session: Session) -> Workload:
         id="deferred",
         title="Deferred initialisation",
         text=f"An encoder of {LAYERS} layers of width {width}: constructed, and recorded. A module of 64 layers, "
-        f"{nbytes // MIB} MiB: recorded before, and mapped out of a snapshot, beside an opening of its file; "
-        f"and as one of {RANKS} ranks, which copies its shards.",
+        f"{nbytes // MIB} MiB, mapped out of a snapshot, beside an opening of its file; and as one of {RANKS} ranks, "
+        "which copies its shards.",
         series=[recording, mapping],
         goals=[
             Goal("recording an encoder, beside constructing it", ratio, "<=", 1.0, "x"),
@@ -42,7 +42,8 @@ def measure(session: Session) -> Workload:
             Goal("memory of a sharded construction", exactly(grown), "<=", shard + 200 * MIB, "B"),
         ],
         notes=[
-            f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} openings of its file by safetensors' load_file, which maps it."
+            f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} times what safetensors' load_file "
+            "takes for its file, which it maps.",
         ],
     )
 
