@@ -42,8 +42,8 @@ def measure(session: Session) -> Workload:
             Goal("memory of a sharded construction", exactly(grown), "<=", shard + 200 * MIB, "B"),
         ],
         notes=[
-            f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} times what safetensors' load_file "
-            "takes for its file, which it maps.",
+            f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} times what safetensors' load_file"
+            " takes for its file, which it maps.",
         ],
     )
 
