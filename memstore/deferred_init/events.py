@@ -28,19 +28,19 @@ def now() -> int:
 class Constant:
     """A real tensor that an operator was given. It has to be the same when the operator runs again."""
 
-    __slots__ = ("_tensor", "_version")
+    __slots__ = ("_tensor", "_writes")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._version = None if tensor.is_inference() else tensor._version
+        self._writes = None if tensor.is_inference() else tensor._version
 
     def get(self, operator: Any) -> torch.Tensor:
-        if self._version is None:
+        if self._writes is None:
             raise UnsupportedValueError(
                 f"{operator} was given an inference tensor, whose changes can't be seen: give it a clone that was "
                 "made outside of inference mode"
             )
-        if self._tensor._version != self._version:
+        if self._tensor._version != self._writes:
             raise UnsupportedValueError(
                 f"{operator} was given a tensor of shape {tuple(self._tensor.shape)} that has been written since: "
                 "materialize before that, or give it a clone"
@@ -98,13 +98,15 @@ class Past:
     Attributes:
         events: those that made and wrote it, in order.
         is_over: it was materialized, so it must not be written any more.
+        writes: how often it was written.
     """
 
-    __slots__ = ("_begin", "events", "is_over")
+    __slots__ = ("_begin", "events", "is_over", "writes")
 
     def __init__(self, begin: Callable[[], Recorder]) -> None:
         self.events: list[Event] = []
         self.is_over = False
+        self.writes = 0
         self._begin = begin
 
     def recorder(self) -> Recorder:

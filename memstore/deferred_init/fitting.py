@@ -16,7 +16,7 @@ import torch
 from memstore.deferred_init.shards import distribute, placements_of
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
-from memstore.deferred_init.tensors import become, keep_real, made_of, materialize, ref_in, share, shows_all
+from memstore.deferred_init.tensors import become, is_wrapper, keep_real, made_of, materialize, ref_in, share, shows_all
 from memstore.errors import StructureMismatchError
 from memstore.fake import Mark, Ref, is_fake
 
@@ -42,6 +42,9 @@ class Materialized(NamedTuple):
 
     found: tuple[str, ...]
     replayed: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Materialized({len(self.found)} found, {len(self.replayed)} replayed)"
 
 
 def fill(slots: Sequence[Slot], names: Names, table: Table | None, wish: Wish) -> Materialized:
@@ -74,6 +77,8 @@ def _found(slots: Sequence[Slot], names: Names, table: Table | None) -> list[tup
     """Slots that the source has something for, each tensor once, and its name there."""
     found: dict[int, tuple[Slot, str]] = {}
     for slot in slots if table is not None else ():
+        if is_wrapper(slot.tensor):
+            continue  # its parts are replayed
         for name in names[id(slot.tensor)]:
             if table is not None and table.find(name) is not None:
                 found.setdefault(id(slot.tensor), (slot, name))
@@ -109,6 +114,8 @@ class _Taking:
         self._taken: dict[Ref, torch.Tensor] = {}
         self._refs: dict[Mark, set[Ref]] = {}
         for slot in slots:
+            if is_wrapper(slot.tensor):
+                continue
             ref = ref_in(slot.tensor)
             self._refs.setdefault(ref.mark, set()).add(ref)
 

@@ -46,6 +46,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         Parameter containing:
         tensor(..., size=(2, 4), requires_grad=True, fake=True)
         >>> materialize_module(model)
+        Materialized(0 found, 2 replayed)
         >>> is_deferred(model), model(torch.ones(4)).shape
         (False, torch.Size([2]))
     """

@@ -39,6 +39,9 @@ class Recording:
                     f"{event.operator} would write a deferred tensor that was materialized before: write into what "
                     "materialize_tensor returned"
                 )
+        for mark in written:
+            if isinstance(mark.history, Past):
+                mark.history.writes += 1
         event.moment = now()
         for mark in dict.fromkeys([*(ref.mark for _, ref in made), *written]):
             if isinstance(mark.history, Past):

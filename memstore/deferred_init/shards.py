@@ -14,7 +14,7 @@ from memstore.structure import contiguous_stride, modes
 Placements = Sequence[Any] | Mapping[str, Any] | Callable[[str, torch.Tensor], Any]
 
 
-def placements_of(chosen: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) -> Sequence[Any] | None:
+def placements_of(chosen: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) -> Any:
     """How a tensor is spread; None: it isn't, and each rank has all of it."""
     if callable(chosen):
         return chosen(name, tensor)

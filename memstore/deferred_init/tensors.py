@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memstore.deferred_init.events import Past, now
 from memstore.deferred_init.replay import Replay
@@ -22,6 +23,8 @@ _MADE, _REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and o
 def is_deferred_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
     with torch._C.DisableTorchFunction():
+        if is_wrapper(tensor):
+            return any(is_deferred_tensor(one) for one in parts_of(tensor))
         mark = mark_of(tensor)
         return mark is not None and mark.history is not None
 
@@ -29,6 +32,11 @@ def is_deferred_tensor(tensor: torch.Tensor) -> bool:
 def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Real tensors for deferred ones, all by one replay. Those that are real are returned as they are."""
     given = list(tensors)
+    _materialize_parts([part for one in given if is_wrapper(one) for part in parts_of(one)])
+    return _materialize_parts(given)
+
+
+def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with modes.put_aside(entirely=True), torch._C.DisableTorchFunction(), torch.no_grad():
         wanted: dict[Mark, torch.Tensor] = {}
         for one in given:
@@ -40,6 +48,7 @@ def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
                     f"a fake tensor of shape {tuple(one.shape)} was made in fake_mode, and has no past: make it in "
                     "deferred_init"
                 )
+            _check_writes(one, mark)
             if not hasattr(one.untyped_storage(), _REAL):
                 wanted.setdefault(mark, one)
         moment = now()
@@ -116,12 +125,51 @@ def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def _check_writes(tensor: torch.Tensor, mark: Mark) -> None:
+    """Raises UnsupportedValueError if a tensor was written where no mode has seen it: torch counts all writes."""
+    past = mark.history
+    if mark.is_lent or not isinstance(past, Past) or tensor.is_inference():
+        return
+    if tensor._version > past.writes:
+        raise UnsupportedValueError(
+            f"a deferred tensor of shape {tuple(tensor.shape)} was written {tensor._version} times, of which "
+            f"{past.writes} were recorded: another thread has written it. Write it in the thread that makes it"
+        )
+
+
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    if is_wrapper(tensor) and made_of(tensor) is None and is_deferred_tensor(tensor):
+        return _wrap_again(tensor)
     mark = mark_of(tensor)
     if mark is None:
-        return tensor
+        return made_of(tensor) or tensor if is_wrapper(tensor) else tensor
     if made_of(tensor) is None:
         share(tensor)
     made = made_of(tensor)
     assert made is not None, "its storage was made"
+    return made
+
+
+# --- tensors that wrap others -----------------------------------------------------------------------------------------
+
+is_wrapper = is_traceable_wrapper_subclass
+
+
+def parts_of(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that a wrapper is made of, and those of them that wrap others again."""
+    found: list[torch.Tensor] = []
+    for name in tensor.__tensor_flatten__()[0]:
+        part = getattr(tensor, name)
+        found.extend(parts_of(part) if is_wrapper(part) else [part])
+    return found
+
+
+def _wrap_again(tensor: Any) -> torch.Tensor:
+    """A wrapper of the real parts."""
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: _as_real(getattr(tensor, name)) for name in names}
+    made = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    setattr(tensor, _MADE, made)
     return made

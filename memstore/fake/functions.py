@@ -27,7 +27,7 @@ from memstore.fake.marks import (
     storage_bytes,
 )
 from memstore.fake.printing import text_of
-from memstore.fake.session import Session
+from memstore.fake.session import Session, lend
 from memstore.fake.tensors import original_class
 
 Args = Any  # a tuple: strict types would ask for its length at each place
@@ -103,8 +103,10 @@ def _set_data(session: Session, function: Any, mark: Mark, args: Args, options: 
             if not is_meta(value):
                 value = session.lift(value)
             session.note(fake)
-    with torch._C.DisableTorchFunctionSubclass():
-        return function(fake, value)
+    with torch._C.DisableTorchFunction():
+        result = function(fake, value)
+        lend(fake)
+    return result
 
 
 def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
@@ -155,6 +157,7 @@ def _deepcopy(session: Session, function: Any, mark: Mark, args: Args, options: 
             whole = Ref(mark, torch.uint8, (storage_bytes(fake),), (1,), 0, False, False)
             memo[id(mark)] = over_storage(fake, whole).clone()
         made = over_storage(memo[id(mark)], ref)
+        lend(made)
         if cls is not torch.Tensor:
             made = torch.Tensor._make_subclass(cls, made, requires_grad(fake))
         elif requires_grad(fake):

@@ -11,12 +11,9 @@ The functions here look at tensors in C, past properties of subclasses. Callers 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from memstore.fake.recorder import History
 
 _c_tensor: Any = torch._C.TensorBase
 is_meta: Callable[[torch.Tensor], bool] = _c_tensor.is_meta.__get__
@@ -36,13 +33,14 @@ class Mark:
 
     Attributes:
         device: where it would be.
-        history: what was done with it; None: nobody knows, so it has no values.
+        history: what was done with it, a `History` of recorder.py; None: nobody knows, so it has no values.
+        is_lent: a tensor was moved to it by `.data =` or `set_`, whose version counts writes of another storage.
     """
 
-    __slots__ = ("device", "history")
+    __slots__ = ("device", "history", "is_lent")
 
-    def __init__(self, device: torch.device, history: History | None) -> None:
-        self.device, self.history = device, history
+    def __init__(self, device: torch.device, history: Any) -> None:
+        self.device, self.history, self.is_lent = device, history, False
 
 
 class Ref(NamedTuple):

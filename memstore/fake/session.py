@@ -155,6 +155,7 @@ class Session:
                 result = self._by_values(operator, kind, event, recorder, error)
         result = _with_arguments(result, written)
         if kind.sets:
+            lend(args[0])
             return result
         return self._finish(operator, event, recorder, result, device, marks_written)
 
@@ -211,6 +212,13 @@ class Session:
         if recorder is not None and (made or written):
             recorder.commit(event, made, [one for one in written if one is not None])
         return map_tensors(lambda one: twins.get(id(one), one), result) if twins else result
+
+
+def lend(tensor: torch.Tensor) -> None:
+    """Notes that a tensor was moved to another storage."""
+    mark = mark_of(tensor)
+    if mark is not None:
+        mark.is_lent = True
 
 
 def _as_ref(tensor: torch.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class Composed(nn.Module):
 
 
 @given(st.lists(steps, min_size=1, max_size=10), st.lists(st.integers(0, 20), max_size=3), st.booleans())
-@settings(deadline=None)
+@settings(max_examples=400 if os.environ.get("HYPOTHESIS_PROFILE") == "full" else 40)
 def test_a_module_is_made_as_without_deferral(plan: list[Step], order: list[int], by_tensors: bool) -> None:
     expected, made = eager(lambda: Composed(plan)), deferred(lambda: Composed(plan))
     assert made.found == expected.found

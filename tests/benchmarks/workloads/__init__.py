@@ -41,6 +41,7 @@ WORKLOADS = {
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
     "wake": "wait() in another process: from the put to the wake",
     "aio": "calls that tasks await, and a thousand waits at once",
+    "deferred": "modules without memory: recorded, and their weights out of a snapshot",
     "memory": "what held gets and a large put add to a process",
     "start": "import, open and the first get of a new process",
 }

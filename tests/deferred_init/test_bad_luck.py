@@ -1,0 +1,219 @@
+"""Constructors that fail or do what can't be deferred, and calls that callers should not make."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import memstore
+from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
+from memstore.errors import UnsupportedValueError
+from memstore.fake import fake_mode, is_fake
+from tests.deferred_init.modules import assert_made_as, deferred, eager
+
+
+def modes_are_left() -> bool:
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+
+
+def test_a_constructor_that_raises_leaves_nothing() -> None:
+    def fails() -> nn.Module:
+        nn.Linear(3, 3)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        deferred_init(fails)
+    assert modes_are_left() and not is_fake(torch.ones(2))
+
+
+def test_a_constructor_that_fails_in_an_operator_raises_what_torch_raises() -> None:
+    with pytest.raises(RuntimeError, match="must match the size"):
+        deferred_init(lambda: nn.Linear(3, 3).weight.detach().add_(torch.ones(4)))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        deferred_init(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
+    assert modes_are_left()
+
+
+def test_a_constructor_that_starts_threads_gets_real_tensors_from_them() -> None:
+    class Starts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            found: list[torch.Tensor] = []
+            thread = threading.Thread(target=lambda: found.append(torch.full((3,), 2.0)))
+            thread.start()
+            thread.join()
+            self.weight = nn.Parameter(torch.ones(3) * found[0])
+            self.register_buffer("made", found[0])
+
+    made = deferred_init(Starts)
+    assert is_fake(made.weight) and not is_fake(made.made)
+    materialize_module(made)
+    assert made.weight.tolist() == [2, 2, 2] and made.made.tolist() == [2, 2, 2]
+
+
+def test_what_a_thread_writes_unseen_is_an_error_and_no_garbage() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            thread = threading.Thread(target=lambda: self.weight.detach().fill_(5.0))
+            thread.start()
+            thread.join()
+
+    with pytest.raises(UnsupportedValueError, match="another thread"):
+        materialize_module(deferred_init(Writes))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_a_constructor_that_touches_cuda_where_there_is_none_fails_as_it_would() -> None:
+    for touch in (lambda: nn.Linear(2, 2, device="cuda"), lambda: nn.Linear(2, 2).cuda(), torch.cuda.current_device):
+        with pytest.raises((AssertionError, RuntimeError), match="CUDA|NVIDIA"):
+            deferred_init(touch)
+    assert modes_are_left()
+
+
+def test_materializing_twice_changes_nothing() -> None:
+    made = deferred(lambda: nn.Linear(3, 3))
+    materialize_module(made[0] if isinstance(made, nn.Sequential) else made)
+    weight = made.weight
+    done = materialize_module(made)
+    assert made.weight is weight and done.replayed == () and not is_deferred(made)
+    real = torch.ones(3)
+    assert materialize_tensor(real) is real
+
+
+def test_a_deferred_tensor_that_was_materialized_is_written_no_more() -> None:
+    made = deferred(lambda: nn.Linear(3, 3))
+    weight, bias = made.weight, made.bias
+    materialize_tensor(weight)
+    with pytest.raises(UnsupportedValueError, match="aten.fill_.*materialized before"), torch.no_grad():
+        weight.fill_(1)
+    with torch.no_grad():
+        bias.fill_(1)
+    assert materialize_tensor(bias).tolist() == [1, 1, 1]
+
+
+def test_a_fake_tensor_from_outside_is_named_with_the_operator_that_takes_it() -> None:
+    with fake_mode():
+        outside = torch.ones(3)
+
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3) * outside)
+            self.own = nn.Parameter(torch.ones(2))
+
+    made = deferred_init(Takes)
+    with pytest.raises(UnsupportedValueError, match="aten.mul.Tensor.*made in fake_mode"):
+        materialize_module(made)
+    assert is_deferred(made), "as it was"
+    assert materialize_tensor(made.own).tolist() == [1, 1]
+    with pytest.raises(UnsupportedValueError, match="made in fake_mode"):
+        deferred_init(lambda: (torch.ones(3) * outside).sum().item())
+    with pytest.raises(UnsupportedValueError, match="made in fake_mode"):
+        materialize_tensor(outside)
+
+
+def test_a_tensor_of_another_deferred_module_is_one_with_a_past() -> None:
+    first = deferred(lambda: nn.Linear(3, 3))
+    second = deferred_init(lambda: nn.ParameterList([first.weight, nn.Parameter(first.weight.detach() * 2)]))
+    materialize_module(second)
+    assert torch.equal(second[1], second[0] * 2)
+    materialize_module(first)
+    assert first.weight is second[0]
+
+
+def test_what_was_given_and_written_since_is_an_error() -> None:
+    factor = torch.ones(3)
+    made = deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(3) * factor)]))
+    factor.add_(1)
+    with pytest.raises(UnsupportedValueError, match="aten.mul.Tensor.*written since"):
+        materialize_module(made)
+    with torch.inference_mode():
+        unseen = torch.ones(3)
+    with pytest.raises(UnsupportedValueError, match="aten.mul.Tensor.*inference tensor"):
+        materialize_module(deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(3) * unseen)])))
+
+
+def test_a_deferred_module_is_not_pickled_or_saved(root: str) -> None:
+    made = deferred(lambda: nn.Linear(3, 3))
+    for save in (
+        pickle.dumps,
+        lambda one: torch.save(one, io.BytesIO()),
+        lambda one: torch.save(one.state_dict(), io.BytesIO()),
+    ):
+        with pytest.raises(UnsupportedValueError, match="deferred tensor.*materialize it first"):
+            save(made)
+    with memstore.open(root) as store, pytest.raises(UnsupportedValueError):
+        store.put("model", made.state_dict())
+    assert materialize_tensor(made.weight).shape == (3, 3)
+
+
+def test_a_state_dict_shares_the_modules_memory_when_both_are_made() -> None:
+    made = deferred(lambda: nn.Linear(3, 3))
+    state = made.state_dict()
+    assert all(is_deferred(one) for one in state.values())
+    weight = materialize_tensor(state["weight"])
+    materialize_module(made)
+    assert weight.data_ptr() == made.weight.data_ptr() and not weight.requires_grad
+
+
+def test_a_deepcopy_is_deferred_and_by_itself() -> None:
+    expected, made = eager(lambda: nn.LSTM(3, 3)), deferred(lambda: nn.LSTM(3, 3))
+    copied = copy.deepcopy(made)
+    materialize_module(made)
+    assert is_deferred(copied)
+    with torch.no_grad():
+        made.weight_ih_l0.zero_()
+    materialize_module(copied)
+    assert_made_as(expected, copied)
+
+
+def test_a_real_tensor_may_be_written_from_a_deferred_one() -> None:
+    target = torch.zeros(3)
+    expected = eager(lambda: nn.Linear(3, 1)).weight[0]
+    deferred(lambda: (target.copy_(nn.Linear(3, 1).weight.detach()[0]), nn.Linear(1, 1))[1])
+    assert torch.equal(target, expected)
+
+
+def test_sparse_tensors_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedValueError, match="aten.*sparse"):
+        deferred_init(lambda: torch.ones(3, 3).to_sparse())
+
+
+def test_what_is_no_tensor_is_not_deferred() -> None:
+    wrong: Any = "module"
+    with pytest.raises(ValueError, match="a tensor or a module"):
+        is_deferred(wrong)
+
+
+def test_tensors_that_wrap_others_keep_their_class() -> None:
+    def make() -> nn.Module:
+        module = nn.Module()
+        module.register_buffer("two", TwoTensor(torch.rand(3), torch.ones(3)))
+        return module
+
+    expected, made = eager(make), deferred(make)
+    assert is_deferred(made)
+    materialize_module(made)
+    assert type(made.two) is TwoTensor and torch.equal(made.two.a, expected.two.a) and not is_deferred(made)
+
+
+def test_a_loop_of_modules_leaves_no_memory() -> None:
+    """What is made keeps no deferred one alive, and the other way round."""
+    import gc
+    import weakref
+
+    made = deferred(lambda: nn.Linear(3, 3))
+    ghost = weakref.ref(made.weight)
+    materialize_module(made)
+    gc.collect()
+    assert ghost() is None
