@@ -37,6 +37,7 @@ WORKLOADS = {
     "remote": "large values, slices and state_dicts of another host",
     "served": "a served root's own keys, and lookups after an index process was killed",
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
+    "dcp": "checkpoints of torch.distributed.checkpoint, and 64 rows out of a tensor of 1 GiB",
     "wake": "wait() in another process: from the put to the wake",
     "memory": "what held gets and a large put add to a process",
     "start": "import, open and the first get of a new process",
