@@ -303,6 +303,20 @@ def test_example_builds_a_model_sharded() -> None:
 
 
 @pytest.mark.full
+def test_example_loads_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
+    output = ""
+    for ranks, what in ((4, "train"), (2, "test")):
+        options = ["--standalone", "--nproc-per-node", str(ranks), "examples/dcp.py", what, str(tmp_path)]
+        command = [sys.executable, "-m", "torch.distributed.run", *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=140)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        output += done.stdout
+    right = re.search(r"2 ranks loaded epoch 11: (\d+)% of the other digits are right", output)
+    assert right and int(right[1]) > 85, output
+
+
+@pytest.mark.full
 def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
     reason = why_unavailable()
     if reason:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
@@ -20,6 +22,7 @@ from memstore.integrations.dcp.writer import StorageWriter
 
 StateDict = dict[str, Any]
 _stager: Stager | None = None
+_group: tuple[weakref.ref[Any], Any] | None = None  # the default group that it was made beside, and the group
 
 
 def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Metadata:
@@ -74,6 +77,9 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
 def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata] | AsyncSaveResponse:
     """As `save`, in a thread; when it returns, the tensors may change.
 
+    The ranks' threads speak over a process group of their own, which the first call makes: training goes on meanwhile
+    on the default one.
+
     Returns:
         A future of the metadata; its `result()` raises what `save` would.
     """
@@ -85,7 +91,20 @@ def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) 
             storage_writer=StorageWriter(checkpoint_id),
             planner=SavePlanner(),
             async_stager=_stager,
+            process_group=_own_group(),
         )
+
+
+def _own_group() -> Any:
+    """A group on the CPU for the collectives of saves, beside the default one, of the same ranks; None without one."""
+    global _group
+    distributed: Any = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    default = distributed.group.WORLD
+    if _group is None or _group[0]() is not default:
+        _group = weakref.ref(default), distributed.new_group(backend="gloo")
+    return _group[1]
 
 
 @contextmanager

@@ -160,7 +160,8 @@ class StorageWriter(storage.StorageWriter):
         return self._where.id
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        for name, value in state.items():
+            setattr(self, name, value)
         self._save, self._begun = new_save(), False  # it may be unpickled for each of many saves
 
     # --- the steps ----------------------------------------------------------------------------------------------------

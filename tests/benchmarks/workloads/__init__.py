@@ -39,6 +39,7 @@ WORKLOADS = {
     "remote-rdma": "large values of another host through Monarch's RDMABuffer",
     "served": "a served root's own keys, and lookups after an index process was killed",
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
+    "dcp": "checkpoints of torch.distributed.checkpoint, and 64 rows out of a tensor of 1 GiB",
     "wake": "wait() in another process: from the put to the wake",
     "aio": "calls that tasks await, and a thousand waits at once",
     "deferred": "modules without memory: recorded, and their weights out of a snapshot",

@@ -54,19 +54,19 @@ RESET_PEAK = "5"  # VmHWM, see proc(5)
 
 def measure(session: Session) -> Workload:
     side = 256 if session.quick else 1024
-    state, target = _random(side), _random(side)
+    state, target = random_state(side), random_state(side)
     size = f"{nbytes(state) >> 20} MiB"
     rounds = min(session.rounds, MOST_ROUNDS)
     with session.started(KINDS) as (peers, absent):
         check_saves(peers, state, target, "save")
-        save = _compare_saves(peers, state, rounds, "save", f"save of {size} to memory")
-        staged, complete = _compare_async(peers, state, rounds, size)
-        restore = _compare_restores(peers, state, target, rounds, f"restore of {size} in place")
+        save = compare_saves(peers, state, rounds, "save", f"save of {size} to memory")
+        staged, complete = compare_async(peers, state, rounds, size)
+        restore = compare_restores(peers, state, target, rounds, f"restore of {size} in place")
         check_saves(peers, state, target, "save", "save_async")
         memory = _memory(peers, side // 2)
     with session.started(KINDS, where=session.disk) as (peers, _):
         check_saves(peers, state, target, "save_durably")
-        durable = _compare_saves(peers, state, rounds, "save_durably", f"durable save of {size} to a disk")
+        durable = compare_saves(peers, state, rounds, "save_durably", f"durable save of {size} to a disk")
         opened = _compare_opens(session, peers, state, f"open of {size} that are saved")
     return Workload(
         id="snapshot",
@@ -89,11 +89,11 @@ def measure(session: Session) -> Workload:
     )
 
 
-def _random(side: int) -> State:
+def random_state(side: int) -> State:
     return {f"layers.{number}.weight": torch.randn(side, side) for number in range(TENSORS)}
 
 
-def _able(peers: Sequence[Checkpointer], method: str) -> list[Checkpointer]:
+def able(peers: Sequence[Checkpointer], method: str) -> list[Checkpointer]:
     return [peer for peer in peers if method in peer.does]
 
 
@@ -178,7 +178,7 @@ def _compare(peer: Checkpointer, restored: State, saved: State) -> None:
 
 def check_saves(peers: Sequence[Checkpointer], state: State, target: State, *methods: str) -> None:
     """What each has saved by these methods is restored and compared, or the run ends here."""
-    for peer in _able(peers, "restore"):
+    for peer in able(peers, "restore"):
         for method in peer.does.intersection(methods):
             path = peer.root / "checked"
             wait = getattr(peer, method)(path, state)
@@ -190,14 +190,14 @@ def check_saves(peers: Sequence[Checkpointer], state: State, target: State, *met
             _compare(peer, target, state)
 
 
-def _compare_saves(peers: Sequence[Checkpointer], state: State, rounds: int, method: str, title: str) -> Series:
-    contestants = [_Saving(peer, state, method).contestant(rounds) for peer in _able(peers, method)]
+def compare_saves(peers: Sequence[Checkpointer], state: State, rounds: int, method: str, title: str) -> Series:
+    contestants = [_Saving(peer, state, method).contestant(rounds) for peer in able(peers, method)]
     return compare(method.replace("_", "-"), title, contestants, rounds=rounds, reference=Snapshots.name)
 
 
-def _compare_async(peers: Sequence[Checkpointer], state: State, rounds: int, size: str) -> tuple[Series, Series]:
+def compare_async(peers: Sequence[Checkpointer], state: State, rounds: int, size: str) -> tuple[Series, Series]:
     """Until the tensors may change, and until it can be restored: two times of the same calls."""
-    saving = [_Saving(peer, state, "save_async") for peer in _able(peers, "save_async")]
+    saving = [_Saving(peer, state, "save_async") for peer in able(peers, "save_async")]
     contestants = [one.contestant(rounds) for one in saving]
     staged = take_turns(contestants, rounds=rounds)
     complete = [Samples([[ns] for ns in one.completed[-rounds:]]) for one in saving]
@@ -209,19 +209,19 @@ def _compare_async(peers: Sequence[Checkpointer], state: State, rounds: int, siz
     )
 
 
-def _compare_restores(peers: Sequence[Checkpointer], state: State, target: State, rounds: int, title: str) -> Series:
-    contestants = [_Restoring(peer, state, target).contestant(rounds) for peer in _able(peers, "restore")]
+def compare_restores(peers: Sequence[Checkpointer], state: State, target: State, rounds: int, title: str) -> Series:
+    contestants = [_Restoring(peer, state, target).contestant(rounds) for peer in able(peers, "restore")]
     return compare("restore", title, contestants, rounds=rounds, reference=Snapshots.name)
 
 
 def _compare_opens(session: Session, peers: Sequence[Checkpointer], state: State, title: str) -> Series:
     contestants: list[Contestant] = []
-    for peer in _able(peers, "open"):
+    for peer in able(peers, "open"):
         path = peer.root / "kept"
         peer.save(path, state)
         contestants.append(Contestant(peer.name, peer.role, partial(peer.open, path), note=peer.settings))
     series = compare("open", title, contestants, rounds=session.rounds, reference=Snapshots.name)
-    for peer in _able(peers, "open"):
+    for peer in able(peers, "open"):
         remove(peer.root / "kept")
     return series
 
@@ -242,7 +242,7 @@ def _peaks(kind: type[Checkpointer], root: str, side: int) -> list[tuple[str, in
     """In a new process: how far VmHWM goes beyond what the process had, in each call."""
     peer = kind(Path(root))
     peer.setup()
-    state, target, path = _random(side), _random(side), Path(root) / "peak"
+    state, target, path = random_state(side), random_state(side), Path(root) / "peak"
     found: list[tuple[str, int]] = []
     if "save_async" in peer.does:
         found.append(("async save", _peak(lambda: peer.save_async(path, state)())))

@@ -161,6 +161,26 @@ def _save_asynchronously(state: Any, source: Any, key: str | None, how: str, mod
     future.result()
 
 
+def train_while_saving(place: str) -> tuple[bool, float]:
+    """Trains with FSDP2 while a save runs; whether the checkpoint has what the weights were when it was called."""
+    model, optimizer = _trained("FSDP2", 1)
+    right = True
+    for step in range(3):
+        state = {"model": {name: value.detach() for name, value in model.state_dict().items()}, "step": step}
+        expected = {name: value.to_local().clone() for name, value in state["model"].items()}
+        future: Any = dcp.async_save(state, checkpoint_id=place)
+        for _ in range(5):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        future.result()
+        target = {"model": {name: torch.zeros_like(value) for name, value in state["model"].items()}, "step": -1}
+        dcp.load(target, checkpoint_id=place)
+        right &= target["step"] == step
+        right &= all(torch.equal(value.to_local(), expected[name]) for name, value in target["model"].items())
+    return right, float(target["step"])
+
+
 # --- how torch calls a storage ---------------------------------------------------------------------------------------
 
 

@@ -74,9 +74,14 @@ def test_asynchronous_saves_by_threads(ranks4: Ranks, scratch: str, key: str | N
     assert all(ranks4.run(on_ranks.model_and_optimizer, scratch, key, "FSDP2", "FSDP2", "thread"))
 
 
+def test_training_goes_on_while_memstores_save_runs(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    if key is None:
+        assert ranks4.run(on_ranks.train_while_saving, scratch) == [(True, 2.0)] * 4
+
+
 @pytest.mark.full
 def test_asynchronous_saves_by_processes(ranks4: Ranks, scratch: str, key: str | None) -> None:
-    assert all(ranks4.run(on_ranks.model_and_optimizer, scratch, key, "FSDP2", "FSDP2", "process"))
+    assert all(ranks4.run(on_ranks.model_and_optimizer, scratch, key, "none", "FSDP2", "process"))
 
 
 def test_plans_that_are_cached(ranks4: Ranks, scratch: str, key: str | None) -> None:
