@@ -53,7 +53,17 @@ FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in part
 # Its files import their package, whose names faults replace: they call past nobody.
 A_CIRCLE_ON_PURPOSE = f"{ENGINE}.syscalls"
 # Names of torch, tensordict and named tuples, which some module of ours has for a name of its own, too.
-OF_OTHERS = {"_device", "_fields", "_functorch", "_make", "_make_subclass", "_replace", "_tensordict", "_values"}
+OF_OTHERS = {
+    "_device",
+    "_fields",
+    "_functorch",
+    "_make",
+    "_make_subclass",
+    "_replace",
+    "_tensordict",
+    "_values",
+    "_version",
+}
 
 
 @pytest.fixture(scope="module")
