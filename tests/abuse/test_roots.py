@@ -341,7 +341,7 @@ LOCAL = {
 @pytest.mark.parametrize("name", NETWORK)
 def test_a_network_file_system(scratch: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(syscalls, "filesystem_type", lambda path: NETWORK[name])
-    with pytest.raises(memstore.UnsupportedFilesystemError, match=f"is on {name},.*local disk.*cluster"):
+    with pytest.raises(memstore.UnsupportedFilesystemError, match=f"is on {name},.*local disk.*--shared"):
         memstore.open(scratch)
     assert not os.path.exists(scratch) or os.listdir(scratch) == []
 

@@ -115,6 +115,8 @@ def test_parts_of_several_hosts_become_one_version(cluster: Cluster, home: int, 
     for store in cluster.stores:
         assert torch.equal(store.get(key)["w"], whole(world))
         assert store.info(key).version == versions[0]
+        report = store.verify()  # each host looks at the parts that lie there
+        assert report.ok, report.damaged
     for store in cluster.stores:
         store.delete(key, missing_ok=True)
     cluster.come_to_rest()

@@ -126,7 +126,9 @@ def look_at(
 def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
     record = held.record
     own, shared = root.settings.store, root.shared is not None
-    placed = placed_segments(root, record) if shared else [(own, extent) for extent in record.segments]
+    placed = placed_segments(root, record)
+    if not shared:  # the headers of others stay where they are: those hosts look at them
+        placed = [(host, extent) for host, extent in placed if host == own]
     for host, extent in placed:
         try:
             with held.header(extent) as header:

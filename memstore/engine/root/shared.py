@@ -29,6 +29,7 @@ from memstore.errors import NotServedError, PermissionDeniedError, StorageError,
 STATE_VARIABLE = "MEMSTORE_STATE"
 CLAIMS = "claims"
 _LOOK_EVERY = 0.05  # seconds
+_NO_STORAGES_FAULT = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}  # any store may meet it
 
 
 class Places(NamedTuple):
@@ -50,6 +51,8 @@ def shared_settings(root: str) -> Settings | None:
     try:
         settings = folder.read_settings(root)
     except OSError as error:
+        if error.errno is None or error.errno in _NO_STORAGES_FAULT:  # None: a PermissionDeniedError of ours
+            raise
         raise storage_error(root, error) from error
     return None if settings is None or settings.shared is None else settings
 
