@@ -38,7 +38,7 @@ from memstore.distributed.serving import (
     ADDRESS_VARIABLE,
     PORT_VARIABLE,
     has_rdma,
-    is_served,
+    is_served_on,
     standing_at,
     start_agent,
     turn,
@@ -123,7 +123,7 @@ class Launching:
             ips=ips,
             port=port,
             is_named=named is not None,
-            is_served=is_served(self._root),
+            is_served=is_served_on(self._root, time.monotonic() + _OPEN_WITHIN, _OPEN_WITHIN),
             member=member,
             view=None if standing is None else standing.view,
             is_removed=standing is not None and standing.is_removed,
@@ -139,7 +139,7 @@ class Launching:
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
         with turn(self._root, deadline, timeout):
-            if is_served(self._root):
+            if is_served_on(self._root, deadline, timeout):
                 if secret_of(self._root) != order.secret:
                     raise NotServedError(f"{self._root} is served already, with another secret or none: end that agent")
             else:

@@ -22,7 +22,6 @@ options, news, messages, ending: what agent, index process and others tell each 
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
 from memstore.distributed.serving.cluster import (
     Cluster,
@@ -36,6 +35,7 @@ from memstore.distributed.serving.cluster import (
 from memstore.distributed.serving.ranks import (
     ADDRESS_VARIABLE,
     PORT_VARIABLE,
+    is_served_on,
     join,
     start_agent,
     turn,
@@ -51,7 +51,7 @@ __all__ = [
     "actors_at",
     "halt",
     "has_rdma",
-    "is_served",
+    "is_served_on",
     "join",
     "raise_silent",
     "remove_host",

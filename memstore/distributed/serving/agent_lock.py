@@ -2,8 +2,8 @@
 
 Of a store on storage that hosts share, it lies in the state folder.
 
-In it stands one line: the boot in which the root was served last, as long as there was no clean end (else `-`), and how
-often its index process was started.
+In it stands a line: the boot in which the root was served last, as long as there was no clean end (else `-`), and how
+often its index process was started. Behind it a mark, once that process was told to end: who would join waits then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from memstore.errors import NotServedError
 NAME = "agent.lock"
 _PATIENCE = 2.0  # seconds: an agent that was killed takes its index process with it, but not in the same moment
 _NO_BOOT = "-"
+_LINE = 61  # bytes
+_ENDS, _GOES_ON = b"ending\n", b"       "
 
 
 class Note(NamedTuple):
@@ -47,7 +49,7 @@ class AgentLock:
             time.sleep(0.01)
 
     def read(self) -> Note:
-        text = syscalls.read_at(self.fd, 100, 0).decode(errors="replace").split()
+        text = syscalls.read_at(self.fd, _LINE, 0).decode(errors="replace").split()
         with contextlib.suppress(ValueError):
             boot, number = text
             return Note("" if boot == _NO_BOOT else boot, int(number))
@@ -56,7 +58,8 @@ class AgentLock:
     def write(self, note: Note) -> None:
         """Also to the disk, if there is one."""
         line = f"{note.boot or _NO_BOOT} {note.incarnation}"
-        syscalls.write_at(self.fd, f"{line:<60}\n".encode(), 0)
+        mark = _GOES_ON if note.boot else b""  # else it stays as it is
+        syscalls.write_at(self.fd, f"{line:<{_LINE - 1}}\n".encode() + mark, 0)
         syscalls.sync(self.fd)
 
     def close(self) -> None:
@@ -76,6 +79,28 @@ def is_served(root: str) -> bool:
             return True
         syscalls.unlock(fd)  # a child that is forked meanwhile has the file open too
         return False
+    finally:
+        syscalls.close(fd)
+
+
+def note_end(root: str) -> None:
+    """Whoever serves it is about to end. Nothing happens where its folder is gone."""
+    with contextlib.suppress(OSError):
+        fd = syscalls.open_file(f"{state_folder(root)}/{NAME}", os.O_RDWR)
+        try:
+            syscalls.write_at(fd, _ENDS, _LINE)
+        finally:
+            syscalls.close(fd)
+
+
+def is_about_to_end(root: str) -> bool:
+    """Whether that was noted, and no index process was started since."""
+    try:
+        fd = syscalls.open_file(f"{state_folder(root)}/{NAME}", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return syscalls.read_at(fd, len(_ENDS), _LINE) == _ENDS
     finally:
         syscalls.close(fd)
 

@@ -39,6 +39,7 @@ from memstore.distributed.rules import (
     keep_answer,
     session_of,
 )
+from memstore.distributed.serving.agent_lock import note_end
 from memstore.distributed.serving.connections import Connections
 from memstore.distributed.serving.ending import Ending
 from memstore.distributed.serving.messages import Asking, Halt, Report, Reported, decode_request, encode
@@ -95,6 +96,7 @@ class Answers:
 
     def _take(self, asked: Asked, request: Asking) -> None:
         if isinstance(request, Halt):
+            note_end(self._root.path)  # before anybody hears of it, and starts the next one
             asked.reply(encode(Done()))
             self._ending.end()
         elif isinstance(request, Report):

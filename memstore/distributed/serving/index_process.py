@@ -19,6 +19,7 @@ from memstore.distributed.actors import FoundActor, start_actor, start_monarch
 from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
 from memstore.distributed.rules import Index, Member, Standing
 from memstore.distributed.serving import membership
+from memstore.distributed.serving.agent_lock import note_end
 from memstore.distributed.serving.answering import Answers
 from memstore.distributed.serving.cluster_file import remove_cluster_file, write_cluster_file
 from memstore.distributed.serving.connections import Connections
@@ -116,6 +117,8 @@ class IndexProcess:
             pass
         finally:
             self._ending.end()
+            if self._ending.reason is None:
+                note_end(self._root.path)
             self._listener.close()
             if self._senders is not None:
                 self._senders.close()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 
 from memstore.distributed.links import Address, parse_address
 from memstore.distributed.rules import Standing
-from memstore.distributed.serving.agent_lock import is_served
+from memstore.distributed.serving.agent_lock import is_about_to_end, is_served
 from memstore.distributed.serving.asking import standing_at
 from memstore.distributed.serving.cluster import Cluster
 from memstore.distributed.serving.news import Kind, Lines
@@ -92,7 +92,7 @@ def join(
         close_root(open_root(path, "a", creation, timeout))
     path = os.path.realpath(path)
     with turn(path, deadline, timeout):
-        if not is_served(path):
+        if not is_served_on(path, deadline, timeout):
             start_agent(path, own, seed, deadline, timeout, shared=shared)
     standing = wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
@@ -234,6 +234,17 @@ def _refusal(reader: int, deadline: float) -> str | None:
             return "the agent ended, and did not say why"
         for news in told:
             return "" if news.kind is Kind.READY else news.text
+
+
+def is_served_on(path: str, deadline: float, timeout: float) -> bool:
+    """Whether an agent serves the root, and goes on to: waits for one that was told to end."""
+    while is_served(path):
+        if not is_about_to_end(path):
+            return True
+        if time.monotonic() > deadline:
+            raise StoreTimeoutError(f"{path}: its agent was told to end, and still runs after {timeout:g} s")
+        time.sleep(_LOOK_EVERY)
+    return False
 
 
 def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:

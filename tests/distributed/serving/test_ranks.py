@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 import memstore
+from memstore.distributed.links import secret_of
+from memstore.distributed.serving import Asker, standing_at
+from memstore.distributed.serving.messages import Halt
 from memstore.distributed.serving.ranks import LOG
 from tests.children import Child, Wire, children, in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
@@ -66,6 +70,29 @@ def test_ranks_that_come_at_once_start_one_agent(agents: Agents, launched: str) 
         assert [child.receive() for child in ranks] == ["done"] * RANKS
     eventually(lambda: agents.processes() == [], "no process is left")
     assert Path(f"{launched}/{LOG}").read_text().count(" serves ") == 1
+
+
+def stop_and_join_again(wire: Wire, root: str) -> None:
+    cluster = memstore.join(root, timeout=LONG)
+    wire.send()
+    wire.receive()
+    with Asker(secret_of(root)) as asker:
+        (member,) = standing_at(root, LONG).view.members  # type: ignore[union-attr]
+        asker.ask(member, Halt(), time.monotonic() + LONG)
+    wire.send()
+    wire.send(memstore.join(root, timeout=LONG).hosts == cluster.hosts and cluster.status().hosts[0].alive)
+
+
+def test_who_joins_while_an_agent_ends_gets_the_next_one(agents: Agents, launched: str) -> None:
+    with Child(stop_and_join_again, launched) as child:
+        child.receive()
+        agent = min(agents.processes())  # its index process is its child
+        os.kill(agent, signal.SIGSTOP)
+        child.send()
+        child.receive()
+        eventually(lambda: agents.processes() == [agent], "the index process has ended")
+        os.kill(agent, signal.SIGCONT)
+        assert child.receive() is True
 
 
 def stay(wire: Wire, root: str) -> None:
