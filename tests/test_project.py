@@ -250,6 +250,7 @@ def test_example_goes_on_in_the_middle_of_an_epoch() -> None:
     assert "the same batches" in output and "the same weights" in output, output
 
 
+@pytest.mark.full
 def test_example_plays_while_an_actor_is_killed() -> None:
     pytest.importorskip("gymnasium")
     output = run_example("replay_cartpole.py", "--until", "12", "--kill-after", "300")

@@ -21,6 +21,7 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
+@pytest.mark.full
 def test_an_agent_outlives_a_killed_owner_and_an_actor_opens_the_store_by_its_root(
     agents: Agents, scratch: str, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.fixture(params=[None, pytest.param("checkpoint")], ids=["folder", "store"])
+@pytest.fixture(params=[None, pytest.param("checkpoint", marks=FULL)], ids=["folder", "store"])
 def key(request: pytest.FixtureRequest) -> str | None:
     return request.param
 
