@@ -24,7 +24,13 @@ from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.settings import SHARED, Settings, Shared, encode_settings
-from memstore.errors import NotServedError, PermissionDeniedError, StorageError, UnsupportedFilesystemError
+from memstore.errors import (
+    NotAStoreError,
+    NotServedError,
+    PermissionDeniedError,
+    StorageError,
+    UnsupportedFilesystemError,
+)
 
 STATE_VARIABLE = "MEMSTORE_STATE"
 CLAIMS = "claims"
@@ -106,11 +112,7 @@ def create_shared(root: str, settings: Settings) -> Settings:
         StorageError: the storage can't be written.
     """
     try:
-        found = folder.read_settings(root)
-        if found is None:
-            _check_empty(root)
-            _link_settings(root, settings)
-            found = folder.read_settings(root)
+        found = folder.read_settings(root) or _make_shared(root, settings)
     except OSError as error:
         raise storage_error(root, error) from error
     if found is None or found.shared is None:
@@ -141,6 +143,17 @@ def wait_for_storage(root: str, deadline: float) -> None:
 def new_shared(settings: Settings, *, maps: bool) -> Settings:
     """The same settings, of a store on shared storage."""
     return msgspec.structs.replace(settings.with_feature(SHARED), shared=Shared(settings.store, maps=maps))
+
+
+def _make_shared(root: str, settings: Settings) -> Settings | None:
+    try:
+        _check_empty(root)
+    except (NotAStoreError, NotServedError):
+        if made_meanwhile := folder.read_settings(root):  # by another host: its settings are what was found there
+            return made_meanwhile
+        raise
+    _link_settings(root, settings)
+    return folder.read_settings(root)
 
 
 def _check_empty(root: str) -> None:

@@ -17,6 +17,8 @@ from memstore.distributed.serving import Cluster
 from memstore.distributed.serving.agent_lock import holders, is_served
 from memstore.engine import state_folder, syscalls
 from memstore.engine.root import create_shared, new_settings, new_shared, shared_settings
+from memstore.engine.root import folder as root_folder
+from memstore.engine.root.settings import Settings
 from memstore.engine.root.shared import STATE_VARIABLE, state_base
 from tests.distributed.hosts.clusters import wait_until
 from tests.distributed.shared.pairs import Pair, free_ports, make_storage
@@ -139,6 +141,27 @@ def test_of_hosts_that_make_a_store_at_once_one_does(folder: Path) -> None:
         one.join()
     settings = shared_settings(str(root))
     assert settings is not None and found == {settings.store} and os.listdir(root) == ["memstore.json"]
+
+
+def test_a_host_that_looks_while_another_makes_the_store_takes_that_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's settings appear after this one has looked for them, and before it lists the folder."""
+    root = folder / "store"
+    root.mkdir(0o700)
+    chosen = new_settings(durability=None, checksum=None, inline_limit=None, file_mode=0o600, group=None)
+    first, second = new_shared(chosen, maps=False), new_shared(chosen, maps=True)
+    read, looks = root_folder.read_settings, list[str]()
+
+    def read_settings(path: str) -> Settings | None:
+        found = read(path)
+        if not looks:
+            looks.append(path)
+            create_shared(path, first)
+        return found
+
+    monkeypatch.setattr(root_folder, "read_settings", read_settings)
+    assert create_shared(str(root), second).shared == first.shared
 
 
 def test_an_ordinary_store_can_not_become_a_shared_one(folder: Path, state: Path) -> None:
