@@ -77,6 +77,7 @@ def lines(series: Series) -> Canvas:
     axes.set_yticks(scale.marks, [amount(mark, series.unit) for mark in scale.marks])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(True, axis="y", color=GRID, linewidth=0.8)
+    axes.tick_params(axis="x", pad=GAP)
     _sizes(axes, series, margins.between)
     axes.set_xlabel(series.x_title, labelpad=GAP / 2)
     for line in drawn:
@@ -169,5 +170,12 @@ def _name(axes: Any, line: Line, place: float) -> None:
         weight="bold" if is_bold(line.role) else "normal",
         color=INK,
         annotation_clip=False,
-        arrowprops={"arrowstyle": "-", "color": line.colour, "linewidth": 1.2, "shrinkA": 2, "shrinkB": 0},
+        arrowprops={
+            "arrowstyle": "-",
+            "color": line.colour,
+            "linewidth": 1.2,
+            "relpos": (0, 0.5),  # it ends before the name
+            "shrinkA": 3,
+            "shrinkB": 0,
+        },
     )

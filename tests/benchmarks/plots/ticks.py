@@ -54,15 +54,28 @@ def staggered(labels: Sequence[str], places: Sequence[float], rooms: Sequence[fl
 
 
 def spread_out(places: Sequence[float], rooms: Sequence[float], length: float) -> list[float]:
-    """Places as near to those that are wanted as their order and rooms allow, between 0 and `length`."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
+    """Places as near to those that are wanted as their order and rooms allow, between 0 and `length`.
+
+    Who would overlap becomes a block, which lies where it is, on average, nearest to what its members want.
+    """
+    blocks: list[tuple[float, list[int]]] = []  # where it begins, and who is in it, from below
+    for i in sorted(range(len(places)), key=lambda i: places[i]):
+        block = (_begin([i], places, rooms, length), [i])
+        while blocks and blocks[-1][0] + sum(rooms[k] for k in blocks[-1][1]) > block[0]:
+            members = [*blocks.pop()[1], *block[1]]
+            block = (_begin(members, places, rooms, length), members)
+        blocks.append(block)
     found = list(places)
-    end = 0.0
-    for i in order:
-        found[i] = max(found[i], end + rooms[i] / 2)
-        end = found[i] + rooms[i] / 2
-    end = length
-    for i in reversed(order):
-        found[i] = min(found[i], end - rooms[i] / 2)
-        end = found[i] - rooms[i] / 2
+    for begin, members in blocks:
+        for i in members:
+            found[i] = begin + rooms[i] / 2
+            begin += rooms[i]
     return found
+
+
+def _begin(members: Sequence[int], places: Sequence[float], rooms: Sequence[float], length: float) -> float:
+    before, wanted = 0.0, 0.0
+    for i in members:
+        wanted += places[i] - rooms[i] / 2 - before
+        before += rooms[i]
+    return max(0.0, min(wanted / len(members), length - before))
