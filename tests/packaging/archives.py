@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -58,9 +57,9 @@ def install(archive: Path, folder: Path) -> Path:
     run([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder.parent)
     python = folder / "bin" / "python"
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
-    here = sysconfig.get_path("purelib")
+    here = [place for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
     own = Path(run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).strip())
-    (own / "behind.pth").write_text(f"{here}\n")  # a plain path: the .pth files there are not read
+    (own / "behind.pth").write_text("\n".join(here) + "\n")  # plain paths: the .pth files there are not read
     run([sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(archive)], folder)
     return python
 

@@ -106,7 +106,6 @@ def test_it_works_where_it_is_installed(kind: str, archives: Archives, tmp_path:
 @pytest.mark.full
 def test_the_tests_run_out_of_the_sdist(archives: Archives, tmp_path: Path) -> None:
     there = archives.unpacked(tmp_path)
-    pytest_there = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    run([*pytest_there, "--collect-only"], there, PYTHONPATH=str(there))
-    some = ["tests/engine/format", "tests/store/test_put_get.py", "tests/documents/test_references.py"]
-    assert " passed" in run([*pytest_there, *some, "tests/test_project.py"], there, PYTHONPATH=str(there))
+    some = ["tests/engine/format/test_record.py", "tests/store/test_put_get.py", "tests/documents/test_references.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some]
+    assert " passed" in run(command, there, PYTHONPATH=str(there))
