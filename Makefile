@@ -5,6 +5,7 @@
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
 #   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
+#   make docs        the documentation as a site, in build/site
 #   make clean       removes the environments and caches
 #
 # PYTHON=python3.12 chooses the interpreter, WORKERS=4 how many processes test. On x86-64, torch from PyPI brings CUDA
@@ -21,7 +22,7 @@ SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: demo test test-full test-torchrl check bench bench-long format clean
+.PHONY: demo test test-full test-torchrl check docs bench bench-long format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -53,6 +54,10 @@ check: $(VENV)/.has-check
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m basedpyright
+
+docs: $(VENV)/.has-docs
+	$(RUN) -m sphinx -W --keep-going -E -j 2 -q -c docs/site docs build/site
+	$(RUN) docs/site/links.py build/site
 
 bench: $(VENV)/.has-bench
 	$(RUN) -m tests.benchmarks $(BENCH)
