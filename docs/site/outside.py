@@ -2,7 +2,7 @@
 
 A page of `SHOWN` stands in docs/project/ with a link to a file elsewhere in the repository. The site shows that file in
 its place. Links to the file, from whatever page, lead there; links to other files out of docs/ offer these for
-download.
+download. A README.md has the other pages of its folder below it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ SHOWN = {
 }
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]+)?\)")
+FOLDER = """
+
+```{toctree}
+:hidden:
+:glob:
+
+*
+```
+"""
 
 
 def show(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -32,7 +41,7 @@ def show(app: Sphinx, docname: str, source: list[str]) -> None:
     shown = ROOT / SHOWN[docname] if docname in SHOWN else page
     parts = FENCE.split(shown.read_text() if docname in SHOWN else source[0])
     parts[::2] = [LINK.sub(lambda link: f"]({moved(link[1], shown, page)}{link[2] or ''})", one) for one in parts[::2]]
-    source[0] = "".join(parts)
+    source[0] = "".join(parts) + (FOLDER if docname.endswith("/README") else "")
 
 
 def moved(target: str, shown: Path, page: Path) -> str:
