@@ -12,7 +12,7 @@ import memstore  # noqa: E402
 
 project = "memstore"
 author = "memstore contributors"
-copyright = author  # noqa: A001
+copyright = author
 release = version = memstore.__version__
 
 root_doc = "index"

@@ -1,6 +1,7 @@
-"""Whether the links of a built site lead somewhere: `python docs/site/links.py build/site`. Exits with 1 if one doesn't.
+"""Whether the links of a built site lead somewhere: `python docs/site/links.py build/site`. If not, it exits with 1.
 
-Sphinx warns of links that it has made itself. This looks at what is there in the end: pages, anchors, pictures, scripts.
+Sphinx warns of links that it has made itself. This looks at what is there in the end: pages, anchors, pictures and
+scripts.
 """
 
 from __future__ import annotations
