@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # `outside`, beside this file; memstore, of this checkout
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parents[1]),
+]  # `outside` and `signatures`, beside this file; memstore, of this checkout
 
 import memstore  # noqa: E402
 
@@ -24,6 +27,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",  # the cards of the home page
     "outside",
+    "signatures",
 ]
 
 # --- Markdown: what GitHub shows, and no directives, so that pages read well in both places ---------------------------
@@ -37,7 +41,7 @@ autodoc_mock_imports = ["torchrl"]  # it wants another tensordict than ours; not
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
+autoclass_content = "both"  # the docstrings of a class and of its __init__
 maximum_signature_line_length = 90
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
