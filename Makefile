@@ -3,8 +3,9 @@
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
 #   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
-#   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
+#   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
+#   make docs        the documentation as a site, in build/site
 #   make clean       removes the environments and caches   make dist       wheel and sdist, as for a release (docs/releasing.md)
 #
 # PYTHON=python3.12 chooses the interpreter, WORKERS=4 how many processes test. On x86-64, torch from PyPI brings CUDA
@@ -21,7 +22,7 @@ SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14)
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
 	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: demo test test-full test-torchrl check lint types bench bench-long format clean dist try-dist release-check
+.PHONY: demo test test-full test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -50,7 +51,7 @@ $(WITH_TORCHRL)/.has-torchrl: pyproject.toml Makefile
 	@touch $@
 
 # In parts, for the hooks of .pre-commit-config.yaml: what is added here is added there.
-check: lint types
+check: lint types docs
 
 lint: $(VENV)/.has-check
 	$(RUN) -m ruff check .
@@ -58,6 +59,10 @@ lint: $(VENV)/.has-check
 
 types: $(VENV)/.has-check
 	$(RUN) -m basedpyright
+
+docs: $(VENV)/.has-docs
+	$(RUN) -m sphinx -W --keep-going -E -j 2 -q -c docs/site docs build/site
+	$(RUN) docs/site/links.py build/site
 
 bench: $(VENV)/.has-bench
 	$(RUN) -m tests.benchmarks $(BENCH)

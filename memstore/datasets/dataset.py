@@ -46,7 +46,7 @@ class Dataset:
 
     @property
     def batch_size(self) -> torch.Size:
-        """The batch size of all rows that are there by now, as `dataset[:]` has it."""
+        """The batch size of a slice of all rows that are there by now."""
         value = self._rows.value
         return torch.Size((len(self), *getattr(value, "batch_size", (0,))[1:]))
 

@@ -220,7 +220,7 @@ class Snapshot:
     def view(self) -> dict[str, Any]:
         """What this rank saved, by the names in its app state, with lazy leaves: opening it reads no tensor.
 
-        The leaves are `StoredTensor`s, as of `Store.view`, over the mapped files: slicing one reads nothing, an
+        The leaves are StoredTensors, as of `Store.view`, over the mapped files: slicing one reads nothing, an
         operator what it needs, also of a tensor whose parts lie in several files. What is read is compared with no
         checksum. Sent to another process, a leaf is a reference to the folder.
 
