@@ -226,7 +226,7 @@ def test_a_bad_out_is_an_error_before_anything_is_written(name: str, store: mems
 @pytest.mark.parametrize("source", ["w", b"w", None, 3, np.ones(3), [1, 2], {}, {"a": "b"}, (), object()])
 def test_what_has_no_tensor_has_no_rows(source: Any) -> None:
     for call in (memstore.read_rows, memstore.prefetch_rows):
-        with pytest.raises(TypeError, match=f"a {type(source).__qualname__} without a tensor has no rows"):
+        with pytest.raises(TypeError, match=f"type {type(source).__qualname__} without a tensor has no rows"):
             call(source, [1])
 
 
