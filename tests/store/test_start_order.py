@@ -25,7 +25,7 @@ def follow(wire: Wire, root: str, mode: str) -> float:
         return float(store.get("policy").sum())
 
 
-@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("mode", ["r", pytest.param("r+", marks=pytest.mark.full)])
 @pytest.mark.parametrize("there", ["no folder", "no parent", "an empty folder", "a store that is half made"])
 def test_a_follower_may_start_first(scratch: str, mode: str, there: str) -> None:
     root = f"{scratch}/a/b" if there == "no parent" else scratch
