@@ -52,13 +52,13 @@ MISTAKES = [
     Mistake(
         'store.get("model", out={"weight": torch.zeros(2, 4)})',
         StructureMismatchError,
-        "out differs from the stored value, nothing was written:\n"
+        "out differs from the stored value, nothing was written; strict=False fills what both have:\n"
         "  value['bias']: a tensor is stored, but there is none in out",
     ),
     Mistake(
         'store.get("model", out=torch.zeros(2, 4))',
         StructureMismatchError,
-        "out differs from the stored value, nothing was written:\n"
+        "out differs from the stored value, nothing was written; strict=False fills what both have:\n"
         "  value['weight']: a tensor is stored, but there is none in out\n"
         "  value['bias']: a tensor is stored, but there is none in out\n"
         "  value: a tensor in out, but none is stored",
@@ -87,7 +87,7 @@ MISTAKES = [
     Mistake(
         'store.get("model", like={"weight": torch.zeros(2, 4, dtype=torch.float16)})',
         StructureMismatchError,
-        "like differs from the stored value, nothing was written:\n"
+        "like differs from the stored value, nothing was written; strict=False fills what both have:\n"
         "  value['bias']: a tensor is stored, but there is none in like",
     ),
     Mistake(

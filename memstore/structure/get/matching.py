@@ -244,4 +244,6 @@ def raise_differences(differences: Sequence[str], what: str, value: Any) -> None
     if differences:
         more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written:{lines}{more}")
+        is_strict = any("there is none in" in one or "but none is stored" in one for one in differences)
+        hint = "; strict=False fills what both have" if is_strict else ""
+        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written{hint}:{lines}{more}")
