@@ -32,7 +32,7 @@ def as_items(items: Any) -> Mapping[str, Any]:
     """What `put_many` was given, as a mapping. Raises TypeError."""
     if isinstance(items, Mapping):
         return items  # pyright: ignore[reportUnknownVariableType]
-    if not callable(getattr(type(items), "items", None)):
+    if not callable(getattr(items, "items", None)):
         raise TypeError(
             f"put_many takes a dict of values by their keys, and this is a {type(items).__qualname__}: "
             "put_many({'key': value}), or put(key, value) for one"

@@ -149,7 +149,7 @@ def test_rows_go_to_a_device(store: memstore.Store) -> None:
         (torch.tensor([1], dtype=torch.uint8), TypeError, "uint8"),
         (np.array([1.5]), TypeError, "float64 is no index"),
         (["a"], TypeError, "no index"),
-        (3, TypeError, "a int is no index"),
+        (3, TypeError, "the number 3 is no index"),
         (None, TypeError, "a NoneType is no index"),
         (torch.tensor([[1]]), ValueError, r"one dimension, and not 2: shape \(1, 1\)"),
         (torch.tensor(1), ValueError, "one dimension, and not 0"),
