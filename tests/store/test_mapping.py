@@ -198,7 +198,7 @@ def test_the_default_may_be_anything(store: memstore.Store) -> None:
 
 
 def test_items_of_another_store_are_put(store: memstore.Store, tmp_path_factory: pytest.TempPathFactory) -> None:
-    with memstore.open(tmp_path_factory.mktemp("other")) as other:
+    with open_store(str(tmp_path_factory.mktemp("other"))) as other:
         other.put_many({"a": 1, "b": torch.ones(3)})
         store.update(other)  # type: ignore[arg-type]
     assert store.get("a") == 1 and store.get("b").sum() == 3
