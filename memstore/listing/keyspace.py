@@ -113,7 +113,7 @@ class Keyspace:
 
     def _not_deleted(self, root: Root, changes: list[Change], error: KeyNotFoundError) -> KeyNotFoundError:
         with contextlib.suppress(MemstoreError, OSError):
-            gone = [one.key for one in changes if not index.known_version(root, one.key)]
+            gone = [one.key for one in changes if index.known_version(root, one.key) == 0]
             if gone:  # else somebody has put them since
                 advice = "nothing was deleted; missing_ok=True leaves out what isn't there"
                 return absent_many(root, gone, len(changes), advice)
