@@ -466,7 +466,8 @@ class Store(ByRanks, ByRows, AsMapping):
         if expect_version is not None:
             expect_version = expected_version(expect_version)
             self._check_early(root, {key: expect_version})
-        if format is None and isinstance(path, (str, os.PathLike)) and is_snapshot(path):
+        given: Any = path  # anything: what reads files says what is wrong with it
+        if format is None and isinstance(given, (str, os.PathLike)) and is_snapshot(path):
             with between_forks():
                 from memstore.snapshot import describe_snapshot as describe_files
                 from memstore.snapshot import load_snapshot as load_files
