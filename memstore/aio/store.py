@@ -21,6 +21,7 @@ from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
 from memstore.listing import Mode
+from memstore.store.as_mapping import NO_DEFAULT
 from memstore.store.ref import Ref
 from memstore.store.sharded import OUTLIVES
 from memstore.store.store import NOT_NOW, Store, get_at_once
@@ -66,9 +67,11 @@ class AsyncStore(Opened):
     get_many = awaited(Store.get_many)
     delete = awaited(Store.delete)
     delete_many = awaited(Store.delete_many)
+    pop = awaited(Store.pop)
+    setdefault = awaited(Store.setdefault)
 
     @called_as(Store.get)
-    async def get(self, key: str, default: Any = ..., **options: Any) -> Any:
+    async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
         store = self.ready
         if store is not None and (not options or _is_plain(options)):
             value = get_at_once(store, key, default)
@@ -84,6 +87,7 @@ class AsyncStore(Opened):
     info = awaited(Store.info)
     pending = awaited(Store.pending)
     stats = awaited(Store.stats)
+    tree = awaited(Store.tree)
 
     async def contains(self, key: str) -> bool:
         """`key in store`, awaited."""

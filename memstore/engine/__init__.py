@@ -87,7 +87,7 @@ from memstore.engine.format import (
     read_tensors,
     split_header,
 )
-from memstore.engine.opening import Creation, open_root
+from memstore.engine.opening import Creation, has_settings, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
@@ -200,6 +200,7 @@ __all__ = [
     "register_elsewhere",
     "home_now",
     "is_fellow",
+    "has_settings",
     "is_served",
     "shared_id",
     "damaged_entry",
