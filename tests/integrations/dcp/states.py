@@ -32,7 +32,7 @@ class Place(NamedTuple):
         """What is there beside one checkpoint of one process."""
         if self.key is None:
             return sorted(os.listdir(self.source))[2:]
-        others = [key for key in self.source.keys() if key != self.key]
+        others = [key for key in list(self.source) if key != self.key]
         return [*others, *(one.key for one in self.source.pending())]
 
 
