@@ -22,6 +22,7 @@ from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
 from tests.leaks import find_leaks
+from tests.ranks.worlds import rank_server, ranks2, ranks4  # noqa: F401 - fixtures of several folders
 
 SHM = Path("/dev/shm")
 
