@@ -21,13 +21,18 @@ import memstore
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
+from memstore.testing.fork_server import ForkServer
+from tests.examples import examples
 from tests.leaks import find_leaks
+from tests.ranks.launcher import Ranks
 
 SHM = Path("/dev/shm")
 
 # Machines that run tests are busy: no example has a deadline of its own, the test has (pytest-timeout).
 # The same examples each time, but for `make test-full`, which looks for new ones.
-hypothesis.settings.register_profile("memstore", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.register_profile(
+    "memstore", deadline=None, print_blob=True, derandomize=True, max_examples=examples(100)
+)
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
 
@@ -127,3 +132,57 @@ def quick_collections() -> None:
     """What is imported by now is never garbage: a collection then takes milliseconds, not a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+# --- processes that fork ----------------------------------------------------------------------------------------------
+# Each imports torch, which takes seconds: the tests of several folders share them.
+
+_FOR_WORKERS = (
+    *(f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")),
+    "memstore.datasets",
+    "memstore.replay",
+    "tests.replay.workers",
+    "tests.documents.reader",
+)
+_FOR_RANKS = (
+    "torch._dynamo",  # which the first distribute_tensor would import
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint.state_dict",
+    "memstore.integrations.dcp.calls",
+    "memstore.store.sharded",
+    "memstore.store.models",
+    "memstore.store.ranks",
+    "tests.ranks.layouts",
+    "tests.ranks.calls",
+    "tests.ranks.models",
+    "tests.integrations.dcp.on_ranks",
+)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """For workers that are there to be killed, or that begin with nothing of this process."""
+    with ForkServer(preload=_FOR_WORKERS) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[ForkServer]:
+    """For ranks of torch.distributed."""
+    with ForkServer(preload=_FOR_RANKS) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def ranks4(rank_server: ForkServer) -> Iterator[Ranks]:
+    """A world of four ranks. A test leaves it as it was: the next one uses it too."""
+    with Ranks(rank_server, 4) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def ranks2(rank_server: ForkServer) -> Iterator[Ranks]:
+    """As `ranks4`, of two."""
+    with Ranks(rank_server, 2) as started:
+        yield started
