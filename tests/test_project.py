@@ -170,7 +170,7 @@ def run_python(code: str, *arguments: str) -> str:
 
 # One fresh interpreter for all that is asked of one: torch takes seconds to import.
 _FRESH = """if True:
-    import json, sys, time
+    import sys, time
     started = time.process_time()
     import memstore
     taken = time.process_time() - started
@@ -178,6 +178,7 @@ _FRESH = """if True:
     memstore.open
     loaded = list(sys.modules)
     unknown = [name for name in memstore.__all__ if not hasattr(memstore, name) or name not in dir(memstore)]
+    import json
     print(json.dumps({"taken": taken, "heavy": heavy, "loaded": loaded, "unknown": unknown}))
 """
 
