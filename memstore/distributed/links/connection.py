@@ -146,6 +146,8 @@ class Connection:
             finally:
                 if 0 in self._leader and self._leader[0] is looker:
                     del self._leader[0]
+            if self._keeper.begun:
+                self._keeper.rouse()  # it may have wanted the lead just then
             if self.is_broken:
                 self._close()
         return not self.is_broken
@@ -180,7 +182,7 @@ class Connection:
                 self._mind_silence()
 
     def _lead_for_begun(self) -> None:
-        """For requests that nobody waits for, by their keeper: until there are none, or as long as others lead."""
+        """By the keeper: leads until there are no requests that nobody waits for, or waits while others lead."""
         keeper = self._keeper
         try:
             if self._leader.setdefault(0, keeper) is not keeper:
