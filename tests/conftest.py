@@ -24,7 +24,6 @@ from memstore.engine.root.filesystem import TMPFS
 from memstore.testing.fork_server import ForkServer
 from tests.examples import examples
 from tests.leaks import find_leaks
-from tests.ranks.launcher import Ranks
 
 SHM = Path("/dev/shm")
 
@@ -135,7 +134,7 @@ def quick_collections() -> None:
 
 
 # --- processes that fork ----------------------------------------------------------------------------------------------
-# Each imports torch, which takes seconds: the tests of several folders share them.
+# It imports torch, which takes seconds: the tests of several folders share it.
 
 _FOR_WORKERS = (
     *(f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")),
@@ -144,45 +143,10 @@ _FOR_WORKERS = (
     "tests.replay.workers",
     "tests.documents.reader",
 )
-_FOR_RANKS = (
-    "torch._dynamo",  # which the first distribute_tensor would import
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint.state_dict",
-    "memstore.integrations.dcp.calls",
-    "memstore.store.sharded",
-    "memstore.store.models",
-    "memstore.store.ranks",
-    "tests.ranks.layouts",
-    "tests.ranks.calls",
-    "tests.ranks.models",
-    "tests.integrations.dcp.on_ranks",
-)
 
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """For workers that are there to be killed, or that begin with nothing of this process."""
     with ForkServer(preload=_FOR_WORKERS) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def rank_server() -> Iterator[ForkServer]:
-    """For ranks of torch.distributed."""
-    with ForkServer(preload=_FOR_RANKS) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def ranks4(rank_server: ForkServer) -> Iterator[Ranks]:
-    """A world of four ranks. A test leaves it as it was: the next one uses it too."""
-    with Ranks(rank_server, 4) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def ranks2(rank_server: ForkServer) -> Iterator[Ranks]:
-    """As `ranks4`, of two."""
-    with Ranks(rank_server, 2) as started:
         yield started
