@@ -79,7 +79,8 @@ class BegunWait:
                 self._step = step
             if deadline is None:
                 return IN_A_THREAD
-            step, self._step = self._step, None
+            step = self._step
+            self._step = None
             try:
                 if isinstance(step, Send):
                     if self._send(step, deadline):
