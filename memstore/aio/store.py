@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memstore.aio.awaited import awaited, called_as
-from memstore.aio.elsewhere import Elsewhere
+from memstore.aio.elsewhere import HERE_BY_NOW, Elsewhere
 from memstore.aio.lanes import HERE, call, start
 from memstore.aio.opened import ALL_HOSTS, Opened
 from memstore.aio.results import AsyncPendingPut, AsyncRef, Part
@@ -155,11 +154,8 @@ class AsyncStore(Opened):
         name = asyncio.get_running_loop(), lane
         waits = self._elsewhere.setdefault(name, Elsewhere(root, lane))
         try:
-            with waits.own_thread() as has_one:
-                if not has_one:
-                    return await waits.wait(encode_key(key), newer_than, deadline)
-                options = {"newer_than": newer_than, "timeout": max(deadline - time.monotonic(), 0.0)}
-                return await self.made(Store.wait, (key,), options, lane=lane, is_timed=True)
+            version = await waits.wait(encode_key(key), newer_than, deadline)
+            return LOOK_AGAIN if version == HERE_BY_NOW else version
         except StoreTimeoutError:
             return None
         finally:
@@ -207,6 +203,11 @@ class AsyncStore(Opened):
     export = awaited(Store.export)
     gc = awaited(Store.gc)
     verify = awaited(Store.verify)
+
+    def end(self) -> None:
+        for waits in list(self._elsewhere.values()):
+            waits.end()
+        super().end()
 
     async def close(self) -> None:
         """Closes the store. Waits raise StoreClosedError; other calls under way end as they can. May be called again.

@@ -45,7 +45,7 @@ def no_collections() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("name", "stride"),
-    [*((name, 3) for name in SCENES), *(pytest.param(name, 1, marks=pytest.mark.full) for name in SCENES)],
+    [*((name, 7) for name in SCENES), *(pytest.param(name, 1, marks=pytest.mark.full) for name in SCENES)],
 )
 def test_failures_at_each_step(name: str, stride: int, store: memstore.Store) -> None:
     """What raised is never published later, by nobody; unless it says that it doesn't know."""

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import memstore
 from memstore.engine import syscalls
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 from tests.view.strategies import tensors
 
-quick = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 Pair = namedtuple("Pair", ["x", "y"])
 
 
