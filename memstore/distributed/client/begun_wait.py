@@ -68,7 +68,8 @@ class BegunWait:
                 return Turn(None, left)
             self._take_answer(self._call)
         while True:
-            if self._step is None:
+            step = self._step
+            if step is None:
                 try:
                     step = self._resume()
                 except StopIteration as end:
@@ -79,7 +80,6 @@ class BegunWait:
                 self._step = step
             if deadline is None:
                 return IN_A_THREAD
-            step = self._step
             self._step = None
             try:
                 if isinstance(step, Send):
