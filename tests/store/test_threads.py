@@ -79,7 +79,7 @@ def put_get_delete_list_and_collect(store: memstore.Store) -> None:
             store.gc()
 
     run(*(lambda name=name: write(name) for name in "abcd"), read, read, look, look)
-    assert store.stats().puts == 4 * 80 * 2 + 1
+    assert store.stats().puts == 4 * 30 * 2 + 1
 
 
 def test_threads_wait_for_each_other(store: memstore.Store) -> None:

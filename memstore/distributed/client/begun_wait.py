@@ -31,7 +31,7 @@ class BegunWait:
     def __init__(self, root: Root, links: Links, key: bytes, newer_than: int, told: Callable[[], None]) -> None:
         self._root, self._links, self._told = root, links, told
         self._steps = wait_there(key, newer_than)
-        self._resume: Callable[[], Any] = partial(next, self._steps)
+        self._resume: Callable[[], Any] = partial(self._steps.send, None)
         self._step: Send | Transact | None = None  # that is to be taken
         self._call: Begun | None = None  # that is under way
         self._due = inf  # when it is lost
@@ -71,13 +71,13 @@ class BegunWait:
             step = self._step
             if step is None:
                 try:
-                    step = self._resume()
+                    following = self._next()
                 except StopIteration as end:
                     return Turn(end.value or 0, inf)
-                if isinstance(step, Pause):
-                    self._resume = partial(next, self._steps)
-                    return Turn(None, step.seconds)
-                self._step = step
+                if isinstance(following, Pause):
+                    self._resume = partial(self._steps.send, None)
+                    return Turn(None, following.seconds)
+                self._step = step = following
             if deadline is None:
                 return IN_A_THREAD
             self._step = None
@@ -90,6 +90,9 @@ class BegunWait:
                     self._resume = partial(self._steps.send, found)
             except Exception as error:
                 self._resume = partial(self._steps.throw, error)
+
+    def _next(self) -> Send | Transact | Pause:
+        return self._resume()
 
     def _send(self, step: Send, deadline: float) -> bool:
         """False: it could not be sent, and the steps go on with that."""
