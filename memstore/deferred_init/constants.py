@@ -60,7 +60,7 @@ def _sign(tensor: torch.Tensor) -> int | None:
     """What is another number when the tensor has other values; None if there is no such."""
     if _is_plain(tensor) and tensor.device.type == "cpu":
         values = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        return xxhash.xxh3_64_intdigest(values.view(-1).view(torch.uint8).numpy())
+        return xxhash.xxh3_64_intdigest(values.view(-1).view(torch.uint8).numpy().data)
     return None if tensor.is_inference() else tensor._version
 
 
