@@ -89,7 +89,7 @@ class Snapshot:
             pg: the process group; None: the default one, if torch.distributed is initialised.
             replicated: patterns ("model/*", "**") of paths whose values are the same on all ranks.
             storage_options: as of `Snapshot`; "allow_pickle" for the snapshot that is returned.
-            durability: "disk": when it returns, everything is on the disk. "process": it survives the death of the process.
+            durability: "disk": when it returns, all is on the disk. "process": it survives the death of the process.
             checksum: whether to make a checksum for each 16 MiB; they are compared when something is read.
             progress: called with the bytes that this rank has written, and has to write in all; True: a bar, if
                 standard error is a terminal. If it raises, the take fails on all ranks, and nothing is left.
