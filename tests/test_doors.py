@@ -40,7 +40,7 @@ FLOORS = (
     ("catalog",),
     ("sync",),
     ("root",),
-    ("usage",),
+    ("usage", "holdings"),
     ("failures",),
     ("protocols",),
     ("index",),
