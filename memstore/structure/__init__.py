@@ -51,9 +51,11 @@ from memstore.structure.info import (
     structure_text,
 )
 from memstore.structure.objects import (
+    PICKLED,
     class_name,
     decode_objects,
     read_pickle,
+    show_objects,
     shown_attributes,
     written_objects,
 )
@@ -88,6 +90,7 @@ from memstore.structure.refusals import (
 from memstore.structure.tensors import (
     DTYPE_NAMES,
     DTYPES,
+    NUMPY_DTYPES,
     Traits,
     contiguous_stride,
     count,
@@ -133,6 +136,8 @@ __all__ = [
     "LeafNames",
     "MAX_DEPTH",
     "MalformedError",
+    "NUMPY_DTYPES",
+    "PICKLED",
     "PlainCopy",
     "Plan",
     "RefusedError",
@@ -192,6 +197,7 @@ __all__ = [
     "render_path",
     "repeats",
     "require",
+    "show_objects",
     "shown_attributes",
     "stored_bytes",
     "structure_text",

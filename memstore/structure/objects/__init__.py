@@ -27,7 +27,7 @@ from memstore.structure.objects.attributes import (
 )
 from memstore.structure.objects.classes import class_name, dotted, find_class, make_bare, short
 from memstore.structure.objects.pickled import read_pickle
-from memstore.structure.objects.reading import decode_objects
+from memstore.structure.objects.reading import PICKLED, decode_objects, show_objects
 from memstore.structure.objects.writing import (
     NATIVE,
     encode_objects,
@@ -42,6 +42,7 @@ from memstore.structure.objects.writing import (
 __all__ = [
     "NAMESPACES",
     "NATIVE",
+    "PICKLED",
     "alternative",
     "class_name",
     "decode_objects",
@@ -60,6 +61,7 @@ __all__ = [
     "read_attributes",
     "read_pickle",
     "short",
+    "show_objects",
     "shown_attributes",
     "slots_of",
     "write_attributes",
