@@ -31,7 +31,7 @@ LAYERS = (
     ("distributed",),
     ("sharding",),
     ("structure",),
-    ("contents",),
+    ("contents", "figures"),
     ("view",),
     ("rows",),
     ("formats", "listing"),

@@ -6,7 +6,7 @@ memmap              folders that TensorDict.memmap writes; memmap_export: those 
 torch_save          files that torch.save writes; torch_zip: the zip that these are
 npy                 numpy's
 documents           the JSON that lies beside the tensors
-export, output      values as files of these formats, each of which appears whole or not at all
+export, output      values as files of these formats, each of which appears whole or not at all; single: one tensor
 
 A Store imports this package when it is first needed, `between_forks`; tensordict comes later still, with memmap.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from memstore.formats.attach import describe_files, load_files
 from memstore.formats.export import check_export, export_value, has_devices
+from memstore.formats.single import write_tensor
 
 __all__ = [
     "check_export",
@@ -22,4 +23,5 @@ __all__ = [
     "export_value",
     "has_devices",
     "load_files",
+    "write_tensor",
 ]

@@ -71,7 +71,7 @@ def export_value(
             write_memmap(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
-                _save(value, file)
+                save_torch(value, file)
     except UnsupportedValueError as error:
         error.key = key
         raise
@@ -100,7 +100,8 @@ class _Sink:
         """Nothing is kept back."""
 
 
-def _save(value: Any, file: NewFile) -> None:
+def save_torch(value: Any, file: NewFile) -> None:
+    """As torch.save does. Raises UnsupportedValueError."""
     sink = _Sink(file)
     try:
         torch.save(value, sink)  # pyright: ignore[reportArgumentType]
