@@ -43,6 +43,11 @@ def runs(numbers: Iterable[int]) -> str:
     return text + (", ..." if len(found) > _RUNS else "")
 
 
+def count_of(number: int, one: str, many: str) -> str:
+    """ "1 leaf", "2,000 leaves"."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def short(value: object) -> str:
     """What a file says, for an error: it may be of 100 MB."""
     text = repr(value)

@@ -18,7 +18,7 @@ import msgspec
 from memstore.engine import Path, Record, index, plan_bytes
 from memstore.keys import encode_prefix
 from memstore.listing.keyspace import Keyspace, opened, timeout_of
-from memstore.wording import age, size
+from memstore.wording import age, count_of, size
 
 _TENSOR, _OBJECT = 0, 1
 _BITS = re.compile(r"[0-9]+")  # in the name of a dtype
@@ -41,7 +41,21 @@ _WRAPPERS = {
     "metadata": 5,
     "values": 2,
 }  # kind -> where the inner tree stands
-_NAMES = {"ordered": "OrderedDict", "td": "TensorDict", "lazy": "LazyStackedTensorDict", "params": "TensorDictParams"}
+_NAMES = {
+    "ordered": "OrderedDict",
+    "td": "TensorDict",
+    "lazy": "LazyStackedTensorDict",
+    "params": "TensorDictParams",
+    "ndarray": "numpy array",
+    "jagged": "nested tensor",
+    "nested": "nested tensor",
+    "sparse": "sparse tensor",
+    "quantized": "quantized tensor",
+    "quantized_channels": "quantized tensor",
+    "namespace": "namespace",
+}
+_NAMED = frozenset({"tensorclass", "namedtuple", "dataclass", "mapping", "typed", "wrapper", "structseq"})
+_BARE = frozenset({"ndarray", "quantized", "quantized_channels"})  # kinds of one array, whose leaf is like it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,16 @@ class Listed:
     nbytes: int
     created: float  # Unix seconds
     leaves: int  # tensors
+    type: str  # of the value: "TensorDict[3]"; of an entry whose rows are written in place its kind
+    dtype: str | None = None  # of a value that is a single array; None: it is another one
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def content(self) -> str:
+        """ "float32 [3, 4]", or "2 leaves"."""
+        if self.dtype is not None:
+            return f"{self.dtype} {list(self.shape or ())}"
+        return count_of(self.leaves, "leaf", "leaves") if self.leaves else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +89,12 @@ class Leaf:
     shape: tuple[int, ...] = ()
 
 
-COLUMNS = ("key", "version", "kind", "leaves", "size", "age")
+COLUMNS = ("key", "type", "content", "size", "version", "age")
 
 
 def cells(one: Listed) -> tuple[str, ...]:
     """As text, under COLUMNS."""
-    return one.key, str(one.version), one.kind, str(one.leaves), size(one.nbytes), age(one.created)
+    return one.key, one.type, one.content, size(one.nbytes), str(one.version), age(one.created)
 
 
 class UnknownKindError(Exception):
@@ -84,9 +108,14 @@ def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
 
 
 def _listed(key: bytes, record: Record) -> Listed:
-    leaves = msgspec.msgpack.decode(plan_bytes(record.description))[1]
+    tree, leaves, _ = msgspec.msgpack.decode(plan_bytes(record.description))
     nbytes = _nbytes(leaves) if record.boxes is not None else record.nbytes
-    return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves))
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    if tree == _TENSOR or (tree != _OBJECT and tree[0] in _BARE):
+        dtype, shape = leaves[0][0], tuple(leaves[0][1])
+    kind = _type_name(tree) if not record.is_mutable else record.kind
+    return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape)
 
 
 def _nbytes(leaves: list[Any]) -> int:
@@ -146,6 +175,6 @@ def _type_name(tree: Any) -> str:
         return "Tensor" if tree == _TENSOR else "object"
     if tree[0] == "td":
         return f"TensorDict{tree[1]}"
-    if tree[0] in ("tensorclass", "namedtuple"):
+    if tree[0] in _NAMED:
         return str(tree[1]).rpartition(":")[2]
     return _NAMES.get(tree[0], str(tree[0]))
