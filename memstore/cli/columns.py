@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import itertools
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.cells import cell_len
+from rich.markup import escape
 
 from memstore.cli import render
 
 _PAGE = 256  # rows that are aligned with each other before the first of them is written
 _GAP = "  "
-_LEAST, _MOST = 16, 60  # columns of a first cell with which others are aligned
+_LEAST, _MOST = 8, 60  # columns of a first cell with which others are aligned
+_INDENT = 2  # columns, of the others where there is no room for it
+_TEXT = 16  # columns, at least, for text that goes on in the next line
 
 _Row = TypeVar("_Row")
 
@@ -32,8 +36,9 @@ def write(
 ) -> int:
     """Writes rows under their titles, if there are any. Returns how many.
 
-    A first cell that is too long for the terminal gets a line for itself: it can be copied as a whole. In a file or a
-    pipe each row is one line.
+    A first cell that is too long for the terminal gets a line for itself: it can be copied as a whole. All get one if
+    the others leave no room. A last one that is text goes on in the next line. In a file or a pipe each row is one
+    line.
 
     Args:
         right: the titles of columns that are aligned to the right.
@@ -48,11 +53,11 @@ def write(
         for i, column in enumerate(zip(*shown, strict=True)):
             if i:
                 wide[i] = max(wide[i], max(map(width, column)))
-        room = _room(wide)
+        room = _room(wide, is_text=not sides[-1])
         firsts = [wide[0], *(width(row[0]) for row in shown)]
-        wide[0] = max([first for first in firsts if first <= room], default=len(titles[0]))
+        wide[0] = max([first for first in firsts if first <= room], default=_INDENT)
         if not count:
-            render.console.print(render.printable(_line(titles, wide, sides)), style="bold")
+            render.console.print(escape(_line(titles, wide, sides)), style="bold")
         count += len(some)
         for row in shown:
             sys.stdout.write(_line(row, wide, sides) + "\n")
@@ -71,20 +76,33 @@ def width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def _room(widths: Sequence[int]) -> int:
-    """For the first column."""
+def _room(widths: Sequence[int], *, is_text: bool) -> int:
+    """For the first column; 0: too little."""
     if not render.console.is_terminal:
         return _MOST
-    others = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
-    return max(render.console.width - others, _LEAST, 0)
+    last = min(widths[-1], _MOST // 2) if is_text else widths[-1]
+    others = sum(widths[1:-1]) + last + len(_GAP) * (len(widths) - 1)
+    room = render.console.width - others
+    return room if room >= _LEAST else 0
 
 
 def _line(row: Sequence[str], widths: Sequence[int], sides: Sequence[bool]) -> str:
-    first, *others = [
+    *cells, last = [
         " " * (wide - width(cell)) + cell if is_right else cell + " " * (wide - width(cell))
         for cell, wide, is_right in zip(row, widths, sides, strict=True)
     ]
-    rest = _GAP.join(others).rstrip()
-    if width(row[0]) > widths[0] and render.console.is_terminal:
-        return f"{row[0]}\n{' ' * widths[0]}{_GAP}{rest}"
-    return f"{first}{_GAP}{rest}".rstrip()
+    if not render.console.is_terminal:
+        return _GAP.join([*cells, last]).rstrip()
+    above = ""
+    if width(row[0]) > widths[0]:
+        above, cells[0] = f"{row[0]}\n", " " * widths[0]
+    start = "".join(cell + _GAP for cell in cells)
+    return above + start + _wrapped(last.rstrip(), width(start))
+
+
+def _wrapped(text: str, indent: int) -> str:
+    """In as many lines as it takes in the terminal, behind `indent` columns."""
+    room = render.console.width - indent
+    if width(text) <= room or room < _TEXT:
+        return text
+    return f"\n{' ' * indent}".join(textwrap.wrap(text, room))

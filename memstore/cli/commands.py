@@ -67,6 +67,5 @@ def run() -> NoReturn:
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    said = in_words(str(error)) or type(error).__name__
-    render.errors.print(f"[bold red]memstore:[/] {render.printable(said)}")
+    render.complain(in_words(str(error)) or type(error).__name__)
     sys.exit(code)

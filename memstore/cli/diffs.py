@@ -57,9 +57,9 @@ def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
     """Compare two values leaf by leaf: which differ, and by how much. Exit code 1 if any do.
 
     \b
-    ROOT KEY OTHER              OTHER: another key, a file, or another store with KEY
-    ROOT KEY OTHER_ROOT KEY     keys of two stores
-    FILE OTHER                  two files, or folders of checkpoints
+    ROOT KEY OTHER            another key, a file, or another store with KEY
+    ROOT KEY OTHER_ROOT KEY   keys of two stores
+    FILE OTHER                two files, or folders of checkpoints
 
     Elements are equal if their bits are. Of two snapshots, `memstore snapshot diff` compares all ranks.
     """

@@ -19,7 +19,7 @@ from memstore.keys import encode_key
 from memstore.listing import Leaf, UnknownKindError, entries, open_keyspace, opened, outline
 
 
-@cli.command(short_help="")
+@cli.command(short_help="Give up a sharded put that waits for other ranks.")
 @root
 @key
 @click.argument("attempt")
@@ -78,7 +78,7 @@ def _leaves(found: EntryInfo) -> list[Leaf]:
     return [Leaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
 
 
-@cli.command()
+@cli.command(short_help="Delete keys, all of them or none.")
 @root
 @click.argument("keys", nargs=-1, required=True, shell_complete=complete_key)
 @click.option("--prefix", is_flag=True, help="KEYS are prefixes: delete all that start so.")
@@ -92,7 +92,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
 
 
-@cli.command(short_help="")
+@cli.command(short_help="Copy a key into another store.")
 @root
 @key
 @click.argument("target", type=click.Path())
@@ -119,7 +119,7 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
     render.tell(copied, f"{len(copied):,} copied, {render.size(total)}", as_json=as_json)
 
 
-@cli.command(short_help="")
+@cli.command(short_help="Serve a file of others under a key, where it is.")
 @root
 @key
 @path
@@ -139,7 +139,7 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
     )
 
 
-@cli.command()
+@cli.command(short_help="Write a key to a file or folder of another format.")
 @root
 @key
 @path

@@ -12,12 +12,14 @@ from memstore import figures
 from memstore.cli import columns, looking, render
 from memstore.engine import Path
 from memstore.figures import Bin, Summary
+from memstore.wording import count_of
 
 _EDGES = 3  # elements at each side of a dimension that is too long to be shown
 _LINES = 12  # of the elements
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR = 40  # columns
 _OBJECT = 60  # characters of an object
+_LONG = 10**9
 
 TITLES = ("leaf", "content", "min", "mean", "max", "NaN", "inf")
 RIGHT = TITLES[2:]
@@ -28,10 +30,10 @@ def content(tensor: torch.Tensor) -> str:
 
 
 def number(value: float | None) -> str:
-    """In up to six digits: whole ones as they are."""
+    """In four digits; whole ones as they are, as long as these are not too many."""
     if value is None:
         return "-"
-    return f"{value}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value}" if isinstance(value, int) and abs(value) < _LONG else f"{value:.4g}"
 
 
 # --- many leaves ------------------------------------------------------------------------------------------------------
@@ -65,21 +67,33 @@ def show(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]) -> No
     if found is None:
         render.console.print(f"[dim]nothing is counted of the dtype {content(tensor).split(' ')[0]}[/dim]")
         return
-    what = "magnitudes: " if tensor.dtype.is_complex else ""
-    ends = [("min", found.minimum), ("mean", found.mean), ("max", found.maximum), ("std", found.deviation)]
-    told = [f"{name} {number(value)}" for name, value in ends]
-    counts = [f"{found.zeros:,} zero", f"{found.nans:,} NaN", f"{found.infinities:,} infinite"]
-    render.console.print(what + "  ".join(told))
-    render.console.print(f"{found.count:,} elements: {', '.join(counts)}")
+    for line in told(tensor.dtype, found):
+        render.console.print(line)
     for line in bars(bins, render.console.width, is_bool=tensor.dtype is torch.bool):
         render.console.print(render.printable(line))
+
+
+def told(dtype: torch.dtype, found: Summary) -> Iterator[str]:
+    """The statistics, as far as elements of the dtype have them."""
+    count = count_of(found.count, "element", "elements")
+    if dtype is torch.bool:
+        yield f"{count}: {found.count - found.zeros:,} True, {found.zeros:,} False"
+        return
+    ends = [("min", found.minimum), ("mean", found.mean), ("max", found.maximum), ("std", found.deviation)]
+    what = "magnitudes: " if dtype.is_complex else ""
+    if found.mean is not None:
+        yield what + "  ".join(f"{name} {number(value)}" for name, value in ends)
+    counts = [f"{found.zeros:,} zero"]
+    if dtype.is_floating_point or dtype.is_complex:
+        counts += [f"{found.nans:,} NaN", f"{found.infinities:,} infinite"]
+    yield f"{count}: {', '.join(counts)}" if found.count else count
 
 
 def head(tensor: torch.Tensor, width: int) -> list[str]:
     """The elements, as numpy shows them; of long dimensions the first and the last ones. Just these are read."""
     index: tuple[int, ...] = ()
     if not tensor.numel():
-        return ["no elements"]
+        return []
     if tensor.ndim > 2:
         index = (0,) * (tensor.ndim - 2)
         tensor = tensor[index]
@@ -132,9 +146,9 @@ def bar(part: float, room: int) -> str:
     return "█" * whole + (_EIGHTHS[rest] if rest else "")
 
 
-def widths(tensors: Iterable[tuple[Path, torch.Tensor]]) -> list[int]:
-    """Of the columns under TITLES, before any element is counted."""
-    found = [0, 0, 9, 9, 9, 3, 3]
+def widths(tensors: Iterable[tuple[Path, torch.Tensor]], objects: Iterable[Path] = ()) -> list[int]:
+    """Of the columns under TITLES, before any element is counted. Objects stand below, in the first two."""
+    found = [max((columns.width(looking.text_of(name)) for name in objects), default=0), 0, 9, 9, 9, 3, 3]
     for name, tensor in tensors:
         found[0] = max(found[0], columns.width(looking.text_of(name)))
         found[1] = max(found[1], len(content(tensor)))

@@ -31,12 +31,38 @@ allow_pickle = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+_SECTIONS = {
+    "Look": ("ls", "info", "get", "diff", "watch", "top", "stats"),
+    "Change": ("put", "cp", "rm", "abort"),
+    "Files of others": ("attach", "export", "convert", "snapshot"),
+    "Upkeep": ("verify", "repair", "gc", "bench"),
+    "Several hosts": ("serve", "status", "remove"),
+    "Shells": ("completion",),
+}
+
+
+class _Group(click.Group):
+    """Its help has the commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width))
+                        for name in names
+                        if name in self.commands
+                    ]
+                )
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(memstore.__version__, prog_name="memstore")
 def cli() -> None:
     """Look into a memstore folder, and take care of it. ROOT is the folder, first everywhere.
 
-    Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key.
+    Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key, 130 interrupted.
     """
 
 

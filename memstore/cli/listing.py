@@ -27,7 +27,7 @@ _SORTS: dict[str, Callable[[Listed], Any]] = {
 }
 
 
-@cli.command(short_help="")
+@cli.command(short_help="List keys: type, shape or leaves, size, version, age.")
 @root
 @click.argument("prefix", default="", shell_complete=complete_prefix)
 @click.option("--pending", is_flag=True, help="List the sharded puts that wait for the parts of other ranks.")
@@ -75,8 +75,7 @@ def _list_keys(found: Iterable[Listed], prefix: str, *, is_long: bool) -> None:
 
 
 def _long_cells(one: Listed) -> tuple[str, ...]:
-    when = datetime.datetime.fromtimestamp(one.created).astimezone()
-    created = when.isoformat(" ", "seconds")
+    created = datetime.datetime.fromtimestamp(one.created).isoformat(" ", "seconds")  # this machine's time
     return one.key, one.type, one.content, one.kind, f"{one.nbytes:,}", str(one.version), created
 
 
@@ -87,10 +86,7 @@ def _say_none(what: str, prefix: str) -> None:
     render.console.print(f"no {what} that start with {render.printable(repr(prefix))}")
     place = min((prefix.find(char) for char in _PATTERN if char in prefix), default=-1)
     if place >= 0:
-        start = render.printable(repr(prefix[:place]))
-        render.errors.print(
-            f"memstore: a PREFIX is the start of keys, and no pattern: say {start} for all that start so"
-        )
+        render.complain(f"a PREFIX is the start of keys, and no pattern: say {prefix[:place]!r} for all that start so")
 
 
 def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ _PATIENCE = 1.0  # seconds before a progress bar is shown
 
 __all__ = [
     "age",
+    "complain",
     "console",
     "consoles",
     "errors",
@@ -95,8 +96,13 @@ def tell(found: object, text: str, *, as_json: bool) -> None:
         console.print(text)
 
 
+def complain(text: str) -> None:
+    """On the standard error. A terminal gets it in lines that end with words."""
+    errors.print(f"[bold red]memstore:[/] {printable(text)}", soft_wrap=not errors.is_terminal)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, show_header=any(columns))
     for column in columns:
         is_text = column == columns[0]
         made.add_column(

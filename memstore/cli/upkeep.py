@@ -13,7 +13,7 @@ from memstore.cli.group import as_json, cli, complete_key, complete_prefix, open
 from memstore.listing import open_keyspace
 
 
-@cli.command()
+@cli.command(short_help="Show what the store takes, and who holds what was replaced.")
 @root
 @as_json
 def stats(root: str, as_json: bool) -> None:
@@ -37,7 +37,7 @@ def stats(root: str, as_json: bool) -> None:
     render.console.print(render.table(("", ""), rows))
 
 
-@cli.command()
+@cli.command(short_help="Compare everything with its checksums.")
 @root
 @click.argument("keys", nargs=-1, shell_complete=complete_key)
 @as_json
@@ -58,7 +58,7 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
         sys.exit(DAMAGED)
 
 
-@cli.command()
+@cli.command(short_help="Make a new catalog of all that is whole.")
 @root
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for processes that use the store.")
 @as_json
@@ -87,7 +87,7 @@ def gc(root: str, as_json: bool) -> None:
     render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
 
 
-@cli.command(short_help="")
+@cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
 @root
 @click.argument("prefix", default="", shell_complete=complete_prefix)
 @click.option("--interval", default=0.5, show_default=True, type=click.FloatRange(0.01), help="Seconds between looks.")

@@ -13,10 +13,11 @@ from memstore.cli import columns, looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, complete_leaf, key, root
 from memstore.errors import UnsupportedValueError
 
+_LABEL = 40  # columns, at most, with which objects are aligned
 _ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "safetensors"}
 
 
-@cli.command(short_help="")
+@cli.command(short_help="Show a value in figures, or write it to a file.")
 @root
 @key
 @click.argument("leaf", default="", shell_complete=complete_leaf)
@@ -59,11 +60,12 @@ def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
             summary = figures.summarize(tensor)
             shown.show(tensor, summary, figures.histogram(tensor, summary, bins) if summary else [])
     elif found.tensors:
-        widths = shown.widths(found.tensors.items())
+        widths = shown.widths(found.tensors.items(), found.objects)
         columns.write(shown.TITLES, shown.rows(found.tensors.items()), right=shown.RIGHT, widths=widths, page=1)
+    label = max(columns.width(looking.text_of(name)) for name in names) if len(names) > 1 else 0
     for name, value in found.objects.items():
-        label = f"{looking.text_of(name)}  " if len(names) > 1 else ""
-        render.console.print(render.printable(f"{label}{shown.shown_object(value)}"))
+        text = f"{looking.text_of(name):<{min(label, _LABEL)}}  " if label else ""
+        render.console.print(render.printable(f"{text}{shown.shown_object(value)}"))
 
 
 def _described(key: str, found: looking.Looked, bins: int) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
         return os.path.getsize(output)
 
 
-@cli.command(short_help="")
+@cli.command(short_help="Put what is in a file.")
 @root
 @key
 @click.argument("file", type=click.Path())

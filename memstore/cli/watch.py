@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import set_cell_size
 from rich.live import Live
 from rich.text import Text
 
@@ -16,6 +17,8 @@ from memstore.listing import Keyspace, Listed, entries, opened
 from memstore.wording import count_of
 
 _TITLES = ("key", "version", "size", "age", "puts/s", "bytes/s")
+_LEAST = ("age", "version", "size", "bytes/s")  # columns that a narrow window does without, in this order
+_KEY = 16  # columns of it
 _FRAME = 2  # lines: titles and footer
 _ROWS = 1000  # of a look that goes to a file
 
@@ -93,13 +96,30 @@ def lines(look: Look, height: int, width: int) -> list[str]:
     shown = sorted(busiest[: max(height - _FRAME, 0)], key=lambda one: one.key.encode())
     rows = [_TITLES, *(_cells(one, look.rates.get(one.key)) for one in shown)]
     wide = [max(map(columns.width, column)) for column in zip(*rows, strict=True)]
-    others = sum(wide[1:]) + 2 * len(wide[1:])
-    wide[0] = min(wide[0], max(width - others, 8)) if width else wide[0]
-    made = ["  ".join([_cut(row[0], wide[0]), *_right(row[1:], wide[1:])]) for row in rows]
-    left_out = f", the {len(shown):,} busiest shown" if len(shown) < len(look.entries) else ""
-    keys = count_of(len(look.entries), "key", "keys")
-    footer = f"{keys}{left_out}; {look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
+    chosen = _fitting(wide, width)
+    room = width - sum(wide[i] + 2 for i in chosen)
+    wide[0] = min(wide[0], max(room, _KEY)) if width else wide[0]
+    made = ["  ".join([_cut(row[0], wide[0]), *(f"{row[i]:>{wide[i]}}" for i in chosen)]) for row in rows]
+    footer = _footer(look, len(shown), width)
     return [line[: width or None] for line in [*made[: max(height - 1, 0)], footer]]
+
+
+def _fitting(widths: Sequence[int], width: int) -> list[int]:
+    """The columns behind the key that a window has room for; the rates stay longest."""
+    chosen = list(range(1, len(widths)))
+    for least in map(_TITLES.index, _LEAST):
+        if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _KEY) > width:
+            chosen.remove(least)
+    return chosen
+
+
+def _footer(look: Look, shown: int, width: int) -> str:
+    """What there is of all keys: in words, or, in a narrow window, in few."""
+    keys = count_of(len(look.entries), "key", "keys")
+    left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
+    rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
+    text = f"{keys}{left_out}; {rates}"
+    return text if not width or len(text) <= width else f"{keys}; {rates}"
 
 
 def _cells(one: Listed, rate: float | None) -> tuple[str, ...]:
@@ -107,14 +127,11 @@ def _cells(one: Listed, rate: float | None) -> tuple[str, ...]:
     return (render.escaped(one.key), str(one.version), render.size(one.nbytes), render.age(one.created), *rates)
 
 
-def _right(cells: tuple[str, ...], widths: list[int]) -> list[str]:
-    return [f"{cell:>{wide}}" for cell, wide in zip(cells, widths, strict=True)]
-
-
 def _cut(text: str, width: int) -> str:
-    """In just so many columns."""
-    if columns.width(text) > width:
-        while columns.width(text) > width - 1:
-            text = text[:-1]
-        text += "…" if render.is_utf8() else "~"
-    return text + " " * (width - columns.width(text))
+    """In just so many columns: of what is too long the start and the end, by which keys differ."""
+    missing = width - columns.width(text)
+    if missing >= 0:
+        return text + " " * missing
+    start = (width - 1) // 2
+    end = set_cell_size(text[::-1], width - 1 - start)[::-1]
+    return set_cell_size(text, start) + ("…" if render.is_utf8() else "~") + end

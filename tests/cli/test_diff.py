@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import memstore
+from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import call, call_json
 
 
@@ -37,6 +38,11 @@ def test_each_leaf_that_differs_is_told_by_how_much(filled: str) -> None:
     }
     lines = call("diff", filled, "one", "two", code=1).splitlines()
     assert lines[0].split() == ["leaf", "difference"] and len(lines) == 5
+
+
+def test_what_differs_is_told_within_its_column(filled: str) -> None:
+    lines = in_terminal("diff", filled, "one", "two", size=(40, 24)).screen
+    assert lines[1:3] == ["w     4 of 16 elements differ, by up to", "      0.5"]
 
 
 def test_a_key_and_a_file_two_files_and_two_stores(filled: str, tmp_path: Path) -> None:

@@ -94,7 +94,23 @@ def test_no_row_is_wider_than_the_window_and_every_key_is_whole(odd: str, size: 
     seen = in_terminal("ls", odd, size=size)
     lines = seen.text.replace("\r", "").splitlines()
     assert all(cell_len(line) <= size[0] for line in lines if not line.startswith("xxx")), lines
-    assert "x" * 500 in lines and any(line.startswith(" " * 16) and "Tensor" in line for line in lines)
+    assert "x" * 500 in lines and any(line.startswith(" " * 12) and "Tensor" in line for line in lines)
+
+
+def test_in_a_narrow_window_each_key_has_a_line_for_itself(odd: str) -> None:
+    lines = in_terminal("ls", odd, "a b", size=(44, 24)).screen
+    assert lines[0] == "key" and lines[1].split() == ["type", "content", "size", "version", "age"]
+    assert lines[2] == "a b" and lines[3].startswith("    Tensor  float32 [3]  12 B")
+    lines = in_terminal("ls", odd, "a b", "--long", size=(44, 24)).screen
+    assert lines[0] == "key"
+
+
+def test_messages_are_broken_between_words(odd: str) -> None:
+    assert in_terminal("ls", odd, "a*", size=(30, 24)).screen[1:4] == [
+        "memstore: a PREFIX is the",
+        "start of keys, and no pattern:",
+        "say 'a' for all that start so",
+    ]
 
 
 def test_a_long_key_in_a_pipe_has_one_line(odd: str) -> None:

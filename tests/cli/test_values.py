@@ -42,7 +42,7 @@ def test_a_value_is_shown_leaf_by_leaf(filled: str) -> None:
     assert lines[1].split() == ["leaf", "content", "min", "mean", "max", "NaN", "inf"]
     assert lines[2].split() == ["layer/w", "float32", "[64,", "64]", "-1", lines[2].split()[5], "1", "0", "0"]
     assert lines[3].split()[3:] == ["-3", "-1.5", "0", "1", "1"]
-    assert lines[4] == "step  7"
+    assert lines[4] == "step     7"
     assert len(call("get", filled, "policy", "layer").splitlines()) == 4
 
 
@@ -112,8 +112,9 @@ def test_other_kinds_of_values(root: str) -> None:
     shown = call("get", root, "bfloat16")
     assert "[0, :, :]" in shown and "[0.5 0.5 0.5 0.5]" in shown
     assert "magnitudes: min 5" in call("get", root, "complex") and "3.+4.j" in call("get", root, "complex")
-    assert "False  1" in call("get", root, "bool") and "True  2" in call("get", root, "bool")
-    assert "no elements" in call("get", root, "empty") and "min -" in call("get", root, "empty")
+    lines = call("get", root, "bool").splitlines()
+    assert lines[2] == "3 elements: 2 True, 1 False" and lines[3].startswith("False  1") and "True  2" in lines[4]
+    assert call("get", root, "empty").splitlines()[1:] == ["0 elements"]
     assert "2.5" in call("get", root, "scalar").splitlines()[1]
     assert call("get", root, "object").splitlines()[1:] == ["0  'text'", "1  3"]
     assert "x" in call("get", root, "td", "x")

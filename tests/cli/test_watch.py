@@ -81,6 +81,8 @@ def test_keys_of_one_word_are_told_apart(store: memstore.Store) -> None:
 
 def _put_until_told(wire: Wire, root: str) -> None:
     with memstore.open(root) as store:
+        store.put("fast", torch.ones(250))
+        wire.send()
         while not wire.has_message:
             store.put("fast", torch.ones(250))
             time.sleep(0.01)
@@ -89,6 +91,7 @@ def _put_until_told(wire: Wire, root: str) -> None:
 def test_a_live_table_keeps_its_footer_in_a_short_window(store: memstore.Store) -> None:
     store.put_many({f"key {i:02}": torch.ones(3) for i in range(50)})
     with Child(_put_until_told, store.root) as child:
+        child.receive()
         seen = in_terminal("watch", store.root, "--interval", "0.05", "--count", "6", size=(80, 10))
         child.send()
         child.receive()
@@ -113,11 +116,19 @@ def test_in_a_pipe_each_look_is_written_when_it_is_made(store: memstore.Store) -
     assert text.count("2 keys; 0.0 puts/s") == 2 and "\x1b" not in text
 
 
-@pytest.mark.parametrize(("height", "width"), [(9, 80), (3, 80), (2, 80), (23, 40), (49, 160)])
+@pytest.mark.parametrize(("height", "width"), [(9, 80), (3, 80), (2, 80), (23, 40), (23, 30), (49, 160)])
 def test_what_is_shown_fits(height: int, width: int) -> None:
-    entries = [Listed(f"run/{'long/' * 20}{i}", i, "inline", 10 * i, time.time(), 1, "Tensor") for i in range(30)]
+    entries = [Listed(f"run/{'long/' * 20}{i:02}", i, "inline", 10 * i, time.time(), 1, "Tensor") for i in range(30)]
     rates = {one.key: float(one.version) for one in entries if one.version > 20}
     shown = lines(Look(time.time(), 5.0, 1e6, entries, rates), height, width)
-    assert len(shown) <= height and all(len(line) <= width for line in shown[:-1]), shown
-    assert shown[-1].startswith("30 keys")
-    assert height < 12 or any(line.startswith("run/") and line.split()[1] == "29" for line in shown)
+    assert len(shown) <= height and all(len(line) <= width for line in shown), shown
+    assert shown[-1].startswith("30 keys") and "5.0 puts/s" in shown[-1]
+    assert height < 12 or any("29" in line and "29.0" in line for line in shown)  # the ends of keys, and their rates
+
+
+def test_a_narrow_window_does_without_the_columns_that_matter_least() -> None:
+    look = Look(time.time(), 1.0, 10.0, [Listed("run/policy", 7, "inline", 10, time.time(), 1, "Tensor")], {})
+    titles = {width: lines(look, 5, width)[0].split() for width in (80, 45, 30, 22)}
+    assert titles[80] == ["key", "version", "size", "age", "puts/s", "bytes/s"]
+    assert titles[45] == ["key", "version", "size", "puts/s", "bytes/s"]
+    assert titles[30] == ["key", "puts/s", "bytes/s"] and titles[22] == ["key", "puts/s"]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import memstore
+from memstore.cli.commands import cli
 from memstore.cli.words import in_words
 from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import COMMAND, call
@@ -129,3 +130,11 @@ def test_a_store_that_may_only_be_read(filled: str) -> None:
         and "Traceback" not in done.stderr
         and not API.search(done.stderr.replace("memstore: ", ""))
     )
+
+
+def test_the_help_has_each_command_in_a_section_with_what_it_does() -> None:
+    lines = call("--help").splitlines()
+    described = dict(line.split(maxsplit=1) for line in lines[lines.index("Look:") :] if line.startswith("  "))
+    assert set(described) == set(cli.commands)
+    assert all(text.endswith(".") and not text.endswith("...") for text in described.values()), described
+    assert all(len(line) <= 80 for line in lines)
