@@ -29,7 +29,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        print(f"memstore: the command line needs {error.name}: pip install 'memstore[cli]'", file=sys.stderr)
+        print("memstore: the command line needs click and rich: pip install click rich", file=sys.stderr)
         sys.exit(REFUSED)
     except KeyboardInterrupt:  # while it starts
         sys.exit(INTERRUPTED)

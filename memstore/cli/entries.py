@@ -13,10 +13,9 @@ from memstore.cli.codes import MISSING
 from memstore.cli.group import allow_pickle, as_json, cli, complete_key, key, opened_to_read, path, root
 from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
-from memstore.errors import KeyNotFoundError
 from memstore.info import EntryInfo
 from memstore.keys import encode_key
-from memstore.listing import Leaf, UnknownKindError, entries, open_keyspace, opened, outline
+from memstore.listing import Leaf, UnknownKindError, entries, no_value, open_keyspace, opened, outline
 
 
 @cli.command(short_help="Give up a sharded put that waits for other ranks.")
@@ -47,7 +46,7 @@ def info(root: str, key: str, as_json: bool) -> None:
     with open_keyspace(root, "r") as keyspace:
         record = index.find(opened(keyspace), encode_key(key))
         if record is None:
-            raise KeyNotFoundError(f"no key {key!r}", key=key)
+            raise no_value(opened(keyspace), encode_key(key))
         files, nbytes = files_of(opened(keyspace), record), record.nbytes
         described: EntryInfo | None = None
         try:

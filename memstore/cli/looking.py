@@ -16,12 +16,11 @@ from memstore.engine import (
     Root,
     deadline_after,
     hold,
-    no_version,
     resource_errors,
 )
 from memstore.errors import KeyNotFoundError
 from memstore.keys import encode_key
-from memstore.listing import open_keyspace, opened
+from memstore.listing import no_value, open_keyspace, opened
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +85,7 @@ def _look(root: Root, key: str) -> Looked:
     name = encode_key(key)
     (held,) = hold(root, (name,), deadline_after(_TIMEOUT), may_lock=False, lazily=True)
     if held is None:
-        raise no_version(root, name)
+        raise no_value(root, name)
     record = held.record
     if record.is_mutable and record.mutable_kind == "buffer":
         return _look_at_buffer(root, key, record)

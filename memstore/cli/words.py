@@ -30,6 +30,13 @@ _WORDS: tuple[tuple[str, str], ...] = (
         r"\1: `memstore get` shows it, `memstore rm` frees the key",
     ),
     (r"doesn't exist: open it with mode 'a' to create it", "doesn't exist: `memstore put` makes a store"),
+    (r"; wait\(.*\) waits for its first put$", ""),
+    (r"\bkeys\(\) (lists|names) ", r"`memstore ls` \1 "),
+    (r"(is a key, and .* a part of its value): get\(.*$", r"\1: say KEY and LEAF apart"),
+    (r"abort\(.*\) gives it up", "`memstore abort` gives it up"),
+    (r"there is nothing to attach", "there is no such file or folder"),
+    (r"missing_ok=True leaves out", "--missing-ok leaves out"),
+    (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
     (r"mode 'a' creates one in an empty folder", "`memstore put` makes one in an empty folder"),
 )
 _COMPILED = tuple((re.compile(pattern), words) for pattern, words in _WORDS)

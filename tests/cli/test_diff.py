@@ -74,7 +74,7 @@ def test_snapshots_are_files_too(filled: str, tmp_path: Path) -> None:
         (("ROOT", "one", "nothing"), 4, "no key 'nothing'"),
         (("ROOT", "nothing", "one"), 4, "no key 'nothing'"),
         (("ROOT", "/dev/null"), 3, "is a store: say which KEY of it is meant"),
-        (("/nowhere", "/dev/null"), 3, "No such file"),
+        (("/nowhere", "/dev/null"), 3, "there is no such file"),
         (("/nowhere", "one", "two"), 3, "exist"),
     ],
 )

@@ -188,7 +188,7 @@ def test_put_makes_a_store_and_expects_versions(root: str, tmp_path: Path) -> No
     assert call("put", root, "key", path) == "version 1, 24 B put\n"
     assert "version 0 was expected" in " ".join(call("put", root, "key", path, "--expect-version", "0", code=3).split())
     assert call_json("put", root, "key", path, "--expect-version", "1")["version"] == 2
-    assert "No such file" in call("put", root, "key", str(tmp_path / "none.npy"), code=3)
+    assert "none.npy: there is no such file" in call("put", root, "key", str(tmp_path / "none.npy"), code=3)
     torch.save({"w": Ours}, tmp_path / "bad.pt")
     text = " ".join(call("put", root, "key", str(tmp_path / "bad.pt"), code=3).split())
     assert "say --allow-pickle if you trust" in text

@@ -18,7 +18,7 @@ from memstore.cli.words import in_words
 from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import COMMAND, call
 
-API = re.compile(r"=True|=None|mode '|memstore\.(?!json)[a-z]+|\bstore\.[a-z]+|with_|expect_versions|format=")
+API = re.compile(r"=True|=None|mode '|memstore\.(?!json)[a-z]+|\bstore\.[a-z]+|with_|[a-z]\(|expect_versions|format=")
 
 
 @pytest.fixture
@@ -138,3 +138,19 @@ def test_the_help_has_each_command_in_a_section_with_what_it_does() -> None:
     assert set(described) == set(cli.commands)
     assert all(text.endswith(".") and not text.endswith("...") for text in described.values()), described
     assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("info", "complx"), "no key 'complx': did you mean 'complex'?"),
+        (("get", "complx"), "no key 'complx': did you mean 'complex'?"),
+        (("get", "complex/w"), "'complex' is a key, and 'w' a part of its value: say KEY and LEAF apart"),
+        (("get", "zzz"), "`memstore ls` lists the 4 that the store has"),
+        (("rm", "key", "zzz"), "nothing was deleted; --missing-ok leaves out what isn't there"),
+        (("info", "waiting"), "`memstore abort` gives it up"),
+    ],
+)
+def test_a_key_that_is_not_there_is_told_with_what_to_do(filled: str, arguments: tuple[str, ...], says: str) -> None:
+    command, *others = arguments
+    assert says in call(command, filled, *others, code=4)
