@@ -30,6 +30,11 @@ _WORDS: tuple[tuple[str, str], ...] = (
         r"\1: `memstore get` shows it, `memstore rm` frees the key",
     ),
     (r"doesn't exist: open it with mode 'a' to create it", "doesn't exist: `memstore put` makes a store"),
+    (
+        r"memstore\.Snapshot reads it, store\.attach serves it",
+        "`memstore snapshot` looks into it, `memstore attach` serves it",
+    ),
+    (r"until the timeout: open the store with mode 'r\+', which .*$", "until the timeout: try it again"),
     (r"; wait\(.*\) waits for its first put$", ""),
     (r"\bkeys\(\) (lists|names) ", r"`memstore ls` \1 "),
     (r"(is a key, and .* a part of its value): get\(.*$", r"\1: say KEY and LEAF apart"),

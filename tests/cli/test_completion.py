@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,17 +83,18 @@ def test_bash_gets_what_stands_behind_a_colon_and_quotes() -> None:
 
 
 class Shell:
-    """An interactive shell in a terminal. It has a function `memstore`, which runs this checkout."""
+    """An interactive shell in a terminal, with a `memstore` that runs this checkout."""
 
-    def __init__(self, command: list[str], folder: str) -> None:
+    def __init__(self, command: list[str], folder: Path) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            home, path = str(folder), f"{folder}:{os.environ['PATH']}"
             os.environ.update(
-                TERM="dumb", PS1="$ ", HOME=folder, INPUTRC="/dev/null", ZDOTDIR=folder, XDG_CONFIG_HOME=folder
+                TERM="dumb", PS1="$ ", HOME=home, INPUTRC="/dev/null", ZDOTDIR=home, XDG_CONFIG_HOME=home, PATH=path
             )
             os.execvp(command[0], command)
 
-    def type(self, text: str, until: str, within: float = 60.0) -> str:
+    def type(self, text: str, until: str, within: float = 240.0) -> str:
         os.write(self.fd, text.encode())
         seen, deadline = "", time.monotonic() + within
         while until not in seen and time.monotonic() < deadline:
@@ -108,14 +110,14 @@ class Shell:
 
 
 @pytest.fixture
-def bash(tmp_path: object) -> Iterator[Shell]:
+def bash(tmp_path: Path) -> Iterator[Shell]:
     if shutil.which("bash") is None:
         pytest.skip("no bash")
-    shell = Shell(["bash", "--norc", "--noprofile", "-i"], str(tmp_path))
-    shell.type(
-        f'memstore() {{ {sys.executable} -m memstore.cli "$@"; }}; eval "$(memstore completion bash)"; echo re""ady\n',
-        "ready",
-    )
+    script = tmp_path / "memstore"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m memstore.cli "$@"\n')
+    script.chmod(0o700)
+    shell = Shell(["bash", "--norc", "--noprofile", "-i"], tmp_path)
+    shell.type('eval "$(memstore completion bash)"; echo re""ady\n', "ready")
     yield shell
     shell.close()
 
@@ -126,7 +128,7 @@ def test_bash_completes_keys_on_its_line(filled: str, bash: Shell) -> None:
         (f"memstore info {filled} with", r"with\ space "),
         (f"memstore info {filled} a:", "a:b "),
         (f"memstore info {filled} it", r"it\'s "),
-        (f'memstore info {filled} "with s', 'with space" '),
+        (f"memstore info {filled} 'with s", "with space' "),
     ):
         bash.type(f"{typed}\t", becomes)
         bash.type("\x15", "")

@@ -75,16 +75,40 @@ def test_codes_and_words(filled: str, tmp_path: Path, arguments: tuple[str, ...]
     assert not (tmp_path / "target").exists()
 
 
-def test_each_message_that_is_reworded() -> None:
-    for text, said in {
-        "k: which only allow_pickle=True can store": "k: which only --allow-pickle can store",
-        "served in place: attach it with copy=True": "served in place: attach it with --copy",
-        "get it there, or put it with attach(copy=True)": "get it there, or put it with `memstore attach --copy`",
-        "x can't be written by this process: open it with mode 'r'": "x can't be written by this process: this command "
-        "writes to the store",
-        "close the store everywhere, and run memstore.repair": "close the store everywhere, and run `memstore repair`",
-    }.items():
-        assert in_words(text) == said
+REWORDED = """
+k: which only allow_pickle=True can store
+k: which only --allow-pickle can store
+
+served in place: attach it with copy=True
+served in place: attach it with --copy
+
+get it there, or put it with attach(copy=True)
+get it there, or put it with `memstore attach --copy`
+
+x can't be written by this process: open it with mode 'r'
+x can't be written by this process: this command writes to the store
+
+/a is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it
+/a is a snapshot, and no store: `memstore snapshot` looks into it, `memstore attach` serves it
+
+'k' was replaced each time it was read, until the timeout: open the store with mode 'r+', which may wait
+'k' was replaced each time it was read, until the timeout: try it again
+
+the store has none yet; wait('k') waits for its first put
+the store has none yet
+
+[Errno 13] Permission denied: '/a'
+/a: Permission denied
+
+close the store everywhere, and run memstore.repair
+close the store everywhere, and run `memstore repair`
+"""
+
+
+@pytest.mark.parametrize("pair", REWORDED.strip().split("\n\n"))
+def test_a_message_is_reworded(pair: str) -> None:
+    text, said = pair.split("\n")
+    assert in_words(text) == said
 
 
 def test_an_interrupted_command_ends_with_130(filled: str) -> None:
