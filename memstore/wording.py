@@ -92,7 +92,7 @@ def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: s
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     caption = html.escape(caption)
-    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><caption style='text-align:left;white-space:nowrap'>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 _UNITS = {
