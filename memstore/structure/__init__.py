@@ -53,6 +53,7 @@ from memstore.structure.info import (
 from memstore.structure.objects import (
     class_name,
     decode_objects,
+    read_known_pickle,
     read_pickle,
     shown_attributes,
     written_objects,
@@ -186,6 +187,7 @@ __all__ = [
     "plan_of_rows",
     "read_flags",
     "read_leaf",
+    "read_known_pickle",
     "read_pickle",
     "rebuild",
     "rebuild_lazily",
