@@ -4,6 +4,7 @@ commands    all of them, and exit codes      group       what they share
 entries     about keys and their values      upkeep      about a store as a whole
 watch       the live table                   selftest    `memstore bench`
 snapshots   about folders of snapshots           hosts       about a store on several hosts
+convert     checkpoints of one format made into those of another
 render      tables, trees, JSON, progress
 """
 

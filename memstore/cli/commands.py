@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import click
 
+import memstore.cli.convert  # pyright: ignore[reportUnusedImport] - it registers its command
 import memstore.cli.entries  # pyright: ignore[reportUnusedImport] - it registers its commands
 import memstore.cli.hosts  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
