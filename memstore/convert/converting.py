@@ -106,6 +106,8 @@ def convert(
 
 def _paths(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tuple[str, str]:
     path, made = _absolute(source), _absolute(target)
+    if not os.path.lexists(path):
+        raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", path)
     if os.path.lexists(made):
         raise already_there(made)
     parent = os.path.realpath(os.path.dirname(made))

@@ -36,11 +36,9 @@ def source_format(path: str) -> Format:
     """Which format a file or folder has.
 
     Raises:
-        FileNotFoundError: there is neither.
+        FileNotFoundError: a link leads to neither.
         UnsupportedValueError: it looks like none of them.
     """
-    if not os.path.lexists(path):
-        raise FileNotFoundError(f"{path}: there is no such file or folder")
     if not os.path.isdir(path):
         found = file_format(path)
         if found == "npy":

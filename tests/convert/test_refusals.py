@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.convert import convert
+from memstore.convert import FORMATS, convert
 from memstore.testing.equality import assert_same
 
 TIED = torch.ones(4)
@@ -122,8 +122,9 @@ def test_a_target_in_its_source_is_refused(folder: str) -> None:
 def test_paths_and_formats_that_are_wrong(folder: str) -> None:
     torch.save({"x": torch.ones(3)}, f"{folder}/source.pt")
     os.mkdir(f"{folder}/nothing")
-    with pytest.raises(FileNotFoundError, match="missing"):
-        convert(f"{folder}/missing", f"{folder}/target")
+    for format in (None, *FORMATS):
+        with pytest.raises(FileNotFoundError, match="no such file or folder: '.*missing'"):
+            convert(f"{folder}/missing", f"{folder}/target", source_as=format)
     with pytest.raises(memstore.errors.NotAStoreError, match="--from"):
         convert(f"{folder}/nothing", f"{folder}/target")
     with pytest.raises(memstore.errors.NotAStoreError, match="make it first"):
