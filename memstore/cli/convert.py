@@ -33,7 +33,10 @@ def convert(
     untie: bool,
     as_json: bool,
 ) -> None:
-    """Convert the checkpoint SRC into DST, which appears whole and compared with SRC, or not at all."""
+    """Convert a checkpoint to another format.
+
+    DST appears whole, and compared with SRC, or not at all.
+    """
     from memstore.convert import convert as run
 
     with render.progress("converting") as advance:
