@@ -21,8 +21,8 @@ EQUAL = 1.02  # closer than that, two figures are the same
 COSTS = (
     "Data that only one process uses: a dict of tensors is always faster than any store.",
     "Data that is sent once to one process: a queue needs no name, no version and no clean-up.",
-    "Overwrites: a put never writes into bytes that readers see, so a key takes the space of two versions, and of those "
-    "that readers hold. Writing in place into a memory map that stays open needs neither, but readers see torn values.",
+    "Overwrites: a put never writes into bytes that readers see, so a key takes the space of two versions, and of "
+    "those that readers hold. Writing in place into a memory map that stays open needs neither, but readers see torn values.",
     "Each value that a process holds takes one mapping, or three from 2 MiB on; Linux gives a process 65,530.",
     "Small puts whose home is another host: each waits for a message and its answer; `put_many` sends one for all.",
     "On storage that hosts share: a put waits until the storage has the bytes, and a get copies them, even on the host "
@@ -30,8 +30,8 @@ COSTS = (
 )
 # Why goals are missed, where profiles have told: by a part of the goal's words, the first that fits.
 REASONS = {
-    "get of 1 KiB, against safetensors": "a lookup in LMDB with its checksum takes a third of the time, and creating a "
-    "tensor in torch another third; reading a small file is only three system calls.",
+    "get of 1 KiB, against safetensors": "a lookup in LMDB with its checksum takes a third of the time, and creating "
+    "a tensor in torch another third; reading a small file is only three system calls.",
     "with a home elsewhere": "three steps follow one another: a claim on this host, a message, and a transaction at the "
     "home, which takes 48 us of CPU there. The next file isn't claimed yet while the answer is on its way.",
     ", served, against not served": "a put checks whether the home of its key is this host: 1.7 us of 20 in this run, "
@@ -74,7 +74,8 @@ REASONS = {
     "dtype=bfloat16": "it is close to the goal, and reaches it in some runs: 1.14x in the run before.",
     "256 rows in memory": "the threads of the copy share two cores with other programs: 1.4x to 4.8x within this run, "
     "3.8x in the run before.",
-    "1,000 slices, against plain sockets": "it is close to the goal, and reaches it in some runs: 1x in the run before.",
+    "1,000 slices, against plain sockets": "it is close to the goal, and reaches it in some runs: 1x in the run "
+    "before.",
     "extend by 256 rows": "it is close to the goal, and reaches it in some runs: 1.21x in the run before.",
     "1,000 slices, against Monarch": "memstore takes as long as plain sockets, which are 2.9 times as fast as Monarch: "
     "nothing more can be gained.",
@@ -86,8 +87,7 @@ REASONS = {
     "added by 2 processes": "a row takes some 80 calls of Python functions, half of them while the mutex is held.",
     "get among": "a deeper tree and colder caches are a larger share of a get that takes 4 us than of one that took 9.",
     "beside readers": "64 processes on so few cores take turns with the writer and share its caches. The writer can't "
-    "use files again that they hold, so it writes into more files than fit into the caches. A put alone has become "
-    "faster.",
+    "use files again that they hold, so it writes into more files than fit into the caches. A put alone is faster now.",
 }
 
 
