@@ -22,7 +22,8 @@ COSTS = (
     "Data that only one process uses: a dict of tensors is always faster than any store.",
     "Data that is sent once to one process: a queue needs no name, no version and no clean-up.",
     "Overwrites: a put never writes into bytes that readers see, so a key takes the space of two versions, and of "
-    "those that readers hold. Writing in place into a memory map that stays open needs neither, but readers see torn values.",
+    "those that readers hold. Writing in place into a memory map that stays open needs neither, but readers see torn "
+    "values.",
     "Each value that a process holds takes one mapping, or three from 2 MiB on; Linux gives a process 65,530.",
     "Small puts whose home is another host: each waits for a message and its answer; `put_many` sends one for all.",
     "On storage that hosts share: a put waits until the storage has the bytes, and a get copies them, even on the host "
@@ -32,8 +33,8 @@ COSTS = (
 REASONS = {
     "get of 1 KiB, against safetensors": "a lookup in LMDB with its checksum takes a third of the time, and creating "
     "a tensor in torch another third; reading a small file is only three system calls.",
-    "with a home elsewhere": "three steps follow one another: a claim on this host, a message, and a transaction at the "
-    "home, which takes 48 us of CPU there. The next file isn't claimed yet while the answer is on its way.",
+    "with a home elsewhere": "three steps follow one another: a claim on this host, a message, and a transaction at "
+    "the home, which takes 48 us of CPU there. The next file isn't claimed yet while the answer is on its way.",
     ", served, against not served": "a put checks whether the home of its key is this host: 1.7 us of 20 in this run, "
     "0.4 to 1 in others.",
     "put of 1 KiB": "a safetensors file has no name, version or index to publish; see LMDB alone in the table.",
@@ -59,8 +60,8 @@ REASONS = {
     "slices.",
     "summed, against": "an operator on a lazy leaf takes 4 us more than on a tensor, half of it in torch's dispatch.",
     "shards, view kept": "a slice over several shards is assembled from them, and each has to be found first.",
-    "until the tensors may change": "the state dict is flattened, and the writer is told the place of each tensor: some "
-    "30 us for each tensor, in addition to the copy.",
+    "until the tensors may change": "the state dict is flattened, and the writer is told the place of each tensor: "
+    "some 30 us for each tensor, in addition to the copy.",
     "durable save of 1024 MiB, against FileSystemWriter": "both wait for the same disk; writing and syncing take most "
     "of the time.",
     "load of 1024 MiB from memory, against Hugging": "it copies the bytes once and checks them, in 1.5 times the time "
