@@ -5,8 +5,8 @@
 
 The first trains a small network on the handwritten digits of scikit-learn (extra `demo`). Every rank has a part of each
 weight and of the optimizer's moments. It saves asynchronously while it trains, every epoch into the same checkpoint;
-the last one stays. The second shards the network by its columns and rows, loads its own parts, and counts how many digits
-of the test set it recognizes.
+the last one stays. The second shards the network by its columns and rows, loads its own parts, and counts how many
+digits of the test set it recognizes.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ A learner (double DQN) and three actors, each a process of its own, communicate 
     "episodes"   a dataset with a row for each episode, which this process reads to see how they are doing
 
 The rate limiter of the buffer lets each row be sampled eight times, so faster or slower machines learn in the same
-way: the side that is too fast waits. One actor is killed during the run, and another replaces it: nobody notices. The run
-ends when the last 20 episodes had a mean return of 450; 500 is the maximum. `pip install '.[demo]'` brings what it needs.
+way: the side that is too fast waits. One actor is killed during the run, and another replaces it: nobody notices. The
+run ends when the last 20 episodes had a mean return of 450; 500 is the maximum. `pip install '.[demo]'` brings what it needs.
 """
 
 from __future__ import annotations

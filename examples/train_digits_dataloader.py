@@ -1,4 +1,4 @@
-"""A training run that reads rows from a store, is killed in the middle of an epoch, and continues with the same batches.
+"""A training run that reads rows from a store, is killed in the middle of an epoch, and goes on with the same batches.
 
     python examples/train_digits_dataloader.py [--epochs N] [--workers N]
 
