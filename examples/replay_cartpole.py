@@ -10,7 +10,8 @@ A learner (double DQN) and three actors, each a process of its own, communicate 
 
 The rate limiter of the buffer lets each row be sampled eight times, so faster or slower machines learn in the same
 way: the side that is too fast waits. One actor is killed during the run, and another replaces it: nobody notices. The
-run ends when the last 20 episodes had a mean return of 450; 500 is the maximum. `pip install '.[demo]'` brings what it needs.
+run ends when the last 20 episodes had a mean return of 450; 500 is the maximum. `pip install '.[demo]'` brings what
+it needs.
 """
 
 from __future__ import annotations
