@@ -91,8 +91,8 @@ def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: s
         for row, _ in zip(rows, range(ROWS), strict=False)
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    caption = html.escape(caption)
-    return f"<table><caption style='text-align:left;white-space:nowrap'>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    caption = f"<caption style='text-align:left;white-space:nowrap'>{html.escape(caption)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 _UNITS = {

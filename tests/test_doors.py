@@ -18,6 +18,7 @@ DOORS = {
     f"memstore.{name}"
     for name in (
         "contents",
+        "convert",
         "datasets",
         "deferred_init",
         "fake",

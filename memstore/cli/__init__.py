@@ -6,6 +6,7 @@ values      one value, shown, written or put   figures     statistics and histog
 diffs       two values, compared               looking     what these look into: keys and files, taken apart
 upkeep      about a store as a whole           holders     which process holds what
 watch       the live table                     rates       how often keys are put
+convert     checkpoints of one format made into another's
 snapshots   about folders of snapshots         hosts       about a store on several hosts
 selftest    `memstore bench`                   shards      pictures of who has put what
 completion  scripts for shells                 completing  the keys that these offer

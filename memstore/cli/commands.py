@@ -17,6 +17,7 @@ from click.exceptions import Exit
 from click.shell_completion import shell_complete
 
 import memstore.cli.completion  # pyright: ignore[reportUnusedImport] - it registers its commands
+import memstore.cli.convert  # pyright: ignore[reportUnusedImport]
 import memstore.cli.diffs  # pyright: ignore[reportUnusedImport]
 import memstore.cli.entries  # pyright: ignore[reportUnusedImport]
 import memstore.cli.holders  # pyright: ignore[reportUnusedImport]

@@ -78,6 +78,20 @@ def export_value(
     meter.finish()
 
 
+def as_tensordict(value: Any) -> Any:
+    """The TensorDict that is exported for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
+    with between_forks():
+        from memstore.formats.memmap_export import as_collection
+    return as_collection(value)
+
+
+def make_memmap_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
+    """All of a TensorDict but the bytes of its tensors, in an empty folder: each with the file that is to have them."""
+    with between_forks():
+        from memstore.formats.memmap_export import make_folder
+    return make_folder(folder, source, allow_pickle=allow_pickle)
+
+
 class _Sink:
     """What torch.save writes to. An error waits until torch is done: raised within its C++, it and what it refers to
     would never be freed, and torch would raise another one instead.

@@ -113,7 +113,7 @@ def new_folder(path: str, *, durable: bool) -> Generator[str]:
         with _naming(given, beside):
             yield beside
         if durable:
-            _sync_all(beside)
+            sync_all(beside)
         try:
             syscalls.rename(beside, path)
         except OSError as error:
@@ -148,7 +148,8 @@ def _beside(path: str) -> str:
     return f"{os.path.dirname(path)}/.{uuid.uuid4().hex}.new"
 
 
-def _sync_all(folder: str) -> None:
+def sync_all(folder: str) -> None:
+    """A folder, and all that is in it."""
     for parent, _, names in os.walk(folder):
         for name in names:
             fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY)

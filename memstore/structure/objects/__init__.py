@@ -26,7 +26,7 @@ from memstore.structure.objects.attributes import (
     write_attributes,
 )
 from memstore.structure.objects.classes import class_name, dotted, find_class, make_bare, short
-from memstore.structure.objects.pickled import read_pickle
+from memstore.structure.objects.pickled import read_known_pickle, read_pickle
 from memstore.structure.objects.reading import PICKLED, decode_objects, show_objects
 from memstore.structure.objects.writing import (
     NATIVE,
@@ -59,6 +59,7 @@ __all__ = [
     "join_tuple",
     "make_bare",
     "read_attributes",
+    "read_known_pickle",
     "read_pickle",
     "short",
     "show_objects",
