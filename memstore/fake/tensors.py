@@ -57,5 +57,9 @@ def original_class(cls: type[Any]) -> type[torch.Tensor]:
 
 @functools.cache
 def _fake_class(cls: Any) -> Any:
+    def new(_: Any, *args: Any, **options: Any) -> Any:
+        return cls(*args, **options)  # `type(parameter)(values)`, as loaders of weights do, makes what isn't fake
+
     names = {"original": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    names["__new__"] = new
     return type(cls)(cls.__name__, (FakeTensor, cls), names)
