@@ -3,9 +3,10 @@
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
 #   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
-#   make check       ruff and basedpyright       make bench       the benchmarks, with their goals
+#   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
-#   make clean       removes the environments and caches
+#   make docs        the documentation as a site, in build/site
+#   make clean       removes the environments and caches   make dist       wheel and sdist, as for a release (docs/releasing.md)
 #
 # PYTHON=python3.12 chooses the interpreter, WORKERS=4 how many processes test. On x86-64, torch from PyPI brings CUDA
 # (gigabytes); for the CPU build:
@@ -17,11 +18,11 @@ WORKERS ?= 2
 RUN   := $(VENV)/bin/python
 WITH_TORCHRL := .venv-torchrl
 
-SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
+SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
 	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
 
-.PHONY: demo test test-full test-torchrl check bench bench-long format clean
+.PHONY: demo test test-full test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -49,10 +50,19 @@ $(WITH_TORCHRL)/.has-torchrl: pyproject.toml Makefile
 		"torch==$(TORCH)" "torchrl>=0.14.1,<0.15"
 	@touch $@
 
-check: $(VENV)/.has-check
+# In parts, for the hooks of .pre-commit-config.yaml: what is added here is added there.
+check: lint types docs
+
+lint: $(VENV)/.has-check
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+types: $(VENV)/.has-check
 	$(RUN) -m basedpyright
+
+docs: $(VENV)/.has-docs
+	$(RUN) -m sphinx -W --keep-going -E -j 2 -q -c docs/site docs build/site
+	$(RUN) docs/site/links.py build/site
 
 bench: $(VENV)/.has-bench
 	$(RUN) -m tests.benchmarks $(BENCH)
@@ -63,6 +73,20 @@ bench-long: $(VENV)/.has-bench
 format: $(VENV)/.has-check
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+dist: $(VENV)/.has-release
+	rm -rf dist
+	$(RUN) -m build --no-isolation
+	$(RUN) -m twine check --strict dist/*
+
+# The wheel, with all that it needs, in an environment that has never seen this folder.
+try-dist: dist
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && "$(PYTHON)" -m venv "$$fresh" && cd "$$fresh" && \
+	bin/python -m pip install --quiet --disable-pip-version-check "$$(ls $(CURDIR)/dist/*.whl)[cli]" "torch==$(TORCH)" && \
+	bin/python -m pip check && bin/python "$(CURDIR)/examples/put_get.py" && bin/memstore bench
+
+release-check: $(VENV)/.has-release
+	@$(RUN) -m tests.packaging.ready "$(VERSION)"
 
 clean:
 	rm -rf $(VENV) $(WITH_TORCHRL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
@@ -78,8 +102,8 @@ $(VENV)/.has-%: pyproject.toml Makefile | $(VENV)/.ready
 # A .venv that works is kept, whoever made it. Debian's python3 without python3-venv has no ensurepip: take its pip.
 $(VENV)/.ready:
 	@if ! $(RUN) -m pip --version >/dev/null 2>&1; then \
-		if [ -z "$(PYTHON)" ]; then echo "memstore: no Python 3.10 to 3.13 found; say make PYTHON=..." >&2; exit 1; fi; \
-		"$(PYTHON)" -c '$(SUPPORTED)' || { echo "memstore: $(PYTHON) is not Python 3.10 to 3.13" >&2; exit 1; }; \
+		if [ -z "$(PYTHON)" ]; then echo "memstore: no Python 3.10 to 3.14 found; say make PYTHON=..." >&2; exit 1; fi; \
+		"$(PYTHON)" -c '$(SUPPORTED)' || { echo "memstore: $(PYTHON) is not Python 3.10 to 3.14" >&2; exit 1; }; \
 		echo "memstore: making $(VENV) with $$("$(PYTHON)" --version)" >&2; \
 		"$(PYTHON)" -m venv --clear $(VENV) >/dev/null 2>&1 || { \
 			"$(PYTHON)" -m venv --clear --without-pip $(VENV) && \

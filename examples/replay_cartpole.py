@@ -239,18 +239,23 @@ def draw(episodes: Any, killed: int, path: str) -> None:
     """Each episode's return, and the mean of the last ones, over the rows of all actors."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.0, 3.4), layout="constrained")
+    figure = Figure(figsize=(7.6, 4.0), layout="constrained")
     axes = figure.subplots()
     for number in episodes["actor"].unique().tolist():
         of = episodes[episodes["actor"] == number]
-        axes.scatter(of["rows"], of["return"], s=9, label=f"actor {number}", alpha=0.6, linewidths=0)
+        axes.scatter(of["rows"], of["return"], s=14, label=f"actor {number}", alpha=0.6, linewidths=0)
     means = episodes["return"].unfold(0, LAST, 1).mean(1)
-    axes.plot(episodes["rows"][LAST - 1 :], means, color="#1b6ca8", linewidth=2, label=f"mean of the last {LAST}")
+    axes.plot(episodes["rows"][LAST - 1 :], means, color="#1a69a8", linewidth=2.6, label=f"mean of the last {LAST}")
     if killed:
-        axes.axvline(killed, color="#c46a5a", linestyle="--", linewidth=1, label="actor 2 is killed")
-    axes.set_xlabel("steps of the environment, of all actors")
-    axes.set_title("CartPole: return of each episode", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        axes.axvline(killed, color="#b5564a", linestyle="--", linewidth=1.5, label="actor 2 is killed")
+    axes.set_xlabel("steps of the environment, of all actors", fontsize=12)
+    axes.set_title(
+        "CartPole: return of each episode (higher is better)", loc="left", fontsize=14, weight="bold", pad=12
+    )
+    axes.tick_params(labelsize=12)
+    axes.grid(True, axis="y", color="#d3d9df", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=12, loc="upper left", markerscale=2.0)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, facecolor="white")
 

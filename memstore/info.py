@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from memstore.errors import CorruptionError
-from memstore.wording import runs, shown, size, table_html
+from memstore.wording import runs, shown, size, table_html, table_text
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +111,30 @@ class StoreStats:
     gets: int
     pinned_by: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        return table_text((), self._rows(), "memstore.StoreStats:")
+
+    def _repr_html_(self) -> str:
+        return table_html(("", "", ""), self._rows(), "StoreStats")
+
+    def _rows(self) -> tuple[tuple[str, str, str], ...]:
+        held = (
+            f"retired, and held by pid {', '.join(map(str, self.pinned_by))}" if self.pinned_by else "retired, and held"
+        )
+        room = "no capacity set" if self.capacity is None else f"of a capacity of {size(self.capacity)}"
+        return (
+            ("keys", f"{self.keys:,}", ""),
+            ("live", size(self.live_bytes), room),
+            ("reusable", size(self.reusable_bytes), "retired, and kept for the next puts"),
+            ("pinned", size(self.pinned_bytes), held),
+            ("filling", size(self.filling_bytes), "being written"),
+            ("pending", size(self.pending_bytes), "parts of sharded puts that wait for other ranks"),
+            ("catalog", size(self.catalog_bytes), ""),
+            ("huge pages", size(self.huge_page_bytes), "of this process's mappings"),
+            ("puts", f"{self.puts:,}", "by this Store"),
+            ("gets", f"{self.gets:,}", "by this Store"),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PendingInfo:
@@ -145,6 +169,19 @@ class VerifyReport:
     unchecked: int
     damaged: tuple[CorruptionError, ...]
     ok: bool
+
+    def __repr__(self) -> str:
+        return table_text(("key", "file", "damage"), self._rows(), self._caption()) if self.damaged else self._caption()
+
+    def _repr_html_(self) -> str:
+        return table_html(("key", "file", "damage"), self._rows(), self._caption())
+
+    def _caption(self) -> str:
+        found = shown(len(self.damaged), "damaged") if self.damaged else "nothing is damaged"
+        return f"memstore.VerifyReport: {found}; {self.checked:,} checked, {self.unchecked:,} without checksums"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        return ((one.key or "", one.path or "", one.detail) for one in self.damaged)
 
 
 @dataclass(frozen=True, slots=True)

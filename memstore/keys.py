@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from memstore.errors import InvalidKeyError
@@ -12,12 +13,15 @@ KEY_LIMIT = 500  # bytes; LMDB takes 511
 def encode_key(key: object) -> bytes:
     """Returns the key's UTF-8 bytes. Raises InvalidKeyError, saying what is wrong with it."""
     if not isinstance(key, str):
-        raise InvalidKeyError(f"a key is a str, and {key!r} is {type(key).__name__}")
+        raise InvalidKeyError(_no_text("a key", key))
     encoded = _encode(key)
     if not encoded:
-        raise InvalidKeyError("a key has at least one character, and this one has none", key=key)
+        raise InvalidKeyError("a key has at least one character, and this one has none: give the value a name", key=key)
     if len(encoded) > KEY_LIMIT:
-        raise InvalidKeyError(f"a key has at most {KEY_LIMIT} bytes, and {key[:40]!r}... has {len(encoded)}", key=key)
+        raise InvalidKeyError(
+            f"a key has at most {KEY_LIMIT} bytes, and {key[:40]!r}... has {len(encoded)}: shorten it, or hash it",
+            key=key,
+        )
     return encoded
 
 
@@ -32,23 +36,50 @@ def check_encoded(key: bytes) -> None:
 
 def encode_prefix(prefix: object) -> bytes:
     if not isinstance(prefix, str):
-        raise InvalidKeyError(f"a prefix of keys is a str, and {prefix!r} is {type(prefix).__name__}")
+        raise InvalidKeyError(_no_text("a prefix of keys", prefix))
     return _encode(prefix)
 
 
 def several(keys: Iterable[str]) -> Iterable[str]:
     """One str is an iterable of its characters, and nearly always a mistake."""
     if isinstance(keys, str):
-        raise TypeError(f"several keys are a list or another iterable of str, and {keys!r} is one str")
+        raise TypeError(
+            f"several keys are a list or another iterable of str, and {keys!r} is one str: write [{keys!r}]"
+        )
     return keys
 
 
 def _encode(key: str) -> bytes:
     if "\0" in key:
-        raise InvalidKeyError(f"a key has no NUL, and {key!r} has one", key=key)
+        raise InvalidKeyError(f"a key has no NUL, and {key!r} has one: remove it", key=key)
     try:
         return key.encode()
     except UnicodeEncodeError as error:
         raise InvalidKeyError(
-            f"a key is valid text, and {key!r} has a lone surrogate at {error.start}", key=key
+            f"a key is valid text, and {key!r} has a lone surrogate at {error.start}: decode it anew", key=key
         ) from None
+
+
+def _no_text(what: str, found: object) -> str:
+    """What is wrong with a key that is no str, and what would be one."""
+    kind = type(found).__name__
+    shown = f"{found!r:.60} is {kind}" if isinstance(found, (bytes, int, float, type(None))) else f"this is a {kind}"
+    if isinstance(found, bytes):
+        shown += ": decode() it"
+    elif isinstance(found, int):
+        shown += f": write {str(found)!r}"
+    elif isinstance(found, (tuple, list)):
+        shown += ': join its parts, by "/" say'
+    elif isinstance(found, os.PathLike):
+        shown += ": os.fspath() of it is one"
+    return f"{what} is a str, and {shown}"
+
+
+def refused_put(error: InvalidKeyError, key: object, value: object) -> InvalidKeyError:
+    """The error of a put with what is no key; it may be the value, and the value the key."""
+    if isinstance(key, str) or not isinstance(value, str):
+        return error
+    kind = type(key).__name__
+    return InvalidKeyError(
+        f"put takes the key and then the value, and the key here is a {kind}: put({value!r:.60}, ...)"
+    )

@@ -49,6 +49,12 @@ def short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
+def an(kind: type) -> str:
+    """ "an int", "a dict"."""
+    name = kind.__qualname__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def no_key(key: str) -> str:
     return f"no key {key!r}"
 
@@ -61,6 +67,15 @@ def conflict(key: str, expected: int, found: int) -> str:
 def shown(count: int, what: str) -> str:
     """ "3 keys", "100 keys, the first 30 shown"."""
     return f"{count:,} {what}, the first {ROWS} shown" if count > ROWS else f"{count:,} {what}"
+
+
+def table_text(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """A table for a terminal, of the first rows: its caption, and columns below it. Without `columns`, no heads."""
+    found = [row for row, _ in zip(rows, range(ROWS), strict=False)]
+    lines = [columns, *found] if columns else found
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    text = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join([caption, *(f"  {line}" for line in text)])
 
 
 def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:

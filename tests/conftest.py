@@ -21,13 +21,18 @@ import memstore
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
+from memstore.testing.fork_server import ForkServer
+from tests.examples import examples
 from tests.leaks import find_leaks
+from tests.ranks.worlds import rank_server, ranks2, ranks4  # noqa: F401 - fixtures of several folders
 
 SHM = Path("/dev/shm")
 
 # Machines that run tests are busy: no example has a deadline of its own, the test has (pytest-timeout).
 # The same examples each time, but for `make test-full`, which looks for new ones.
-hypothesis.settings.register_profile("memstore", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.register_profile(
+    "memstore", deadline=None, print_blob=True, derandomize=True, max_examples=examples(100)
+)
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
 
@@ -127,3 +132,22 @@ def quick_collections() -> None:
     """What is imported by now is never garbage: a collection then takes milliseconds, not a third of a second."""
     gc.collect()
     gc.freeze()
+
+
+# --- processes that fork ----------------------------------------------------------------------------------------------
+# It imports torch, which takes seconds: the tests of several folders share it.
+
+_FOR_WORKERS = (
+    *(f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")),
+    "memstore.datasets",
+    "memstore.replay",
+    "tests.replay.workers",
+    "tests.documents.reader",
+)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """For workers that are there to be killed, or that begin with nothing of this process."""
+    with ForkServer(preload=_FOR_WORKERS) as started:
+        yield started

@@ -35,6 +35,11 @@ class Module:
         return set()
 
     @cached_property
+    def imported(self) -> tuple[tuple[str, str], ...]:
+        """`import a.b` is ("a.b", ""), and `from a.b import c` is ("a.b", "c")."""
+        return tuple(_imported_names(self))
+
+    @cached_property
     def private_names(self) -> set[str]:
         """What it defines with an underscore: functions, classes, variables, methods, and attributes of `self`."""
         found: set[str] = set()
@@ -68,14 +73,13 @@ def is_private(name: str) -> bool:
 def imports_of(module: Module, modules: Modules) -> set[str]:
     """The modules of the package that it imports: of `from a.b import c` that is `a.b.c` if it is one, else `a.b`."""
     found: set[str] = set()
-    for base, name in imported_names(module):
+    for base, name in module.imported:
         full = f"{base}.{name}" if name else base
         found |= {full if full in modules else base} & set(modules)
     return found - {module.name}
 
 
-def imported_names(module: Module) -> Iterator[tuple[str, str]]:
-    """`import a.b` is ("a.b", ""), and `from a.b import c` is ("a.b", "c")."""
+def _imported_names(module: Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -136,13 +140,10 @@ def private_uses(modules: Modules) -> set[tuple[str, str]]:
     all_names = set[str]().union(*(module.private_names for module in modules.values()))
     found: set[tuple[str, str]] = set()
     for name, module in modules.items():
-        found |= {(name, one) for base, one in imported_names(module) if base in modules and is_private(one)}
+        found |= {(name, one) for base, one in module.imported if base in modules and is_private(one)}
+        of_others = all_names - module.private_names
         for node in ast.walk(module.tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr in all_names - module.private_names
-                and not _is_own(node.value)
-            ):
+            if isinstance(node, ast.Attribute) and node.attr in of_others and not _is_own(node.value):
                 found.add((name, node.attr))
     return found
 

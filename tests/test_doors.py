@@ -106,8 +106,9 @@ def test_imports_of_the_engine_lead_downwards(ours: Modules) -> None:
 
 
 def test_no_imports_go_in_a_circle(ours: Modules) -> None:
-    on_purpose = [group for group in circles(ours) if all(is_inside(name, A_CIRCLE_ON_PURPOSE) for name in group)]
-    assert circles(ours) == on_purpose
+    found = circles(ours)
+    on_purpose = [group for group in found if all(is_inside(name, A_CIRCLE_ON_PURPOSE) for name in group)]
+    assert found == on_purpose
 
 
 def test_private_names_stay_in_their_modules(ours: Modules) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
+import json
 import os
 import re
 import runpy
@@ -12,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,8 +66,13 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(path: Path, *, lazy: bool = True) -> tuple[str, ...]:
     """The modules that a file imports, by full name; without `lazy`, neither in functions nor for types."""
+    return tuple(_imports(path, lazy=lazy))
+
+
+def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
     package = relative(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     parent = package if path.name == "__init__.py" else package.rpartition(".")[0]
     todo: list[ast.AST] = [ast.parse(path.read_text())]
@@ -160,22 +168,35 @@ def run_python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_import_is_light() -> None:
-    code = """if True:
-        import sys, time
-        started = time.process_time()
-        import memstore
-        print(time.process_time() - started)
-        print([name for name in ("torch", "tensordict", "monarch", "numpy") if name in sys.modules])
-    """
-    taken, loaded = run_python(code).splitlines()
-    assert loaded == "[]"
-    assert float(taken) < 0.5  # of the processor; the goal is 0.1
+# One fresh interpreter for all that is asked of one: torch takes seconds to import.
+_FRESH = """if True:
+    import sys, time
+    started = time.process_time()
+    import memstore
+    taken = time.process_time() - started
+    heavy = [name for name in ("torch", "tensordict", "monarch", "numpy") if name in sys.modules]
+    memstore.open
+    loaded = list(sys.modules)
+    unknown = [name for name in memstore.__all__ if not hasattr(memstore, name) or name not in dir(memstore)]
+    import json
+    print(json.dumps({"taken": taken, "heavy": heavy, "loaded": loaded, "unknown": unknown}))
+"""
 
 
-def test_what_is_not_loaded_with_open_is_imported_between_forks() -> None:
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, Any]:
+    """What an import of memstore takes and loads, what `memstore.open` loads beside, and names that don't resolve."""
+    return json.loads(run_python(_FRESH))
+
+
+def test_import_is_light(fresh: dict[str, Any]) -> None:
+    assert fresh["heavy"] == []
+    assert fresh["taken"] < 0.5  # seconds of the processor; the goal is 0.1
+
+
+def test_what_is_not_loaded_with_open_is_imported_between_forks(fresh: dict[str, Any]) -> None:
     """A child that is forked in the middle of such an import waits for ever at its own."""
-    loaded = set(run_python("import memstore, sys; memstore.open; print(*sys.modules)").split())
+    loaded = set(fresh["loaded"])
     found = {
         f"{relative(path)}: {module}"
         for path in sources()
@@ -186,12 +207,8 @@ def test_what_is_not_loaded_with_open_is_imported_between_forks() -> None:
     assert found == set()
 
 
-def test_public_names_resolve() -> None:
-    code = """if True:
-        import memstore
-        print([name for name in memstore.__all__ if not hasattr(memstore, name) or name not in dir(memstore)])
-    """
-    assert run_python(code).strip() == "[]"
+def test_public_names_resolve(fresh: dict[str, Any]) -> None:
+    assert fresh["unknown"] == []
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
@@ -205,6 +222,7 @@ def run_example(name: str, *options: str, timeout: float = 100) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_the_smallest_example_gets_what_was_put(tmp_path: Path) -> None:
     """In a forked child, which has torch imported; the process that it starts has not."""
     in_child(run_into, str(tmp_path / "output"), "examples/put_get.py", timeout=100.0)
@@ -217,6 +235,14 @@ def run_into(output: str, script: str) -> None:
         os.dup2(file.fileno(), 1)
         with contextlib.redirect_stdout(file):
             runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+@pytest.mark.full
+def test_example_follows_a_trainer_that_comes_and_goes() -> None:
+    output = run_example("start_order.py")
+    assert "step 1 of the first trainer" in output and "of its successor" in output, output
+    assert output.rstrip().endswith("step 3 of a trainer in a new store"), output
+    assert output.index("was cleared") > output.index("its successor was killed"), output
 
 
 @pytest.mark.full

@@ -1,8 +1,9 @@
 """Waits for keys whose home is another host.
 
-A home answers a wait when there is a newer version, and who asks sleeps in a thread until then. So the first waits of a
-store for a home take a thread each. Those beyond share one: all of their keys are looked up together, ten times a
-second, by one message for each 1,024 of them.
+1. A wait is **begun**: the home keeps it until there is a newer version, and no thread waits for that. Its steps that
+   may take time, a look into the catalog and a connection to the home, are made in a thread of the home's lane.
+2. Where nothing can be begun (this process asks other hosts by actors), all waits for a home are looked up together,
+   ten times a second, by one message for each 1,024 of them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Generator, Hashable
+from collections.abc import Hashable
 
-from memstore.aio.lanes import THREADS, call
-from memstore.engine import Root, deadline_after, elsewhere_of
-from memstore.errors import HomeUnavailableError
+from memstore.aio.lanes import call
+from memstore.engine import IN_A_THREAD, BegunWait, Root, deadline_after, elsewhere_of, mutable_entry
+from memstore.errors import HomeUnavailableError, StoreClosedError
 
+HERE_BY_NOW = 0  # in place of a version: the key's home has moved here
 _EVERY = 0.1  # seconds
 _TO_ANSWER = 5.0  # seconds for a home; it is asked again
 
@@ -25,26 +27,70 @@ class Elsewhere:
 
     def __init__(self, root: Root, lane: Hashable) -> None:
         self._root, self._lane = root, lane
-        self._own_threads = 0
+        self._bells: set[_Bell] = set()  # of begun waits
+        self._is_ended = False
         self._shared: dict[asyncio.Future[int], tuple[bytes, int]] = {}  # name and version, newer than which
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_idle(self) -> bool:
-        return not (self._own_threads or self._shared)
+        return not (self._bells or self._shared)
 
-    @contextlib.contextmanager
-    def own_thread(self) -> Generator[bool]:
-        """Whether there is one for another wait: for as long as the wait goes on."""
-        has_one = self._own_threads < THREADS
-        self._own_threads += has_one
-        try:
-            yield has_one
-        finally:
-            self._own_threads -= has_one
+    def end(self) -> None:
+        """From any thread: the store is being closed, and waits raise StoreClosedError."""
+        self._is_ended = True
+        for bell in list(self._bells):
+            bell.ring()
 
     async def wait(self, name: bytes, newer_than: int, deadline: float) -> int | None:
-        """The version; None: there was none in time. Raises what a lookup raises, but for a home that is silent."""
+        """The version, or HERE_BY_NOW; None: there was none in time. Raises what a lookup raises."""
+        bell, left = _Bell(), max(deadline - time.monotonic(), 0.0)
+        self._bells.add(bell)
+        try:
+            begun = await call(self._lane, lambda _: self._begin(name, newer_than, deadline, bell), left)
+            if isinstance(begun, int):
+                return begun
+            if begun is None:
+                return await self._look_now_and_then(name, newer_than, deadline)
+            try:
+                return await self._go_on(begun, bell, deadline)
+            finally:
+                begun.close()
+        finally:
+            self._bells.discard(bell)
+
+    def _begin(self, name: bytes, newer_than: int, deadline: float, bell: _Bell) -> BegunWait | int | None:
+        """In a thread. A version, if there is one already."""
+        there = elsewhere_of(self._root)
+        (record,) = there.records([name], deadline)
+        if record is not None and record.is_mutable:
+            raise mutable_entry(name, record.mutable_kind)
+        if record is not None and record.version > newer_than:
+            return record.version
+        return there.begin_wait(name, newer_than, bell.ring)
+
+    # --- begun ones ---------------------------------------------------------------------------------------------------
+
+    async def _go_on(self, begun: BegunWait, bell: _Bell, deadline: float) -> int | None:
+        while True:
+            rung = bell.arm()
+            if self._is_ended:
+                raise StoreClosedError(f"the store {self._root.path} was closed: memstore.aio.open it again")
+            turn = begun.go_on(None)
+            left = max(deadline - time.monotonic(), 0.0)
+            if turn is IN_A_THREAD:
+                until = time.monotonic() + min(left, _TO_ANSWER)
+                turn = await call(self._lane, lambda _, until=until: begun.go_on(until), left)
+            if turn.version is not None:
+                return turn.version
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            await asyncio.wait((rung,), timeout=min(left, turn.again))
+
+    # --- those that are looked up -------------------------------------------------------------------------------------
+
+    async def _look_now_and_then(self, name: bytes, newer_than: int, deadline: float) -> int | None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._shared[future] = name, newer_than
         if self._task is None or self._task.done():
@@ -77,3 +123,25 @@ class Elsewhere:
         for future, (name, newer_than) in self._shared.items():
             if not future.done() and versions.get(name, 0) > newer_than:
                 future.set_result(versions[name])
+
+
+class _Bell:
+    """What a begun wait rings, in any thread. Made in the loop whose task listens."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung: asyncio.Future[None] = self._loop.create_future()
+
+    def arm(self) -> asyncio.Future[None]:
+        """What is done when it is rung from now on."""
+        if self._rung.done():
+            self._rung = self._loop.create_future()
+        return self._rung
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
+            self._loop.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        if not self._rung.done():
+            self._rung.set_result(None)

@@ -16,6 +16,7 @@ from memstore.errors import StoreClosedError
 from memstore.keys import encode_key
 from memstore.late_imports import Hooks, around_forks
 from memstore.listing import Mode
+from memstore.store.appearing import when_there
 from memstore.store.opening import open as open_blocking
 from memstore.store.store import Store
 
@@ -35,7 +36,10 @@ class Opened(Awaits[Store]):
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
-        self.root, self.timeout = absolute_path(os.fspath(path)), options["timeout"]
+        self.root, self.timeout = (
+            absolute_path(os.fspath(path) if isinstance(path, os.PathLike) else path),
+            options["timeout"],
+        )
         self.ready: Store | None = None
         self.opened_root: Root | None = None
         self._mode: Mode = mode
@@ -47,11 +51,20 @@ class Opened(Awaits[Store]):
 
     def blocking(self) -> Store:
         """Raises what `memstore.open` raises, and a later call tries again; StoreClosedError."""
+        wait = self._options.get("wait")
+        if wait is None or self._store is not None or self._mode not in ("r", "r+"):
+            return self._open_now()
+        return when_there(self.root, wait, self._open_now)  # between two looks it may be closed
+
+    def _open_now(self) -> Store:
         with self._opening:
             if self._is_closed:
                 raise _closed(self.root)
             if self._store is None:  # one without keys is false
-                self._store = open_blocking(self.root, self._mode, **self._options)
+                options = dict(self._options)
+                if self._mode in ("r", "r+"):
+                    options.pop("wait", None)
+                self._store = open_blocking(self.root, self._mode, **options)
             store = self._store
             if self.ready is None:
                 self.opened_root = store.lend_root("any")[0]  # in a forked child, this opens the catalog anew

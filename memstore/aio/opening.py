@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from memstore.aio.store import AsyncStore
 from memstore.listing import Mode
+from memstore.store.octal import OWNER_ONLY
 
 
 def open(
@@ -20,8 +21,9 @@ def open(
     verify: bool = False,
     allow_pickle: bool = False,
     unix_group: int | str | None = None,
-    file_mode: int = 0o600,
+    file_mode: int = OWNER_ONLY,
     timeout: float = 30.0,
+    wait: float | None = None,
 ) -> AsyncStore:
     """Opens the store in the folder `root` for tasks of asyncio. Arguments and errors as `memstore.open`.
 
@@ -47,5 +49,6 @@ def open(
         "unix_group": unix_group,
         "file_mode": file_mode,
         "timeout": timeout,
+        "wait": wait,
     }
     return AsyncStore(root, mode, options)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memstore.aio.awaited import awaited, called_as
-from memstore.aio.elsewhere import Elsewhere
+from memstore.aio.elsewhere import HERE_BY_NOW, Elsewhere
 from memstore.aio.lanes import HERE, call, start
 from memstore.aio.opened import ALL_HOSTS, Opened
 from memstore.aio.results import AsyncPendingPut, AsyncRef, Part
@@ -21,6 +20,7 @@ from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
 from memstore.listing import Mode
+from memstore.store.as_mapping import NO_DEFAULT
 from memstore.store.ref import Ref
 from memstore.store.sharded import OUTLIVES
 from memstore.store.store import NOT_NOW, Store, get_at_once
@@ -66,9 +66,11 @@ class AsyncStore(Opened):
     get_many = awaited(Store.get_many)
     delete = awaited(Store.delete)
     delete_many = awaited(Store.delete_many)
+    pop = awaited(Store.pop)
+    setdefault = awaited(Store.setdefault)
 
     @called_as(Store.get)
-    async def get(self, key: str, default: Any = ..., **options: Any) -> Any:
+    async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
         store = self.ready
         if store is not None and (not options or _is_plain(options)):
             value = get_at_once(store, key, default)
@@ -84,6 +86,7 @@ class AsyncStore(Opened):
     info = awaited(Store.info)
     pending = awaited(Store.pending)
     stats = awaited(Store.stats)
+    tree = awaited(Store.tree)
 
     async def contains(self, key: str) -> bool:
         """`key in store`, awaited."""
@@ -151,11 +154,8 @@ class AsyncStore(Opened):
         name = asyncio.get_running_loop(), lane
         waits = self._elsewhere.setdefault(name, Elsewhere(root, lane))
         try:
-            with waits.own_thread() as has_one:
-                if not has_one:
-                    return await waits.wait(encode_key(key), newer_than, deadline)
-                options = {"newer_than": newer_than, "timeout": max(deadline - time.monotonic(), 0.0)}
-                return await self.made(Store.wait, (key,), options, lane=lane, is_timed=True)
+            version = await waits.wait(encode_key(key), newer_than, deadline)
+            return LOOK_AGAIN if version == HERE_BY_NOW else version
         except StoreTimeoutError:
             return None
         finally:
@@ -203,6 +203,11 @@ class AsyncStore(Opened):
     export = awaited(Store.export)
     gc = awaited(Store.gc)
     verify = awaited(Store.verify)
+
+    def end(self) -> None:
+        for waits in list(self._elsewhere.values()):
+            waits.end()
+        super().end()
 
     async def close(self) -> None:
         """Closes the store. Waits raise StoreClosedError; other calls under way end as they can. May be called again.

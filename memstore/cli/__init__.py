@@ -19,5 +19,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        sys.exit(f"memstore: the command line needs {error.name}: pip install 'memstore[cli]'")
+        sys.exit("memstore: the command line needs click and rich: pip install click rich")
     run()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 
 from memstore.cli import render
 
+_PACKAGES = ("torch", "tensordict", "lmdb", "msgspec", "numpy")
 _LARGE = 64 << 20  # bytes
 _SECONDS = 0.3  # a measurement
 
@@ -32,6 +35,9 @@ class Selftest:
     filesystem: str
     huge_pages: bool  # whether large values get them
     cores: int
+    memory: int  # bytes
+    system: str
+    versions: dict[str, str]  # of Python and of what takes part
     results: list[Found]
 
 
@@ -72,14 +78,37 @@ def measure(root: str) -> Selftest:
             huge = store.stats().huge_page_bytes > _LARGE // 2
             del held
         name = filesystem_name(syscalls.filesystem_type(folder))
-        return Selftest(root, name, huge, len(os.sched_getaffinity(0)), results)
+        return Selftest(
+            root=root,
+            filesystem=name,
+            huge_pages=huge,
+            cores=len(os.sched_getaffinity(0)),
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            versions=_versions(),
+            results=results,
+        )
     finally:
         shutil.rmtree(folder)
+
+
+def _versions() -> dict[str, str]:
+    import memstore
+
+    found = {"memstore": memstore.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
 
 
 def show(found: Selftest) -> None:
     pages = "huge pages" if found.huge_pages else "small pages"
     render.console.print(f"{found.root}: {found.filesystem}, {pages}, {found.cores} cores")
+    render.console.print(f"{found.system}, {render.size(found.memory)}")
+    render.console.print(", ".join(f"{name} {version}" for name, version in found.versions.items()))
     rows = [
         (
             one.what,

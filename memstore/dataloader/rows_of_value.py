@@ -11,6 +11,7 @@ import torch
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure import render_path
+from memstore.wording import an
 
 _Path = tuple[Any, ...]
 
@@ -36,9 +37,8 @@ def count_rows(value: Any, key: str) -> int:
 
 
 def _count(leaf: Any, path: _Path, key: str) -> int:
-    kind = type(leaf).__qualname__
     if not isinstance(leaf, torch.Tensor):
-        why = f"is a {kind}, and no tensor"
+        why = f"is {an(type(leaf))}, and no tensor"
     elif leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
         why = f"is a sparse, nested or quantized tensor ({leaf.layout})"
     elif not leaf.ndim:

@@ -5,6 +5,7 @@ batch      rows on their way into a dataset, compared with that
 rows       the rows of an open dataset, in the memory that the processes share
 creating   what a put writes of a new one, or of a new buffer
 indices    which rows are meant
+tables     their leaves, as they are printed
 references datasets and buffers in pickles
 dataset    Dataset: what a user calls
 opening    how a Store makes and opens them
@@ -21,6 +22,7 @@ from memstore.datasets.opening import create_dataset, create_dataset_from, hold_
 from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, arrays_over
 from memstore.datasets.spec import Spec, rows_of_spec, spec_of, spec_of_batch
+from memstore.datasets.tables import rows_html, rows_text
 
 __all__ = [
     "Batch",
@@ -38,7 +40,9 @@ __all__ = [
     "opened",
     "put_entry",
     "reduce",
+    "rows_html",
     "rows_of_spec",
+    "rows_text",
     "shared_rows",
     "spec_of",
     "spec_of_batch",

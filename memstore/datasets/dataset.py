@@ -18,6 +18,7 @@ from memstore.datasets.indices import as_row, in_range, places_of
 from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, capacity_of
 from memstore.datasets.spec import spec_of
+from memstore.datasets.tables import rows_html, rows_text
 from memstore.engine import MutableEntry, deadline_after, put
 from memstore.errors import ReadOnlyError, StoreFullError, VersionConflictError
 from memstore.rows import read_rows
@@ -46,7 +47,7 @@ class Dataset:
 
     @property
     def batch_size(self) -> torch.Size:
-        """The batch size of all rows that are there by now, as `dataset[:]` has it."""
+        """The batch size of a slice of all rows that are there by now."""
         value = self._rows.value
         return torch.Size((len(self), *getattr(value, "batch_size", (0,))[1:]))
 
@@ -254,6 +255,15 @@ class Dataset:
 
     def __deepcopy__(self, memo: object) -> Dataset:
         return self
+
+    def __str__(self) -> str:
+        return rows_text(self._rows.plan, self._title())
+
+    def _repr_html_(self) -> str:
+        return rows_html(self._rows.plan, self._title())
+
+    def _title(self) -> str:
+        return f"memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows"
 
     def __repr__(self) -> str:
         return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"

@@ -87,13 +87,15 @@ from memstore.engine.format import (
     read_tensors,
     split_header,
 )
-from memstore.engine.opening import Creation, open_root
+from memstore.engine.opening import Creation, has_settings, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
+    IN_A_THREAD,
     LOOK_EVERY,
     MISFIT,
     Absent,
+    BegunWait,
     Change,
     Content,
     Draft,
@@ -105,6 +107,7 @@ from memstore.engine.protocols import (
     MembershipChanged,
     Merge,
     MutableEntry,
+    Turn,
     at_each_home,
     change_served,
     check_version,
@@ -200,10 +203,14 @@ __all__ = [
     "register_elsewhere",
     "home_now",
     "is_fellow",
+    "has_settings",
     "is_served",
     "shared_id",
     "damaged_entry",
+    "BegunWait",
     "Elsewhere",
+    "IN_A_THREAD",
+    "Turn",
     "Absent",
     "ALIGNMENT",
     "CLAIMED",

@@ -7,6 +7,7 @@ import errno
 from memstore.engine.root import Root, storage_error
 from memstore.engine.usage import measure
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
+from memstore.wording import size
 
 
 def is_full(error: OSError) -> bool:
@@ -38,6 +39,8 @@ class resource_errors:
             raise self._exhausted(errno.ENOMEM, "not enough memory") from error
         if self._opened is not None and isinstance(error, FileNotFoundError):
             self._opened.check_in_place()
+        if isinstance(error, StoreFullError) and (error.key is not None or isinstance(error.__cause__, OSError)):
+            return  # it says all already
         if self._opened is not None and isinstance(error, OSError) and is_full(error):
             raise explain_full(self._opened, error, self._key) from error
         if not isinstance(error, OSError) or isinstance(error, MemstoreError):
@@ -68,15 +71,22 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     """What has no room, for what, and who could make some."""
     usage = measure(root)
     what = f" for {key!r}" if key is not None else ""
-    limit = f"capacity {usage.capacity:,}" if usage.capacity else "no capacity set"
-    pinned = f"{usage.pinned_bytes:,} replaced but held"
+    if isinstance(reason, StoreFullError) and reason.needed is not None and reason.needed > (usage.capacity or 0):
+        return StoreFullError(
+            f"{root.path} has no room{what}: it takes {size(reason.needed)}, and the capacity of the whole store is "
+            f"{size(usage.capacity or 0)}: open the store once with a larger capacity=, which all processes then have; "
+            "nothing was changed",
+            key=key,
+        )
+    limit = f"capacity {size(usage.capacity)}" if usage.capacity else "no capacity set"
+    pinned = f"{size(usage.pinned_bytes)} replaced but held"
     if usage.pinned_by:
         pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
-    waiting = f"{usage.pending_bytes:,} in sharded puts that wait for ranks, " if usage.pending_bytes else ""
+    waiting = f"{size(usage.pending_bytes)} in sharded puts that wait for ranks, " if usage.pending_bytes else ""
     detail = reason if isinstance(reason, StoreFullError) else reason.strerror
     return StoreFullError(
-        f"{root.path} has no room{what} ({detail}): {limit}, {usage.live_bytes:,} bytes live, {pinned}, "
-        f"{usage.filling_bytes:,} being written, {waiting}{usage.catalog_bytes:,} of catalog: delete keys, drop held "
-        "values, or enlarge the file system or the capacity; nothing was changed",
+        f"{root.path} has no room{what} ({detail}): {limit}, {size(usage.live_bytes)} live, {pinned}, "
+        f"{size(usage.filling_bytes)} being written, {waiting}{size(usage.catalog_bytes)} of catalog: delete keys, "
+        "drop held values, or enlarge the file system or the capacity; nothing was changed",
         key=key,
     )

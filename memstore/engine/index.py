@@ -65,6 +65,25 @@ def keys_here(root: Root) -> Iterator[bytes]:
         after = keys[-1]
 
 
+def keys_around(root: Root, name: bytes, most: int) -> list[bytes]:
+    """Keys of this host's catalog among which one like `name` may be, up to `most` of each kind.
+
+    They are the first ones of all, those of its group, those that start as it does, and those that follow it.
+    """
+    group, start = name[: name.rfind(b"/") + 1], name[: (len(name) + 1) // 2]
+
+    def read(transaction: Transaction) -> list[bytes]:
+        places = ((b"", None), (group, None), (start, None), (b"", name))
+        return [key for prefix, after in places for key in transaction.keys(prefix, after, most)]
+
+    return list(dict.fromkeys(root.catalog.view(read)))
+
+
+def record_here(root: Root, name: bytes) -> Record | None:
+    """The record of a key, if this host's catalog has it."""
+    return root.catalog.read(name)
+
+
 def keys_of_bytes_here(root: Root) -> Iterator[bytes]:
     """The keys whose bytes lie on this host, sorted; their homes may be elsewhere."""
     try:

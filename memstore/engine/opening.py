@@ -73,6 +73,11 @@ class Creation:
     shared: Literal["copy", "map"] | None = None  # make it a store on storage that hosts share, read in that way
 
 
+def has_settings(path: str) -> bool:
+    """Whether a folder says that it is a store."""
+    return os.path.lexists(f"{path}/{folder.SETTINGS}")
+
+
 def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootUse:
     """Opens, and with mode "a" or "x" creates, the store at `path`, until the use ends.
 

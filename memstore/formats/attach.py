@@ -69,9 +69,9 @@ def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *,
 def _checked(path: Any, format: Any) -> str:
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {', '.join(map(repr, FORMATS))} or None, and not {format!r}")
-    name: Any = os.fspath(path)
+    name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name:
-        raise TypeError(f"path is that of a file or folder, as text, and not {path!r}")
+        raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
     return os.path.abspath(name)
 
 
@@ -84,6 +84,10 @@ def _naming(key: str, name: str) -> Generator[None]:
         where = error.path or name
         text = error.message if where in error.message else f"{where}: {error.message}"
         raise CorruptionError(f"{key!r}: {text}", key=key, path=where, detail=error.detail) from error
+    except FileNotFoundError as error:
+        if error.filename in (name, os.path.realpath(name)):
+            raise FileNotFoundError(error.errno, "there is nothing to attach", name) from None
+        raise
     except MemstoreError as error:
         error.key = key
         raise

@@ -30,9 +30,9 @@ def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int 
         raise ValueError(f"format is {', '.join(map(repr, FORMATS))}, and not {format!r}")
     if max_shard_size is not None and format != "safetensors":
         raise ValueError(f"max_shard_size is for format='safetensors', and not for {format!r}")
-    name: Any = os.fspath(path)
+    name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name:
-        raise TypeError(f"path is that of a file or folder, as text, and not {path!r}")
+        raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
     return name, None if max_shard_size is None else parse_size(max_shard_size)
 
 

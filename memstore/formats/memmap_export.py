@@ -18,6 +18,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.formats.memmap import PICKLES
 from memstore.formats.output import Meter, new_file, new_folder, what_special
 from memstore.structure import name_of
+from memstore.wording import an
 
 _TAKEN = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
 
@@ -58,7 +59,7 @@ def _as_collection(value: Any, path: Path) -> Any:
     if tensordict.is_tensor_collection(value):
         return value
     if not isinstance(value, dict):
-        raise _refusal(path, f"a {type(value).__qualname__} instead of a TensorDict, tensorclass or dict")
+        raise _refusal(path, f"{an(type(value))} instead of a TensorDict, tensorclass or dict")
     entries: dict[str, Any] = {}
     for key, entry in value.items():
         if type(key) is not str:
@@ -68,7 +69,7 @@ def _as_collection(value: Any, path: Path) -> Any:
         elif isinstance(entry, torch.Tensor) or tensordict.is_tensor_collection(entry):
             entries[key] = entry
         elif next(structure.iter_tensors(entry), None) is not None or isinstance(entry, np.ndarray):
-            raise _refusal((*path, key), f"a {type(entry).__qualname__} with tensors in it")
+            raise _refusal((*path, key), f"{an(type(entry))} with tensors in it")
         else:
             entries[key] = tensordict.NonTensorData(entry)
     return tensordict.TensorDict(entries, batch_size=[])

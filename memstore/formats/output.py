@@ -16,10 +16,11 @@ from collections.abc import Callable, Generator
 import torch
 
 from memstore.engine import syscalls
-from memstore.errors import AlreadyExistsError
+from memstore.errors import AlreadyExistsError, MemstoreError
 
 Progress = Callable[[int, int], None]
 _CHUNK = 16 << 20  # bytes between reports
+_OF_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})  # errors that name no file
 
 
 def what_special(tensor: torch.Tensor) -> str | None:
@@ -76,18 +77,19 @@ def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
     if os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
     beside = _beside(path)
-    fd = syscalls.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
+    with _naming(path, beside):
+        fd = syscalls.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            yield NewFile(fd, meter)
-            if durable:
-                syscalls.sync(fd)
-        finally:
-            syscalls.close(fd)
-        syscalls.replace(beside, path)
-    except BaseException:
-        syscalls.unlink(beside)
-        raise
+            try:
+                yield NewFile(fd, meter)
+                if durable:
+                    syscalls.sync(fd)
+            finally:
+                syscalls.close(fd)
+            syscalls.replace(beside, path)
+        except BaseException:
+            syscalls.unlink(beside)
+            raise
     if durable:
         syscalls.sync_folder(os.path.dirname(path))
 
@@ -95,13 +97,15 @@ def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
 @contextlib.contextmanager
 def new_folder(path: str, *, durable: bool) -> Generator[str]:
     """Yields a folder to fill, which then becomes `path`: that must be missing, or an empty folder."""
-    path = os.path.realpath(path)
+    given, path = path, os.path.realpath(path)
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise AlreadyExistsError(f"{path} is there, and no empty folder: export to one that is empty or missing")
     beside = _beside(path)
-    syscalls.make_folder(beside, 0o777)
+    with _naming(given, beside):
+        syscalls.make_folder(beside, 0o777)
     try:
-        yield beside
+        with _naming(given, beside):
+            yield beside
         if durable:
             _sync_all(beside)
         try:
@@ -115,6 +119,23 @@ def new_folder(path: str, *, durable: bool) -> Generator[str]:
         raise
     if durable:
         syscalls.sync_folder(os.path.dirname(path))
+
+
+@contextlib.contextmanager
+def _naming(path: str, beside: str) -> Generator[None]:
+    """Errors of the file system name the path that was asked for, and not what is written beside it."""
+    try:
+        yield
+    except OSError as error:
+        parent = os.path.dirname(path)
+        if error.errno == errno.ENOENT and not os.path.lexists(parent):
+            what = "the folder to export to doesn't exist: create it first"
+            raise FileNotFoundError(error.errno, what, parent) from None
+        if isinstance(error.filename, str) and error.filename.startswith(beside):
+            error.filename, error.filename2 = path, None
+        elif error.filename is None and error.errno in _OF_WRITES and not isinstance(error, MemstoreError):
+            error.filename = path
+        raise
 
 
 def _beside(path: str) -> str:

@@ -2,23 +2,36 @@
 
 keyspace    an opened store as keys and versions; `Store` adds the values
 pending     sharded puts that wait for other ranks
-entries     what the catalog says of each entry; its leaves by the description's tree
+outline     the leaves of a value, by the tree of its description
+absent      what an error says of a key that isn't there
+entries     what the catalog says of each entry
+tree        keys drawn as a tree
+globs       prefixes that look like patterns
 """
 
 from __future__ import annotations
 
-from memstore.listing.entries import COLUMNS, Leaf, Listed, UnknownKindError, cells, entries, outline
+from memstore.listing.absent import absent, absent_many, near, no_value
+from memstore.listing.entries import COLUMNS, Listed, cells, entries
 from memstore.listing.keyspace import Keyspace, Mode, open_keyspace, opened
+from memstore.listing.outline import Leaf, UnknownKindError, outline
+from memstore.listing.tree import KeyTree, key_tree
 
 __all__ = [
     "COLUMNS",
+    "KeyTree",
     "Keyspace",
     "Leaf",
     "Listed",
     "Mode",
     "UnknownKindError",
+    "absent",
+    "absent_many",
     "cells",
     "entries",
+    "key_tree",
+    "near",
+    "no_value",
     "open_keyspace",
     "opened",
     "outline",

@@ -5,6 +5,7 @@ The command line looks at stores through it, and starts in a fifth of a second.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -25,17 +26,18 @@ from memstore.engine import (
     huge_page_bytes,
     index,
     measure,
-    missing,
     open_root,
     register_elsewhere,
     reopen_root,
     resource_errors,
     sweep_all,
 )
-from memstore.errors import ReadOnlyError, StoreClosedError
+from memstore.errors import KeyNotFoundError, MemstoreError, ReadOnlyError, StoreClosedError, StoreTimeoutError
 from memstore.info import PendingInfo, StoreStats
 from memstore.keys import encode_key, encode_prefix, several
 from memstore.late_imports import between_forks
+from memstore.listing.absent import absent, absent_many, not_in_time
+from memstore.listing.globs import GLOB, warned_if_none
 from memstore.listing.pending import pending
 from memstore.whole_numbers import expected_version, older_version
 
@@ -54,11 +56,12 @@ class Keyspace:
         root: the folder, as an absolute path.
     """
 
-    def __init__(self, use: RootUse, mode: Mode, *, timeout: float) -> None:
+    def __init__(self, use: RootUse, mode: Mode, *, timeout: float, asked: Mode | None = None) -> None:
         self.root = use.root.path
         self._use: RootUse | None = use
         self._root: Root | None = use.root
         self._mode: Mode = mode
+        self._asked: Mode = mode if asked is None else asked  # of `open`; then "a" and "x" are as "r+"
         self._timeout = timeout
         self._puts: int = 0
         self._gets: int = 0
@@ -101,25 +104,41 @@ class Keyspace:
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
         root = self._writable()
-        return delete(root, changes, self._deadline(timeout)) if changes else []
+        if not changes:
+            return []
+        try:
+            return delete(root, changes, self._deadline(timeout))
+        except KeyNotFoundError as error:  # by who had the mutex, where nothing more is looked for
+            raise self._not_deleted(root, changes, error) from None
+
+    def _not_deleted(self, root: Root, changes: list[Change], error: KeyNotFoundError) -> KeyNotFoundError:
+        with contextlib.suppress(MemstoreError, OSError):
+            gone = [one.key for one in changes if index.known_version(root, one.key) == 0]
+            if gone:  # else somebody has put them since
+                advice = "nothing was deleted; missing_ok=True leaves out what isn't there"
+                return absent_many(root, gone, len(changes), advice)
+        return error
 
     # --- look ---------------------------------------------------------------------------------------------------------
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Iterates over the keys that start with `prefix`, sorted by their UTF-8 bytes.
 
-        They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed.
+        They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed. A
+        prefix is plain text, and no pattern: one that looks like a pattern, and finds no key, is a warning.
         """
         encoded = encode_prefix(prefix)
         self._opened()
-        return map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
+        found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
+        return found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix)
 
     def version(self, key: str) -> int:
         """Returns the version of `key`. Raises KeyNotFoundError."""
         name = encode_key(key)
-        found = index.version_of(self._opened(), name, self._timeout)
+        root = self._opened()
+        found = index.version_of(root, name, self._timeout)
         if not found:
-            raise missing(name)
+            raise absent(root, name)
         return found
 
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
@@ -137,7 +156,11 @@ class Keyspace:
         """
         self._opened()
         seconds = self._timeout if timeout is None else timeout
-        return index.wait_for(self._opened, encode_key(key), older_version(newer_than), seconds)
+        name = encode_key(key)
+        try:
+            return index.wait_for(self._opened, name, older_version(newer_than), seconds)
+        except StoreTimeoutError as error:
+            raise not_in_time(self._opened(), name, error) from None
 
     def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
         """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""
@@ -191,7 +214,7 @@ class Keyspace:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._root is None else f"mode {self._mode!r}"
+        state = "closed" if self._root is None else f"mode {self._asked!r}"
         return f"<memstore.{type(self).__name__} {self.root} ({state})>"
 
     def __len__(self) -> int:

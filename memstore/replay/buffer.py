@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from memstore.datasets import Reference, Spec, opened, reduce, spec_of
+from memstore.datasets import Reference, Spec, opened, reduce, rows_html, rows_text, spec_of
 from memstore.engine import MutableEntry, deadline_after
 from memstore.replay.filled import Filled
 from memstore.replay.layout import capacity_of
@@ -204,6 +204,16 @@ class ReplayBuffer(Filled):
     def __reduce__(self) -> tuple[Any, ...]:
         own = (self._own.sampler, self._own.replacement, self._own.beta)
         return reduce(__name__, receive.__name__, self._ring.entry, own, self._timeout)
+
+    def __str__(self) -> str:
+        return rows_text(self._ring.plan, self._title())
+
+    def _repr_html_(self) -> str:
+        return rows_html(self._ring.plan, self._title())
+
+    def _title(self) -> str:
+        rows = f"{len(self):,} of {self.capacity:,} rows"
+        return f"memstore.ReplayBuffer {self.key!r}: {rows}, sampler {self._own.sampler!r}, {self.cursor:,} added"
 
     def __repr__(self) -> str:
         return f"<memstore.ReplayBuffer {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"

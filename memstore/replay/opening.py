@@ -14,6 +14,7 @@ from memstore.errors import (
     ReadOnlyError,
     StructureMismatchError,
 )
+from memstore.listing import absent
 from memstore.replay.creating import create, plan_of_spec
 from memstore.replay.layout import ALPHA_LIMIT, RingOptions, capacity_of, options_of
 from memstore.replay.limits import RateLimiter
@@ -60,13 +61,13 @@ def open_or_create(
                     entry = open_mutable(root, key, "buffer", capacity_of, deadline, writable=writable)
                 except KeyNotFoundError:
                     if mode != "a" or not writable or spec is None or capacity is None:
-                        raise _not_there(key, mode) from None
+                        raise _not_there(root, key, mode) from None
                 else:
                     _check_recovered(entry)
                     _compare(entry, spec, capacity, options)
                     return entry
             if spec is None or capacity is None:
-                raise _not_there(key, mode)
+                raise _not_there(root, key, mode)
             try:
                 create(root, key, spec, options, capacity, deadline)
             except AlreadyExistsError:
@@ -75,11 +76,11 @@ def open_or_create(
             mode = "a"
 
 
-def _not_there(key: str, mode: BufferMode) -> Exception:
+def _not_there(root: Root, key: str, mode: BufferMode) -> Exception:
     if mode == "x":
         return ValueError(f"{key!r}: to make a buffer takes spec= and capacity=")
     advice = "with spec= and capacity= it is made" if mode == "a" else "mode 'a' makes it"
-    return KeyNotFoundError(f"no key {key!r}: {advice}", key=key)
+    return KeyNotFoundError(f"{absent(root, key.encode()).message}; {advice}", key=key)
 
 
 def _check_recovered(entry: MutableEntry) -> None:

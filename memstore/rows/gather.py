@@ -93,8 +93,8 @@ class Gather:
         """After all were added. Raises TypeError if nothing in the source has rows, ValueError if targets overlap."""
         if not self._has_rows:
             raise TypeError(
-                f"a {type(source).__qualname__} without a tensor has no rows: they are read from a view, a lazy leaf, "
-                "a tensor, and TensorDicts, dicts, lists and tuples of these"
+                f"a value of type {type(source).__qualname__} without a tensor has no rows: they are read from a view, "
+                "a lazy leaf, a tensor, and TensorDicts, dicts, lists and tuples of these"
             )
         given = [(job.path, job.target) for job in self._jobs if job.is_given and job.target.numel()]
         if given:

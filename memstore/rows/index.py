@@ -70,7 +70,7 @@ def _as_tensor(index: Any) -> torch.Tensor:
             raise IndexError(f"row {index.max():,}: no tensor has so many")
         index = torch.from_numpy(index.astype(bool if index.dtype.kind == "b" else np.int64))
     if not isinstance(index, torch.Tensor):
-        raise _no_index(f"a {type(index).__qualname__}")
+        raise _no_index(f"the number {index}" if isinstance(index, int) else f"a {type(index).__qualname__}")
     if index.dtype not in _INTEGERS and index.dtype != torch.bool:
         raise _no_index(f"a tensor of {index.dtype}")
     if index.ndim != 1:

@@ -4,6 +4,7 @@ snapshot      Snapshot: what a user calls          stateful      what can be sav
 options       what a caller may choose             progress      a callback, or a bar
 served        a view; a snapshot as a store's key  comparing     two snapshots
 tensor_bytes  the elements of a tensor             cover         whether boxes make up a tensor
+tables        what is there, as it is printed
 parallel      several reads or writes at once
 
 take/      what each rank holds, and how it is written

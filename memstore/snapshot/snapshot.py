@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from os import PathLike
 from typing import Any, Literal
 
-from memstore.errors import KeyNotFoundError
+from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.info import Progress
 from memstore.snapshot.format import Manifest, local_path
 from memstore.snapshot.options import Options, storage_options_of
@@ -25,6 +26,7 @@ from memstore.snapshot.read import (
 from memstore.snapshot.restore import restore, state_dict_of
 from memstore.snapshot.served import view
 from memstore.snapshot.stateful import AppState
+from memstore.snapshot.tables import snapshot_html, snapshot_text
 from memstore.snapshot.take import PendingTake, prepare, start, take
 
 
@@ -220,7 +222,7 @@ class Snapshot:
     def view(self) -> dict[str, Any]:
         """What this rank saved, by the names in its app state, with lazy leaves: opening it reads no tensor.
 
-        The leaves are `StoredTensor`s, as of `Store.view`, over the mapped files: slicing one reads nothing, an
+        The leaves are StoredTensors, as of `Store.view`, over the mapped files: slicing one reads nothing, an
         operator what it needs, also of a tensor whose parts lie in several files. What is read is compared with no
         checksum. Sent to another process, a leaf is a reference to the folder.
 
@@ -248,6 +250,19 @@ class Snapshot:
         if self._stored is None:
             self._stored = Stored(self.path, self._manifest)
         return self._stored
+
+    def __str__(self) -> str:
+        """A table of its entries; just its path if it can't be read."""
+        try:
+            return snapshot_text(self.path, self.metadata)
+        except (MemstoreError, OSError):
+            return repr(self)
+
+    def _repr_html_(self) -> str:
+        try:
+            return snapshot_html(self.path, self.metadata)
+        except (MemstoreError, OSError):
+            return html.escape(repr(self))
 
     def __repr__(self) -> str:
         return f"memstore.Snapshot({self.path!r})"

@@ -8,6 +8,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
+from memstore.wording import an
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -75,7 +77,7 @@ class RNGState:
 def check_app_state(app_state: Any) -> AppState:
     """The app state; TypeError or ValueError for what is none."""
     if not isinstance(app_state, dict):
-        raise TypeError(f"app_state is a dict of Statefuls by name, and not a {type(app_state).__name__}")
+        raise TypeError(f"app_state is a dict of Statefuls by name, and not {an(type(app_state))}")
     checked = cast("dict[Any, Any]", app_state)
     for key, value in checked.items():
         if not isinstance(key, str) or not key or "\0" in key:
@@ -86,7 +88,7 @@ def check_app_state(app_state: Any) -> AppState:
             raise ValueError(f"app_state has the name {key!r}: a lone surrogate is no Unicode text") from None
         if not isinstance(value, Stateful):
             raise TypeError(
-                f"app_state[{key!r}] is a {type(value).__name__}, which has no state_dict and load_state_dict: wrap it "
+                f"app_state[{key!r}] is {an(type(value))}, which has no state_dict and load_state_dict: wrap it "
                 "in memstore.StateDict"
             )
     if len([value for value in checked.values() if isinstance(value, RNGState)]) > 1:

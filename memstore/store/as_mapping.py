@@ -1,25 +1,41 @@
-"""A store as a mapping: `store[key]`, `items` and the like, which are get, put and delete by other names."""
+"""A store as a mapping: `store[key]`, `items`, `pop` and the like, which are get, put and delete by other names."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from memstore.errors import ContentionError, KeyNotFoundError, PartialCommitError, VersionConflictError
+from memstore.listing import Keyspace, KeyTree, key_tree
+
+if TYPE_CHECKING:
+    from memstore.store.ref import Ref
 
 _ABSENT = object()
 
 
-class AsMapping:
-    """For Store. No MutableMapping: its `get` never raises, and it compares by contents."""
+class _NoDefault:
+    """Stands for a default that nobody gave. `help` shows it as stubs write it."""
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        return "..."
+
+
+NO_DEFAULT: Any = _NoDefault()
+
+
+class AsMapping(Keyspace):
+    """What `Store` inherits. No MutableMapping: its `get` never raises, and it compares by contents."""
+
     if TYPE_CHECKING:
 
-        def get(self, key: str, default: Any = ...) -> Any: ...
-        def put(self, key: str, value: Any) -> int: ...
+        def get(self, key: str, default: Any = NO_DEFAULT) -> Any: ...
+        def put(self, key: str, value: Any, *, expect_version: int | None = None) -> int: ...
         def put_many(self, items: Mapping[str, Any]) -> dict[str, int]: ...
-        def delete(self, key: str) -> bool: ...
-        def keys(self) -> Iterator[str]: ...
+        def ref(self, key: str) -> Ref: ...
 
     def __iter__(self) -> Iterator[str]:
         return self.keys()
@@ -47,3 +63,92 @@ class AsMapping:
     def update(self, items: Mapping[str, Any]) -> dict[str, int]:
         """As `put_many`."""
         return self.put_many(items)
+
+    def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
+        """Deletes a key, and returns the value that it had. Of several that pop one version, one gets it.
+
+        Args:
+            key: the key.
+            default: what to return if there is no such key, as it is; without one, that is an error.
+
+        Raises:
+            KeyNotFoundError: no such key, and no default.
+            MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
+            ContentionError: others put the key all the time, for as long as the store's timeout.
+            ReadOnlyError: the store was opened with mode "r".
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("job", "train")
+            ...     store.pop("job"), store.pop("job", None)
+            ('train', None)
+        """
+        self._writable()
+        deadline = self._deadline(None)
+        while True:
+            try:
+                ref = self.ref(key)
+            except (KeyNotFoundError, PartialCommitError):
+                if default is NO_DEFAULT or default is ...:
+                    raise
+                return default
+            value = ref.get()
+            try:
+                self.delete(key, expect_version=ref.version)
+            except VersionConflictError:
+                if time.monotonic() > deadline:
+                    _changed_too_fast(key)
+            else:
+                return value
+
+    def setdefault(self, key: str, value: Any) -> Any:
+        """Returns the value of `key`, which is put first if there is no such key. Of several, one puts it.
+
+        Args:
+            key: the key.
+            value: as for `put`; what is returned is a `get` of it, or of what others have put.
+
+        Raises:
+            As `put` and `get`; ContentionError: others put and delete the key all the time.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     store.setdefault("seed", 1), store.setdefault("seed", 2)
+            (1, 1)
+        """
+        self._writable()
+        deadline = self._deadline(None)
+        while True:
+            found = self.get(key, _ABSENT)
+            if found is not _ABSENT:
+                return found
+            try:
+                self.put(key, value, expect_version=0)
+            except VersionConflictError:
+                if time.monotonic() > deadline:
+                    _changed_too_fast(key)
+
+    def tree(self, prefix: str = "") -> KeyTree:
+        """Draws the keys that start with `prefix`, as a tree by their "/"; to be printed, or shown in a notebook.
+
+        Args:
+            prefix: as for `keys`.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     versions = store.put_many({"runs/1": 1.0, "runs/2": 2.0, "seed": 7})
+            ...     len(store.tree("runs/"))
+            2
+        """
+        return key_tree(self, prefix)
+
+
+def _changed_too_fast(key: str) -> NoReturn:
+    raise ContentionError(
+        f"{key!r}: others change it faster than this call could follow, for as long as the store's timeout: "
+        "let one process at a time change it",
+        key=key,
+    )

@@ -39,7 +39,7 @@ class ByRanks(Keyspace):
     ) -> int | PendingPut:
         """Stores a value of which each rank holds a part. Every rank calls it; all parts become visible at one moment.
 
-        Leaves may be DTensors, `TensorShard`s and ShardedTensors, of which each rank stores its own boxes; equal boxes
+        Leaves may be DTensors, TensorShards and ShardedTensors, of which each rank stores its own boxes; equal boxes
         are stored once, and must be equal. Plain tensors and objects are the lowest rank's; if others hold different
         ones, a warning says so. Ranks may hold different leaves: dicts merge by key, all else must agree.
 

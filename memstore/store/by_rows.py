@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.errors import KeyNotFoundError
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
-from memstore.listing import Keyspace
+from memstore.listing import Keyspace, absent
 
 if TYPE_CHECKING:
     from memstore.datasets import Dataset, Spec
@@ -105,7 +106,10 @@ class ByRows(Keyspace):
         name = encode_key(key)
         if wait is not None:
             index.wait_for(self._opened, name, 0, wait, mutable=True)
-        return open_dataset(root, key, self._timeout, writable=mode != "r")
+        try:
+            return open_dataset(root, key, self._timeout, writable=mode != "r")
+        except KeyNotFoundError:
+            raise absent(root, name) from None
 
     def lend_root(self, key: str) -> tuple[Root, float, bool]:
         """For parts of memstore that stand above the store: its root, its timeout, and whether it may be written.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from memstore import contents, structure
-from memstore.engine import Record, Root, files_of, index, missing, plan_bytes
+from memstore.engine import Record, Root, files_of, index, plan_bytes
 from memstore.errors import CorruptionError
 from memstore.info import EntryInfo, LeafInfo, ShardInfo
 from memstore.keys import encode_key
+from memstore.listing import absent
 
 
 def describe(root: Root, key: str, timeout: float) -> EntryInfo:
@@ -16,7 +17,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
     name = encode_key(key)
     record = index.find(root, name, timeout)
     if record is None:
-        raise missing(name)
+        raise absent(root, name)
     plan = structure.plan_of(plan_bytes(record.description))
     shards = _shards(root, key, record, plan)
     leaves = tuple(

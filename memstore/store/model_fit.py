@@ -20,6 +20,7 @@ from memstore.engine import Pin
 from memstore.late_imports import between_forks
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
 from memstore.view import StoredTensor, view
+from memstore.wording import an
 
 MODEL, OPTIMIZER = "model", "optimizer"
 
@@ -44,8 +45,8 @@ class Fit:
         assert pin.held is not None, "a pin that is mapped"
         stored = view(pin.root, pin.key, pin.held, pin.options, "cpu")
         if not (isinstance(stored, Mapping) and isinstance(stored.get(MODEL), Mapping)):
-            kind = type(stored).__qualname__
-            self.problems.append(f"a {kind} without a dict {MODEL!r} is stored: save_model makes what load_model reads")
+            kind = an(type(stored))
+            self.problems.append(f"{kind} without a dict {MODEL!r} is stored: save_model makes what load_model reads")
             return
         entries = model_entries(model)
         self._fit_model(stored[MODEL], entries)

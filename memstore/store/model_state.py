@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore.errors import UnsupportedValueError
+from memstore.wording import an
 
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 _NAMES = "param_names"  # torch keeps them beside the numbers of named parameters
@@ -54,7 +55,7 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
         UnsupportedValueError: FSDP1.
     """
     if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"model is a torch.nn.Module, and not a {type(model).__qualname__}; put stores other values")
+        raise TypeError(f"model is a torch.nn.Module, and not {an(type(model))}; put stores other values")
     _refuse_fsdp1(model)
     own = {id(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
@@ -124,7 +125,7 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
     """The optimizer's parameters, in its order. Raises as `optimizer_state`, and TypeError for what is none."""
     if not hasattr(optimizer, GROUPS):  # wrappers of optimizers are no torch.optim.Optimizer, and have them
-        raise TypeError(f"optimizer is a torch.optim.Optimizer, and not a {type(optimizer).__qualname__}")
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, and not {an(type(optimizer))}")
     known = {id(parameter): clean_name(model, name) for name, parameter in model.named_parameters()}
     found: dict[str, torch.nn.Parameter] = {}
     for number, group in enumerate(optimizer.param_groups):

@@ -7,7 +7,10 @@ from typing import Literal
 
 from memstore.engine import Creation, absolute_path, open_root, resource_errors
 from memstore.errors import ReadOnlyError
+from memstore.store.appearing import when_there
+from memstore.store.octal import OWNER_ONLY, Octal
 from memstore.store.store import Mode, Store
+from memstore.whole_numbers import whole_number
 from memstore.wording import parse_size
 
 _INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
@@ -24,8 +27,9 @@ def open(
     verify: bool = False,
     allow_pickle: bool = False,
     unix_group: int | str | None = None,
-    file_mode: int = 0o600,
+    file_mode: int = OWNER_ONLY,
     timeout: float = 30.0,
+    wait: float | None = None,
 ) -> Store:
     """Opens the store in the folder `root`, and creates it if need be.
 
@@ -45,16 +49,19 @@ def open(
             whoever wrote it: allow it only for stores whose writers you trust.
         unix_group, file_mode: who else may open the store; at creation.
         timeout: seconds that any call waits for a lock, unless it is told otherwise.
+        wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
+            `float("inf")`: for ever. None: it has to be there.
 
     Returns:
         A Store; close it, or use it in a `with`.
 
     Raises:
         NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
+        StoreTimeoutError: nobody has made a store within `wait` seconds; or who opens it now takes too long.
         AlreadyExistsError: mode "x", and there is a store.
         PermissionDeniedError: the folder or a file in it is somebody else's, open to others, or a link.
         ValueError: an option makes no sense, or the store was created with another.
-        FormatVersionError, UnsupportedFilesystemError, StoreTimeoutError, StoreFullError.
+        FormatVersionError, UnsupportedFilesystemError, StoreFullError.
 
     Example:
         >>> import memstore, tempfile, torch
@@ -67,16 +74,23 @@ def open(
         raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
     if durability not in (None, "process", "disk"):
         raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
-    if inline_limit is not None and not 0 <= inline_limit <= _INLINE_LIMIT_MOST:
+    if inline_limit is not None and not 0 <= whole_number("inline_limit", inline_limit) <= _INLINE_LIMIT_MOST:
         raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
-    if type(file_mode) is not int or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
-        found = oct(file_mode) if type(file_mode) is int else repr(file_mode)
+    if type(file_mode) not in (int, Octal) or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
+        found = oct(file_mode) if type(file_mode) in (int, Octal) else repr(file_mode)
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None and mode == "r":
         raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
-    path = absolute_path(os.fspath(root))
+    if wait is not None and mode not in ("r", "r+"):
+        raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
+    path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
     limit = None if capacity is None else parse_size(capacity)
-    creation = Creation(durability, checksum, inline_limit, unix_group, file_mode, limit)
-    with resource_errors(path):
-        opened = open_root(path, mode, creation, timeout)
-    return Store(opened, "r" if mode == "r" else "r+", verify=verify, allow_pickle=allow_pickle, timeout=timeout)
+    creation = Creation(durability, checksum, inline_limit, unix_group, int(file_mode), limit)
+
+    def open_now() -> Store:
+        with resource_errors(path):
+            opened = open_root(path, mode, creation, timeout)
+        kept: Mode = "r" if mode == "r" else "r+"
+        return Store(opened, kept, verify=verify, allow_pickle=allow_pickle, timeout=timeout, asked=mode)
+
+    return open_now() if wait is None else when_there(path, wait, open_now)

@@ -28,21 +28,21 @@ from memstore.engine import (
     is_served,
     mutable_entry,
     need_boxes,
-    no_version,
     open_root,
     put,
     resource_errors,
     verify_store,
 )
-from memstore.errors import MutableEntryError, UnsupportedValueError
+from memstore.errors import InvalidKeyError, MutableEntryError, UnsupportedValueError
 from memstore.info import EntryInfo, Progress, VerifyReport
-from memstore.keys import encode_key, several
+from memstore.keys import encode_key, refused_put, several
 from memstore.late_imports import between_forks
 from memstore.listing import Mode
-from memstore.store.as_mapping import AsMapping
+from memstore.store.as_mapping import NO_DEFAULT, AsMapping
 from memstore.store.by_ranks import ByRanks
 from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
+from memstore.store.mistakes import as_items, check_default, refuse_one_of_many
 from memstore.store.ref import Ref
 from memstore.view import view
 from memstore.whole_numbers import expected_version
@@ -51,7 +51,6 @@ from memstore.wording import shown, table_html
 if TYPE_CHECKING:
     import torch
 
-_REQUIRED: Any = ...  # a get's default that means: raise
 NOT_NOW: Any = object()
 _AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 
@@ -69,8 +68,17 @@ class Store(ByRanks, ByRows, AsMapping):
         root: the folder, as an absolute path.
     """
 
-    def __init__(self, use: RootUse, mode: Mode, *, verify: bool, allow_pickle: bool, timeout: float) -> None:
-        super().__init__(use, mode, timeout=timeout)
+    def __init__(
+        self,
+        use: RootUse,
+        mode: Mode,
+        *,
+        verify: bool,
+        allow_pickle: bool,
+        timeout: float,
+        asked: Mode | None = None,
+    ) -> None:
+        super().__init__(use, mode, timeout=timeout, asked=asked)
         self._verify, self._allow_pickle = verify, allow_pickle
 
     # --- put ----------------------------------------------------------------------------------------------------------
@@ -106,7 +114,11 @@ class Store(ByRanks, ByRows, AsMapping):
             StoreFullError: no room. Nothing changed.
             ReadOnlyError: the store was opened with mode "r".
         """
-        root, name = self._writable(), encode_key(key)
+        root = self._writable()
+        try:
+            name = encode_key(key)
+        except InvalidKeyError as error:
+            raise refused_put(error, key, value) from None
         if expect_version is not None:
             expect_version = expected_version(expect_version)
         deadline = self._deadline(timeout)
@@ -153,7 +165,7 @@ class Store(ByRanks, ByRows, AsMapping):
         others raise CrossHostError before anything is done. With `atomic` False there is one moment for each home, and
         an error leaves what was put at other homes.
         """
-        root = self._writable()
+        root, items = self._writable(), as_items(items)
         expected = {key: expected_version(version) for key, version in (expect_versions or {}).items()}
         deadline = self._deadline(timeout)
         names = [encode_key(key) for key in items]
@@ -161,11 +173,15 @@ class Store(ByRanks, ByRows, AsMapping):
             return {}
         for key in expected:
             if key not in items:
-                raise ValueError(f"expect_versions names {key!r}, which is not among the items")
-        flats = [
-            contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
-            for key, value in items.items()
-        ]
+                raise ValueError(
+                    f"expect_versions names {key!r}, which is not among the items: put it too, or leave it out"
+                )
+        flats: list[structure.Flat] = []
+        for key, value in items.items():
+            try:
+                flats.append(contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype))
+            except UnsupportedValueError as error:
+                refuse_one_of_many(key, error)
         if expected:
             self._check_early(root, expected)
         drafts = [
@@ -196,7 +212,7 @@ class Store(ByRanks, ByRows, AsMapping):
     def get(
         self,
         key: str,
-        default: Any = _REQUIRED,
+        default: Any = NO_DEFAULT,
         *,
         out: Any = None,
         like: Any = None,
@@ -246,10 +262,13 @@ class Store(ByRanks, ByRows, AsMapping):
         lazily = lazily and (structure.has_shards(out) or structure.has_shards(like))
         held = self._hold(root, key, name, deadline, lazily=lazily, max_age=max_age)
         if held is None:
-            if default is _REQUIRED:
-                raise no_version(root, name)
+            if default is NO_DEFAULT or default is ...:
+                raise listing.no_value(root, name)
+            check_default(key, default)
             return default
         self._gets += 1
+        if default is not NO_DEFAULT and held.record.nbytes:
+            check_default(key, default)
         if options is contents.PLAIN and not self._verify:
             tensor = contents.read_bare(held)
             if tensor is not None:
@@ -274,7 +293,7 @@ class Store(ByRanks, ByRows, AsMapping):
         if held is MISFIT:
             return NOT_NOW
         if held is None:
-            if is_served(root) or default is _REQUIRED:
+            if is_served(root) or default is NO_DEFAULT or default is ...:
                 return NOT_NOW
             return default
         record = held.record
@@ -301,9 +320,12 @@ class Store(ByRanks, ByRows, AsMapping):
         with resource_errors(self.root):
             held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
         values: dict[str, Any] = {}
+        gone = [name for name, found in zip(names.values(), held, strict=True) if found is None]
+        if gone and len(names) > 1:
+            raise listing.absent_many(root, gone, len(names), "get(key, default) gets those that are there")
         for (key, name), found in zip(names.items(), held, strict=True):
             if found is None:
-                raise no_version(root, name)
+                raise listing.no_value(root, name)
             if found.record.is_mutable:
                 raise mutable_entry(name, found.record.mutable_kind)
             values[key] = self._load(root, key, found)
@@ -373,7 +395,7 @@ class Store(ByRanks, ByRows, AsMapping):
         name = encode_key(key)
         held = self._hold(root, key, name, None, lazily=lazily)
         if held is None:
-            raise no_version(root, name)
+            raise listing.no_value(root, name)
         return held
 
     def _hold(
@@ -444,7 +466,8 @@ class Store(ByRanks, ByRows, AsMapping):
         if expect_version is not None:
             expect_version = expected_version(expect_version)
             self._check_early(root, {key: expect_version})
-        if format is None and is_snapshot(path):
+        given: Any = path  # anything: what reads files says what is wrong with it
+        if format is None and isinstance(given, (str, os.PathLike)) and is_snapshot(path):
             with between_forks():
                 from memstore.snapshot import describe_snapshot as describe_files
                 from memstore.snapshot import load_snapshot as load_files
@@ -527,7 +550,7 @@ class Store(ByRanks, ByRows, AsMapping):
             >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
             ...     version = store.put("policy", torch.ones(1000))
             ...     store.verify()
-            VerifyReport(checked=1, unchecked=0, damaged=(), ok=True)
+            memstore.VerifyReport: nothing is damaged; 1 checked, 0 without checksums
         """
         root = self._opened()
         names = None if keys is None else [encode_key(key) for key in several(keys)]

@@ -4,6 +4,8 @@ Steps are the calls that memstore makes to the kernel, all of which go through `
 commits of the catalog. They are counted in the calling thread only, and no garbage is collected meanwhile: finalizers
 of what others left would take steps too.
 
+::
+
     names = record(lambda: store.put("key", value))           # ["mutex_lock", "catalog.commit", "open_file", ...]
     with at_step(2, raising(OSError(errno.EIO, "injected"))):
         store.put("key", value)                               # raises

@@ -18,6 +18,7 @@ from memstore.view.references import pack, unpack
 from memstore.view.run import index_leaf, plain_index, run
 from memstore.view.saving import goes_to_a_file, plain_tensor
 from memstore.view.source import Source
+from memstore.wording import size
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
@@ -158,7 +159,8 @@ class StoredTensor(LazyTensor):
         device = "" if self.stored.place is None else f", device='{self.device}'"
         grad = ", requires_grad=True" if self.requires_grad else ""
         dtype = f"dtype={self.dtype}{device}{grad}"
-        return f"StoredTensor({self.stored.source.title}, shape={tuple(self.shape)}, {dtype})"
+        lazy = f"lazy, {size(self.numel() * self.itemsize)}"
+        return f"StoredTensor({self.stored.source.title}, shape={tuple(self.shape)}, {dtype}, {lazy})"
 
     def __format__(self, spec: str) -> str:
         return format(read(self), spec) if spec and not self.ndim else repr(self)

@@ -32,7 +32,7 @@ def test_a_put_that_waits_for_the_mutex_is_left_at_once_and_never_made(root: str
             await asyncio.sleep(0.05)
             started = time.monotonic()
             await cancelled(task)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 9
             stopper.let_go()
         await until(lambda: not ABANDONED)
         assert (await store.get("x")).sum() == 0  # it had not copied its bytes

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from memstore import structure
 from memstore.listing import UnknownKindError, outline
 from memstore.testing.strategies import values
+from tests.examples import examples
 
 
 @given(value=values())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_outlines_agree_with_the_plan(value: Any) -> None:
     plan = structure.flatten(value).plan
     try:

@@ -23,6 +23,7 @@ from memstore.engine.format.extents import decode_segments
 from memstore.errors import CorruptionError, MemstoreError, PartialCommitError, ShardMismatchError
 from tests.contents.mutations import mutated
 from tests.damage.sharded_stores import part, put
+from tests.examples import examples
 from tests.inside import root_of
 
 _TYPED = (CorruptionError, ShardMismatchError, PartialCommitError)
@@ -53,7 +54,7 @@ _FIRST = _found()[0].said.removeprefix(PART_MARK)
 
 
 @given(said=mutated(_FIRST) | st.binary(max_size=200))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_what_a_part_says(said: bytes) -> None:
     one, *others = _found()
     try:
@@ -87,7 +88,7 @@ def _record(content: Content) -> Record:
 
 
 @given(stored=mutated(msgspec.msgpack.encode((_found()[0].said, [b"12345678"] * 4))) | st.binary(max_size=200))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_the_catalog_keeps_of_a_part(stored: bytes) -> None:
     try:
         read = contents.read_content(stored, _found()[0].extent)
@@ -97,7 +98,7 @@ def test_what_the_catalog_keeps_of_a_part(stored: bytes) -> None:
 
 
 @given(checksums=st.none() | st.binary(max_size=64), said=mutated(_FIRST))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_headers_that_dont_fit_give_no_value(checksums: bytes | None, said: bytes) -> None:
     one, *others = _found()
     contents.content_of_headers("k", [FoundPart(PART_MARK + said, checksums, one.extent), *others])
@@ -105,7 +106,7 @@ def test_headers_that_dont_fit_give_no_value(checksums: bytes | None, said: byte
 
 
 @given(stored=mutated(_whole().parts or b"") | st.binary(max_size=100))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_extents(stored: bytes) -> None:
     try:
         extents = decode_segments(stored)
@@ -126,7 +127,7 @@ def filled() -> Iterator[memstore.Store]:
 
 
 @given(data=st.data())
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_a_record_that_lies_with_a_right_checksum(filled: memstore.Store, data: st.DataObject) -> None:
     root = root_of(filled)
     right = index.find(root, b"k")

@@ -1,10 +1,9 @@
-"""A fork server for all crash tests: its workers are there to be killed."""
+"""What all crash tests take: a fork server, whose workers are there to be killed, and chance."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,11 +11,8 @@ from memstore.testing.fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    names = ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")
-    preload = [*(f"tests.crash.{name}" for name in names), "memstore.datasets"]  # which takes two seconds
-    with ForkServer(preload=preload) as started:
-        yield started
+def server(fork_server: ForkServer) -> ForkServer:
+    return fork_server
 
 
 @pytest.fixture

@@ -239,9 +239,9 @@ OPERATIONS: dict[str, Operation] = {
     "delete-dataset": OnDataset(lambda store, _: store.delete("data"), _A, _A, rows_before=[OLD]),
 }
 
-# The main ways to change a file, the catalog and the words in the lock page. These are killed before each step, too, in
-# the fast run: the words may be others than after the step before. All the others in the full run.
-WHOLE = {"overwrite-small", "put-large", "use-ahead", "delete-many", "extend-dataset"}
+# The main ways to change a file, the catalog and the words in the lock page: these are killed at more steps than the
+# others in the fast run, before and after them in turn, since the words may be others. In the full run all are, at all.
+MAIN = {"overwrite-small", "put-large", "use-ahead", "delete-many", "extend-dataset"}
 
 # Every kind of change to a file and to the catalog once, where each is synced. All the others in the full run.
 ON_DISK = ["put-inline", "overwrite-small", "use-ahead", "put-many", "delete"]

@@ -14,11 +14,10 @@ from tests.crash import forks
 from tests.crash.leftovers import leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at
 
-CONTEXTS = ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.full)]
-STARTED = ("spawn", "forkserver")  # where a new interpreter in another test serves
+STARTED = [pytest.param(name, marks=pytest.mark.full) for name in ("spawn", "forkserver")]  # a new interpreter
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.full)])
 def test_children_of_a_busy_process(count: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_while_busy, store.root, count) as worker:
         worker.join(250)
@@ -30,7 +29,9 @@ def test_killed_children_of_a_busy_process(store: memstore.Store, server: ForkSe
     assert stamp_at(store, "killed") == 4
 
 
-@pytest.mark.parametrize("nbytes", [INLINE, pytest.param(SMALL, marks=pytest.mark.full), LARGE])
+@pytest.mark.parametrize(
+    "nbytes", [INLINE, *(pytest.param(nbytes, marks=pytest.mark.full) for nbytes in (SMALL, LARGE))]
+)
 def test_fork_at_each_step_of_another_threads_put(nbytes: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_at_steps, store.root, nbytes) as worker:
         first, second = worker.recv(250), worker.recv(250)
@@ -74,19 +75,19 @@ def test_child_has_the_values_that_its_parent_holds(store: memstore.Store, serve
         worker.join()
 
 
-@pytest.mark.parametrize("context", ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in STARTED)])
+@pytest.mark.parametrize("context", ["fork", *STARTED])
 def test_data_loader(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.load, store.root, context) as worker:
         worker.join(250)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["fork", *STARTED])
 def test_store_refs_and_leaves_go_to_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.exchange, store.root, context) as worker:
         worker.join(250)
 
 
-@pytest.mark.parametrize("context", ["fork", *(pytest.param(name, marks=pytest.mark.full) for name in STARTED)])
+@pytest.mark.parametrize("context", ["fork", *STARTED])
 def test_leaves_as_arguments_of_a_new_process(context: str, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.pass_leaves, store.root, context) as worker:
         worker.join(250)
@@ -101,6 +102,7 @@ def test_end_with_everything_alive(times: int, store: memstore.Store, server: Fo
         assert leftovers(store) == []
 
 
+@pytest.mark.full
 def test_end_of_a_script(root: str) -> None:
     """An interpreter that nothing of memstore's tests has touched."""
     code = """if True:

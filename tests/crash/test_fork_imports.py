@@ -37,6 +37,7 @@ def fork_in(root: str, *names: str) -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
+@pytest.mark.full
 def test_a_child_that_was_forked_during_an_opening_or_a_first_call(filled: str) -> None:
     found = fork_in(filled, "open", "put", "get", "view")
     assert found.pop("open").startswith("memstore.")

@@ -26,7 +26,7 @@ QUICK = {"put-small", "put-many"}
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in OPERATIONS]
 )
 def test_storm_of_signals(name: str, store: memstore.Store, server: ForkServer, chance: random.Random) -> None:
-    signals = 500 if name in QUICK else 3000
+    signals = 250 if name in QUICK else 3000
     with server.start(workers.be_interrupted, store.root, name, signals // 50) as worker:
         assert worker.recv() == "ready"
         storm(worker, signal.SIGINT, signals, chance)
@@ -54,7 +54,7 @@ def test_signal_handler_uses_the_store(
     nbytes: int, store: memstore.Store, server: ForkServer, chance: random.Random
 ) -> None:
     """A handler runs in the middle of whatever its thread does: it may read, and is told where it may not write."""
-    signals = 500
+    signals = 250
     with server.start(workers.use_in_handler, store.root, nbytes) as worker:
         assert worker.recv() == "ready"
         storm(worker, signal.SIGUSR1, signals, chance)

@@ -94,7 +94,9 @@ class Killing:
             worker.send("go on")
 
 
-@pytest.mark.parametrize("kills", [50, pytest.param(2000, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "kills", [KILLS_A_ROUND, pytest.param(2000, marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
+)
 def test_what_was_acknowledged_outlives_its_writer(
     kills: int, store: memstore.Store, server: ForkServer, chance: random.Random, tmp_path: Path
 ) -> None:

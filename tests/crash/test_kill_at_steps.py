@@ -14,7 +14,7 @@ from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.blockers import NEVER
 from tests.crash.leftovers import headers_not_live, left_after_gc
-from tests.crash.operations import ON_DISK, OPERATIONS, WHOLE
+from tests.crash.operations import MAIN, ON_DISK, OPERATIONS
 from tests.crash.values import LARGE, SMALL, stamp_at, stamped
 from tests.inside import root_of
 
@@ -110,13 +110,9 @@ def _booked(names: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "durability", "stride"),
     [
-        *(pytest.param(name, "process", 1 if name in WHOLE else 4, id=name) for name in OPERATIONS),
-        *(pytest.param(name, "disk", 4, id=f"{name}-disk") for name in ON_DISK),
-        *(
-            pytest.param(name, "process", 1, id=f"{name}-whole", marks=pytest.mark.full)
-            for name in OPERATIONS
-            if name not in WHOLE
-        ),
+        *(pytest.param(name, "process", 3 if name in MAIN else 6, id=name) for name in OPERATIONS),
+        *(pytest.param(name, "disk", 6, id=f"{name}-disk") for name in ON_DISK),
+        *(pytest.param(name, "process", 1, id=f"{name}-whole", marks=pytest.mark.full) for name in OPERATIONS),
         *(pytest.param(name, "disk", 1, id=f"{name}-disk-whole", marks=pytest.mark.full) for name in OPERATIONS),
     ],
 )
@@ -128,7 +124,7 @@ def test_kill_at_each_step(
     server: ForkServer,
     waiting: ThreadPoolExecutor,
 ) -> None:
-    """Kills after every second step, or, with a stride of 1, before and after each."""
+    """Kills before and after each step; with a longer stride at some of them, and always after the last."""
     store: memstore.Store = request.getfixturevalue("store" if durability == "process" else "disk_store")
     operation = OPERATIONS[name]
     operation.reset(store)
@@ -142,7 +138,7 @@ def test_kill_at_each_step(
     # waiter takes each second would stand in for it.
     wake = names.index("futex_wake") if "futex_wake" in names else 0
     rung = 2 * max((number for number in range(wake) if names[number] == "mutex_unlock"), default=0)
-    for half in range(stride - 1, 2 * len(names), stride):
+    for half in [*range(stride - 1, 2 * len(names) - 1, stride), 2 * len(names) - 1]:
         number, after = half // 2 + 1, half % 2 == 1
         what = f"{name}, killed {'after' if after else 'before'} step {number} of {names}: {names[number - 1]}"
         versions = operation.reset(store)

@@ -20,7 +20,7 @@ READERS = 2
 
 @pytest.mark.parametrize(
     ("kills", "nbytes"),
-    [(20, 16 << 20), pytest.param(300, 64 << 20, marks=[pytest.mark.full, pytest.mark.timeout(600)])],
+    [(8, 16 << 20), pytest.param(300, 64 << 20, marks=[pytest.mark.full, pytest.mark.timeout(600)])],
 )
 def test_kill_writers_of_large_values(
     kills: int, nbytes: int, store: memstore.Store, server: ForkServer, chance: random.Random

@@ -76,7 +76,7 @@ def check_repaired(root: str, last: dict[str, object], caplog: pytest.LogCapture
         assert store.put("inline", 3) > 1 << 32
 
 
-@pytest.mark.parametrize("lock", ["kept", "lost"])
+@pytest.mark.parametrize("lock", [pytest.param("kept", marks=pytest.mark.full), "lost"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_state_before(scratch: str, name: str, lock: str, caplog: pytest.LogCaptureFixture) -> None:
     """The newest page of the two that start one is flipped, so that LMDB takes the other.
@@ -193,7 +193,7 @@ def test_verify_reports_it(scratch: str) -> None:
 # --- no false alarms --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("where", ["copy", "boot"])
 def test_a_kill_at_any_step_is_no_reason_to_refuse(
     scratch: str, where: str, stride: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -262,7 +262,7 @@ def test_who_may_only_read_the_lock_page_reads_the_same(scratch: str) -> None:
 # --- every bit of the pages that start it -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stride", [331, pytest.param(7, marks=[pytest.mark.full, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("stride", [997, pytest.param(7, marks=[pytest.mark.full, pytest.mark.timeout(3000)])])
 def test_flips_of_the_pages_that_start_it(scratch: str, stride: int, caplog: pytest.LogCaptureFixture) -> None:
     """While nobody has it open. LMDB may end who opens it then; but it never gives an older value."""
     last = build(f"{scratch}0", lambda store: (CHANGES["inline"](store), CHANGES["segment"](store)))

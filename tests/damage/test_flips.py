@@ -22,7 +22,7 @@ from tests.damage.stores import CATALOG, flip, header_size
 from tests.inside import delete_raw_row, put_raw_row, raw_row, root_of
 
 KEY = "the key"
-HEADER_STRIDE, DATA_STRIDE = 7, 13  # bits; none is a multiple of 8, so that all bits of a byte have their turn
+HEADER_STRIDE, DATA_STRIDE = 29, 53  # bits; none is a multiple of 8, so that all bits of a byte have their turn
 
 
 def is_found(root: Root) -> bool:
@@ -151,7 +151,7 @@ def test_in_a_key(scratch: str) -> None:
         root = root_of(store)
         with root.guard:
             stored = root.catalog.view(lambda t: raw_row(t, "entries", KEY.encode()))
-        for bit in range(0, 8 * len(KEY), 5):
+        for bit in range(0, 8 * len(KEY), 13):
             spoiled = bytearray(KEY.encode())
             spoiled[bit // 8] ^= 1 << bit % 8
 

@@ -15,7 +15,7 @@ from memstore.testing.equality import is_same
 from tests.damage.stores import content_of, flip, header_size, paths
 
 FILES = 128
-STRIDE = 169  # bits; odd, so that all bits of a byte have their turn
+STRIDE = 337  # bits; odd, so that all bits of a byte have their turn
 
 
 def tensors(number: int) -> Any:

@@ -108,7 +108,7 @@ def test_no_false_alarm_while_others_write(scratch: str) -> None:
     with memstore.open(scratch) as store, children(2, put_until_told, scratch) as writers:
         for writer in writers:
             writer.receive()
-        for _ in range(12):
+        for _ in range(5):
             report = store.verify()
             assert report.ok, report
             assert report.checked >= len(values())

@@ -134,7 +134,7 @@ def test_a_value_without_rows_is_empty(store: memstore.Store) -> None:
 X = torch.zeros(4, 2)
 REFUSED: list[tuple[str, Any, str]] = [
     ("a string", {"x": X, "name": "digits"}, r"value\['name'\] of 'it' is a str.*key of its own"),
-    ("a number", [X, 3], r"value\[1\] of 'it' is a int"),
+    ("a number", [X, 3], r"value\[1\] of 'it' is an int"),
     ("None", {"x": X, "mask": None}, "NoneType"),
     ("an array", {"x": np.zeros(4)}, r"value\['x'\] of 'it' is a ndarray"),
     ("a string of a TensorDict", TensorDict({"x": X, "name": "digits"}, [4]), r"value\['name'\].*NonTensorData"),

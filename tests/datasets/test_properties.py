@@ -18,8 +18,11 @@ from tensordict import TensorDict
 
 import memstore
 from memstore.structure import DTYPES, traits
+from tests.examples import examples
 
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+few = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 numbers = itertools.count()
 
 DTYPE_LIST = [dtype for dtype in DTYPES.values() if dtype not in traits.QUANTIZED]
@@ -133,7 +136,7 @@ def fresh(start: int, count: int = LENGTH) -> dict[str, torch.Tensor]:
 
 @given(index=many)
 @example(index=slice(-LENGTH - 1, None, -1))  # none: it starts before the first row
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_any_index_of_rows_means_what_it_means_for_numpy(columns: memstore.Dataset, index: Any) -> None:
     columns[:] = fresh(0)
     expected = places(index)
@@ -147,7 +150,7 @@ def test_any_index_of_rows_means_what_it_means_for_numpy(columns: memstore.Datas
 
 
 @given(index=one)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_any_integer_is_one_row(columns: memstore.Dataset, index: Any) -> None:
     columns[:] = fresh(0)
     row = int(index) % LENGTH
@@ -160,7 +163,7 @@ outside = st.integers().filter(lambda row: not -LENGTH <= row < LENGTH)
 
 
 @given(index=outside | outside.map(lambda row: [0, row]) | st.lists(st.booleans(), max_size=LENGTH - 1).map(np.array))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_row_that_is_not_there_is_refused(columns: memstore.Dataset, index: Any) -> None:
     columns[:] = fresh(0)
     if isinstance(index, np.ndarray) and not index.size:
@@ -172,7 +175,7 @@ def test_a_row_that_is_not_there_is_refused(columns: memstore.Dataset, index: An
 
 
 @given(count=st.integers(0, LENGTH + 3), index=slices | lists)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_another_number_of_rows_is_refused(columns: memstore.Dataset, count: int, index: Any) -> None:
     columns[:] = fresh(0)
     if count == len(places(index)):

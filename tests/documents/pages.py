@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [
         ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         ROOT / "examples/README.md",
         ROOT / "tests/benchmarks/README.md",
         *(ROOT / "docs").rglob("*.md"),

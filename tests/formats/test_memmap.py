@@ -24,6 +24,7 @@ from tensordict import (
 
 import memstore
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 from tests.formats.files import contents
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError, FileNotFoundError)
@@ -264,7 +265,7 @@ def test_folders_nest_no_deeper_than_values(store: memstore.Store, folder: Path)
         store.attach("key", folder / "td")
 
 
-@hypothesis.settings(max_examples=50, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=examples(50), suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(data=st.data())
 def test_damaged_metadata_never_gives_other_bytes(store: memstore.Store, folder: Path, data: st.DataObject) -> None:
     shutil.rmtree(folder / "td", ignore_errors=True)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import memstore
+from tests.examples import examples
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
 
@@ -86,7 +87,7 @@ def test_hostile_headers_are_refused(store: memstore.Store, folder: Path, header
         store.attach("key", folder / "x.npy")
 
 
-@hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=examples(60), suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(data=st.data())
 def test_what_is_accepted_is_what_numpy_reads(store: memstore.Store, folder: Path, data: st.DataObject) -> None:
     path = folder / "x.npy"

@@ -22,6 +22,7 @@ from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
 from memstore.structure.tensors.traits import DTYPES
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import random_bits
+from tests.examples import examples
 from tests.formats.files import write_checkpoint, write_safetensors
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
@@ -189,7 +190,7 @@ def damaged_files(draw: st.DrawFn) -> bytes:
     return bytes(content)
 
 
-@hypothesis.settings(max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(content=damaged_files())
 def test_what_is_accepted_is_what_safetensors_reads(store: memstore.Store, folder: Path, content: bytes) -> None:
     path = folder / "some.safetensors"

@@ -20,6 +20,7 @@ import torch
 import memstore
 from memstore import structure
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
 TENSOR = {"t": torch.arange(300.0)}
@@ -266,7 +267,7 @@ def test_a_legacy_file_takes_no_more_memory_than_it_has_bytes(store: memstore.St
         copied(store, folder / "x.pt")
 
 
-@hypothesis.settings(max_examples=80, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=examples(80), suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(data=st.data())
 def test_damaged_legacy_files_never_give_bytes_from_elsewhere(
     store: memstore.Store, folder: Path, data: st.DataObject

@@ -140,8 +140,8 @@ def test_a_rank_that_leaves_a_call_out_is_one_behind(root: str, ranks2: Ranks) -
         assert "key" not in store and store.pending() == ()
 
 
-def test_a_killed_rank_is_named(root: str, server: ForkServer) -> None:
-    with Ranks(server, 3) as ranks:
+def test_a_killed_rank_is_named(root: str, rank_server: ForkServer) -> None:
+    with Ranks(rank_server, 3) as ranks:
         ranks.run(calls.put, root)
         ranks.kill(2)
         ranks.begin(_put_with_patience, root, 1, ranks=[0, 1])
@@ -152,8 +152,8 @@ def test_a_killed_rank_is_named(root: str, server: ForkServer) -> None:
         assert store.pending() == ()
 
 
-def test_a_killed_rank_0_takes_the_groups_store_with_it(root: str, server: ForkServer) -> None:
-    with Ranks(server, 2) as ranks:
+def test_a_killed_rank_0_takes_the_groups_store_with_it(root: str, rank_server: ForkServer) -> None:
+    with Ranks(rank_server, 2) as ranks:
         ranks.run(calls.put, root)
         ranks.kill(0)
         ranks.begin(_put_with_patience, root, LONG, ranks=[1])
@@ -167,17 +167,17 @@ def test_a_group_without_this_process_is_refused(root: str, ranks2: Ranks) -> No
         assert isinstance(error, TypeError) and "this process is none of its ranks" in str(error)
 
 
-def test_a_process_group_may_end_and_another_begin(root: str, server: ForkServer, tmp_path: Path) -> None:
-    with Ranks(server, 2) as ranks:
+def test_a_process_group_may_end_and_another_begin(root: str, rank_server: ForkServer, tmp_path: Path) -> None:
+    with Ranks(rank_server, 2) as ranks:
         ranks.run(calls.put, root)
         for number in range(2):
             ranks.run(calls.begin_again, str(tmp_path / f"group{number}"))
             check_that_the_next_put_works(root, ranks)
 
 
-def test_groups_that_follow_each_other_in_one_store_dont_mix(root: str, server: ForkServer) -> None:
+def test_groups_that_follow_each_other_in_one_store_dont_mix(root: str, rank_server: ForkServer) -> None:
     store = dist.TCPStore("localhost", 0, None, True, wait_for_workers=False)
-    with Ranks(server, 2) as ranks:
+    with Ranks(rank_server, 2) as ranks:
         versions: list[int] = []
         for number in range(3):
             ranks.run(calls.begin_again_in_one_store, store.port, f"group {number}")

@@ -87,9 +87,9 @@ def test_a_rank_that_waits_later_gets_the_version(root: str, ranks2: Ranks) -> N
     assert answers[0] == answers[1] and answers[0][1] is True
 
 
-def test_a_rank_may_put_and_exit(root: str, server: ForkServer) -> None:
+def test_a_rank_may_put_and_exit(root: str, rank_server: ForkServer) -> None:
     """The others complete what it has put."""
-    with Ranks(server, 3) as ranks:
+    with Ranks(rank_server, 3) as ranks:
         ranks.begin(calls.put_and_exit, root, ranks=[1])
         ranks.begin(calls.put, root, ranks=[0])
         assert ranks.workers[1].wait() == 0
@@ -101,8 +101,8 @@ def test_a_rank_may_put_and_exit(root: str, server: ForkServer) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_worlds_of_other_sizes(root: str, server: ForkServer, world_size: int) -> None:
-    with Ranks(server, world_size) as ranks:
+def test_worlds_of_other_sizes(root: str, rank_server: ForkServer, world_size: int) -> None:
+    with Ranks(rank_server, world_size) as ranks:
         assert len(set(ranks.run(calls.put, root))) == 1
     with memstore.open(root) as store:
         assert torch.equal(store.get("key")["w"], rows_by_rank(world_size))

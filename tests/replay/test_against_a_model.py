@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import memstore
 from tests.conftest import SHM
+from tests.examples import examples
 
 SPEC = {"y": ((), torch.int64), "x": ((2,), torch.float32), "done": ((1,), torch.bool)}
 _keys = itertools.count()
@@ -212,7 +213,7 @@ class Run:
             self.by[name] = pickle.loads(pickle.dumps(self.by[name]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(capacity=st.integers(1, 6), operations=st.lists(OPERATIONS, max_size=30))
 def test_a_buffer_is_as_a_plain_list_of_rows(
     shared: memstore.Store, capacity: int, operations: list[tuple[Any, ...]]

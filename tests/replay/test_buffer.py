@@ -73,6 +73,7 @@ def test_all_who_open_it_have_one_buffer(store: memstore.Store) -> None:
         assert set(check(one.sample(200))) == set(range(6))
 
 
+@pytest.mark.full
 def test_a_process_that_has_nothing_but_the_path(root: str) -> None:
     script = f"""
 import memstore, torch

@@ -26,6 +26,7 @@ from memstore.snapshot.take.drafts import Naming, draft, offers_of, own_bytes
 from memstore.snapshot.take.partition import Offer, partition
 from memstore.snapshot.take.state import StateWalker
 from memstore.snapshot.tensor_bytes import bytes_of
+from tests.examples import examples
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
@@ -70,7 +71,7 @@ def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
 
 @pytest.mark.parametrize("joined", [0, 64 << 10])
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_boxes_are_read_into_any_others(joined: int, data: st.DataObject) -> None:
     """Args: joined: gaps of so many bytes are read too; without any, runs are read each by itself."""
     with pytest.MonkeyPatch.context() as patch:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.snapshot.format.names import MANIFEST
+from tests.examples import examples
 
 DEEP = "deep"  # stands for lists within lists
 VALUES: list[Any] = [
@@ -145,7 +146,7 @@ def kept() -> Iterator[Kept]:
 
 
 @given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_manifest_does_harm(kept: Kept, data: st.DataObject) -> None:
     rest = json.dumps(data.draw(broken(kept.document)))[1:]
     try:

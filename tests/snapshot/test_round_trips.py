@@ -23,6 +23,7 @@ from memstore.snapshot.restore import restoring
 from memstore.snapshot.take import taking
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ state_dicts = st.dictionaries(
 
 
 @given(state_dicts)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         snapshot = Snapshot.take(f"{folder}/s", {"state": StateDict(state)}, durability="process")
@@ -78,7 +79,7 @@ def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any]) -> None:
 
 
 @given(strategies.values())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_values_of_all_kinds_are_saved_or_refused(value: Any) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         try:
@@ -92,7 +93,7 @@ def test_values_of_all_kinds_are_saved_or_refused(value: Any) -> None:
 
 
 @given(tensors, st.sampled_from(["transposed", "stepped", "row", "whole"]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_tensors_are_filled_in_place_whatever_their_strides(tensor: torch.Tensor, layout: str) -> None:
     room = strategies.random_bits((2, *(2 * size for size in tensor.shape)), tensor.dtype, 1)
     if layout == "stepped":

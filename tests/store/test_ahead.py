@@ -211,7 +211,7 @@ def test_a_put_without_room_gets_it(root: str) -> None:
         store.put("other", of_size(MIB + MIB // 2, 5))
         assert root_of(store).ahead is None
         assert (store.get("other") == 5).all() and (store.get("key") == 3).all()
-        with pytest.raises(memstore.StoreFullError, match=" 0 being written"):
+        with pytest.raises(memstore.StoreFullError, match=" 0 B being written"):
             store.put("third", of_size(MIB))
 
 

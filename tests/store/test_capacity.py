@@ -15,6 +15,7 @@ from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import commit
 from memstore.engine.sync.clocks import deadline_after
+from memstore.wording import size
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases
 from tests.inside import root_of
@@ -47,7 +48,7 @@ def test_puts_stop_at_it_and_go_on_after_a_delete(root: str, size: int) -> None:
         assert store.stats().capacity == 16 * MIB
         count = fill(store, size)
         assert 0.7 * 16 * MIB < used(store) <= 16 * MIB
-        with pytest.raises(memstore.StoreFullError, match="16,777,216") as caught:
+        with pytest.raises(memstore.StoreFullError, match="16.0 MiB") as caught:
             store.put("new", of_size(size))
         assert caught.value.key == "new" and "new" not in store
         assert [int(store.get(f"{number}")[0]) for number in range(count)] == [n % 251 for n in range(count)]
@@ -75,7 +76,7 @@ def test_the_error_names_who_holds_what_was_replaced(root: str) -> None:
             store.put("key", of_size(6 * MIB))
             with pytest.raises(memstore.StoreFullError, match=f"held by pid {holder.pid}") as caught:
                 store.put("key", of_size(6 * MIB))
-            assert "live" in str(caught.value) and "16,777,216" in str(caught.value)
+            assert "live" in str(caught.value) and "16.0 MiB" in str(caught.value)
         store.put("key", of_size(6 * MIB, 8))
         assert (store.get("key") == 8).all()
 
@@ -106,10 +107,10 @@ def test_every_call_says_in_full_what_takes_the_room(
 
         with monkeypatch.context() as patch:
             patch.setattr(Catalog, "update", refuse)
-            with pytest.raises(memstore.StoreFullError, match="the catalog can't be grown.*16,777,216") as caught:
+            with pytest.raises(memstore.StoreFullError, match="the catalog can't be grown.*16.0 MiB") as caught:
                 WRITERS[name](store, tmp_path / "file.npy")
-        assert f"{store.stats().live_bytes:,} bytes live" in str(caught.value)
-        assert f"{store.stats().pinned_bytes:,} replaced but held by pid {os.getpid()}" in str(caught.value)
+        assert f"{size(store.stats().live_bytes)} live" in str(caught.value)
+        assert f"{size(store.stats().pinned_bytes)} replaced but held by pid {os.getpid()}" in str(caught.value)
         assert caught.value.key == {"attach": "key", "gc": None, "delete_many": None}.get(name, "live")
         assert "key" not in store and (store.get("live") == 7).all() and (held == 7).all()
 
@@ -158,7 +159,7 @@ def test_what_another_process_is_writing_counts(root: str) -> None:
     with memstore.open(root, capacity=16 * MIB) as store, Child(_stop_while_filling, root) as writer:
         assert writer.receive() == "filling"
         assert store.stats().filling_bytes > 10 * MIB
-        with pytest.raises(memstore.StoreFullError, match=f"{store.stats().filling_bytes:,} being written"):
+        with pytest.raises(memstore.StoreFullError, match=f"{size(store.stats().filling_bytes)} being written"):
             store.put("key", of_size(7 * MIB))
         writer.send()
         writer.receive()

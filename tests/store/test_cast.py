@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 import memstore
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 from tests.store.backends import open_store
 
 BF16 = torch.bfloat16
@@ -41,7 +42,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(_values, st.sampled_from([BF16, torch.float16, torch.float32, torch.float64]))
 def test_a_put_with_a_dtype_stores_the_converted_value(store: memstore.Store, value: Any, dtype: torch.dtype) -> None:
     store.put("key", value, dtype=dtype)

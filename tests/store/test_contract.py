@@ -12,13 +12,13 @@ from memstore import errors
 SIGNATURES = {
     "open": (
         "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, verify=False, "
-        "allow_pickle=False, unix_group=None, file_mode=384, timeout=30.0"
+        "allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None"
     ),
     "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
     "Store.put": "self, key, value, *, dtype=None, expect_version=None, timeout=None",
     "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
     "Store.get": (
-        "self, key, default=Ellipsis, *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
+        "self, key, default=..., *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
         "strict=True, max_age=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
@@ -35,6 +35,9 @@ SIGNATURES = {
     "Store.items": "self",
     "Store.values": "self",
     "Store.update": "self, items",
+    "Store.pop": "self, key, default=...",
+    "Store.setdefault": "self, key, value",
+    "Store.tree": "self, prefix=''",
     "Store.verify": "self, keys=None, *, progress=None",
     "Store.attach": "self, key, path, *, format=None, copy=False, expect_version=None, timeout=None",
     "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, progress=None",

@@ -17,6 +17,7 @@ import memstore
 from memstore.structure import iter_tensors
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import values
+from tests.examples import examples
 
 SLOTS = re.compile(
     r"put=([0-9a-f]{16}) state=live    version=([0-9a-f]{16}) batch=([0-9a-f]{16})/([0-9a-f]{8}) check=.*"
@@ -93,7 +94,7 @@ def test_their_length_is_header_data_and_little_slack(store: memstore.Store) -> 
 
 @pytest.mark.embedded
 @given(value=values())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_values_segment_is_a_safetensors_file(store: memstore.Store, value: object) -> None:
     store.delete("key", missing_ok=True)
     store.gc()

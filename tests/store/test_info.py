@@ -105,7 +105,7 @@ def test_a_child_that_keeps_what_its_dead_parent_got_is_named(store: memstore.St
         assert store.stats().pinned_by == (child,)
         with open_store(store.root, capacity=1_000_000), pytest.raises(memstore.StoreFullError) as caught:
             store.put("key", torch.zeros(200_000))
-        assert f"held by pid {child}, 0 being written" in str(caught.value)
+        assert f"held by pid {child}, 0 B being written" in str(caught.value)
     finally:
         os.close(writing)  # the child's end
         os.close(reading)

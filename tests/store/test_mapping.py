@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -106,11 +108,12 @@ def test_a_pickle_never_creates_a_store(scratch: str) -> None:
 
 def test_its_text_says_where_and_how(root: str) -> None:
     store = open_store(root)
-    assert root in repr(store) and "'r+'" in repr(store)
+    assert root in repr(store) and "mode 'a'" in repr(store)
     store.close()
     assert "closed" in repr(store)
-    with open_store(root, "r") as reader:
-        assert "'r'" in repr(reader)
+    for mode in ("r", "r+", "a"):
+        with open_store(root, mode) as again:
+            assert f"mode {mode!r}" in repr(again)
 
 
 def test_copies_of_errors_cross_processes(store: memstore.Store) -> None:
@@ -119,7 +122,7 @@ def test_copies_of_errors_cross_processes(store: memstore.Store) -> None:
     assert (caught.value.key, caught.value.expected, caught.value.found) == ("key", 5, 0)
     with pytest.raises(memstore.KeyNotFoundError) as missing:
         in_child(_get_missing, store.root)
-    assert missing.value.key == "missing" and str(missing.value) == "no key 'missing'"
+    assert missing.value.key == "missing" and str(missing.value).startswith("no key 'missing': ")
 
 
 def _conflict(root: str) -> None:
@@ -130,3 +133,72 @@ def _conflict(root: str) -> None:
 def _get_missing(root: str) -> None:
     with open_store(root) as store:
         store.get("missing")
+
+
+def test_pop_returns_what_it_deletes(store: memstore.Store) -> None:
+    store.put("key", torch.arange(1000))
+    value = store.pop("key")
+    assert (value == torch.arange(1000)).all() and "key" not in store
+    assert store.pop("key", None) is None
+    with pytest.raises(memstore.KeyNotFoundError):
+        store.pop("key")
+
+
+def test_of_several_that_pop_one_value_one_gets_it(store: memstore.Store) -> None:
+    store.put_many({f"{number}": number for number in range(40)})
+    with ThreadPoolExecutor(4) as pool:
+        taken = pool.map(lambda _: [store.pop(f"{number}", None) for number in range(40)], range(4))
+    assert sorted(one for some in taken for one in some if one is not None) == list(range(40))
+    assert len(store) == 0
+
+
+def test_pop_takes_the_version_that_it_returns(store: memstore.Store) -> None:
+    """What is put between its get and its delete is not lost."""
+    store.put("key", 1)
+    others = iter([2])  # what another process puts, in between
+
+    def delete(*arguments: Any, **options: Any) -> bool:
+        for number in others:
+            store.put("key", number)
+        return type(store).delete(store, *arguments, **options)
+
+    store.delete = delete  # type: ignore[method-assign]
+    assert store.pop("key") == 2
+    assert "key" not in store
+
+
+def test_setdefault_puts_what_is_missing(store: memstore.Store) -> None:
+    assert store.setdefault("key", {"w": torch.ones(3)})["w"].sum() == 3
+    version = store.version("key")
+    assert store.setdefault("key", {"w": torch.zeros(3)})["w"].sum() == 3
+    assert store.version("key") == version
+
+
+def test_of_several_that_set_a_default_one_does(store: memstore.Store) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: store.setdefault("key", number), range(16)))
+    assert set(found) == {store.get("key")}
+
+
+def test_readers_neither_pop_nor_set(root: str) -> None:
+    with open_store(root) as store, open_store(root, "r") as reader:
+        store.put("key", 1)
+        for call in (lambda: reader.pop("key"), lambda: reader.pop("no", 1), lambda: reader.setdefault("key", 1)):
+            with pytest.raises(memstore.ReadOnlyError):
+                call()
+
+
+def test_the_default_may_be_anything(store: memstore.Store) -> None:
+    for default in (None, NotImplemented, "cpu text", 0):
+        assert store.get("missing", default) is default
+        assert store.pop("missing", default) is default
+    for get in (store.get, store.pop):
+        with pytest.raises(memstore.KeyNotFoundError):
+            get("missing", ...)  # as if none were given
+
+
+def test_items_of_another_store_are_put(store: memstore.Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with open_store(str(tmp_path_factory.mktemp("other"))) as other:
+        other.put_many({"a": 1, "b": torch.ones(3)})
+        store.update(other)  # type: ignore[arg-type]
+    assert store.get("a") == 1 and store.get("b").sum() == 3

@@ -5,14 +5,13 @@ Two processes have the store open, and either may do the next thing; one may die
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 import memstore
+from tests.examples import IS_FULL
 from tests.store.model import Model
 from tests.store.two_stores import Named
 
@@ -25,8 +24,8 @@ SIDES = st.sampled_from([0, 1])
 SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
 STEPS = {"get": 5, "send": 8, "collect": 14, "verify": 20, "reopen": 34}  # about so many: where it may die
 DEATHS = st.sampled_from(sorted(STEPS)).flatmap(lambda name: st.tuples(st.just(name), st.integers(1, STEPS[name])))
-IS_FULL = os.environ.get("HYPOTHESIS_PROFILE") == "full"
-EXAMPLES, PARTS = (3000, 4) if IS_FULL else (25, 1)
+
+EXAMPLES, PARTS = (3000, 4) if IS_FULL else (8, 1)
 HELD = 6  # values a side
 IN_FILES = {"segment", "like it", "medium", "large"}
 

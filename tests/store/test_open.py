@@ -218,7 +218,7 @@ def test_a_busy_folder_is_waited_for_no_longer_than_asked(root: str) -> None:
         started = time.monotonic()
         with pytest.raises(memstore.StoreTimeoutError, match="opening"):
             memstore.open(root, timeout=0.2)
-        assert 0.2 <= time.monotonic() - started < 5
+        assert 0.2 <= time.monotonic() - started < 20
     finally:
         os.close(fd)
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memstore
 from memstore.errors import StructureMismatchError
+from tests.examples import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated).*")
 
@@ -125,7 +126,7 @@ def content(leaf: Any) -> torch.Tensor:
         return torch.as_tensor(leaf).resolve_conj().clone()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_all_is_written_or_nothing(store: memstore.Store, data: st.DataObject) -> None:
     structure = data.draw(structures())

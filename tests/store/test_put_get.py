@@ -12,6 +12,7 @@ import memstore
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import values
 from tests.children import in_child
+from tests.examples import examples
 from tests.store.backends import open_store
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
@@ -34,7 +35,7 @@ def test_a_tensor_of_any_size_comes_back_from_a_disk(disk_store: memstore.Store,
 
 
 @given(value=values())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_value_comes_back(store: memstore.Store, value: object) -> None:
     store.put("key", value)
     assert_same(value, store.get("key"))
@@ -185,7 +186,7 @@ def test_any_text_is_a_key_and_never_a_path(store: memstore.Store, key: str) -> 
 
 
 @given(st.dictionaries(names, st.integers(), max_size=20))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_keys_dont_meet(store: memstore.Store, items: dict[str, int]) -> None:
     store.delete_many(list(store))
     store.put_many(items)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -20,7 +24,7 @@ def test_an_entry_is_a_line(filled: memstore.Store) -> None:
     info = filled.info("policy")
     said = f"'policy' version {info.version}: TensorDict[300] of 2 leaves, segment, 9.4 KiB"
     assert repr(info) == f"<memstore.EntryInfo {said}>"
-    assert repr(filled) == f"<memstore.Store {filled.root} (mode 'r+')>"
+    assert repr(filled) == f"<memstore.Store {filled.root} (mode 'a')>"
 
 
 def test_a_notebook_shows_tables(filled: memstore.Store) -> None:
@@ -47,5 +51,96 @@ def test_views_show_shapes_and_read_nothing(filled: memstore.Store) -> None:
     view = filled.view("policy")
     before = memstore.bytes_read()
     assert "f32" in repr(view) or "float32" in repr(view)
-    assert "StoredTensor" in repr(view["w"]) and "(300, 7)" in repr(view["w"])
+    version = filled.version("policy")
+    said = f"StoredTensor(key='policy', version={version}, shape=(300, 7), dtype=torch.float32, lazy, 8.2 KiB)"
+    assert repr(view["w"]) == said
+    assert repr(view["w"][:3]) == said.replace("300", "3").replace("8.2 KiB", "84 B")
     assert memstore.bytes_read() == before
+
+
+def test_what_a_store_holds_is_a_table(filled: memstore.Store) -> None:
+    stats = filled.stats()
+    said = repr(stats).splitlines()
+    assert said[0] == "memstore.StoreStats:" and said[1].split() == ["keys", "2"]
+    assert any(line.split()[:3] == ["puts", "2", "by"] for line in said)
+    assert len(said) == 11 and max(map(len, said)) < 80
+    assert stats._repr_html_().count("<tr>") == 11
+
+
+def test_a_report_without_damage_is_a_line(filled: memstore.Store) -> None:
+    assert repr(filled.verify()) == "memstore.VerifyReport: nothing is damaged; 1 checked, 1 without checksums"
+
+
+def test_a_report_names_what_is_damaged() -> None:
+    errors = [memstore.CorruptionError(key=f"key <{number}>", path="/a/b", detail="cut") for number in range(40)]
+    report = memstore.VerifyReport(checked=3, unchecked=0, damaged=tuple(errors), ok=False)
+    said = repr(report).splitlines()
+    assert said[0] == "memstore.VerifyReport: 40 damaged, the first 30 shown; 3 checked, 0 without checksums"
+    assert said[2].split(maxsplit=2) == ["key", "<0>", "/a/b  cut"] and len(said) == 32
+    assert "key &lt;0&gt;" in report._repr_html_() and "<0>" not in report._repr_html_()
+
+
+@pytest.mark.embedded
+def test_rows_are_tables(store: memstore.Store) -> None:
+    spec = {"image": ((8, 8), torch.uint8), "more": {"label": ((), torch.int64)}}
+    data = store.create_dataset("frames", spec, capacity=1000)
+    buffer = memstore.ReplayBuffer(store, "replay", spec, capacity=1000)
+    for rows, title in ((data, "memstore.Dataset 'frames'"), (buffer, "memstore.ReplayBuffer 'replay'")):
+        said = str(rows).splitlines()
+        assert said[0].startswith(f"{title}: 0 of 1,000 rows")
+        assert [line.split() for line in said[2:]] == [
+            ["image", "uint8", "[8,", "8]", "64", "B"],
+            ["more.label", "int64", "[]", "8", "B"],
+        ]
+        assert "more.label" in rows._repr_html_() and len(repr(rows).splitlines()) == 1
+
+
+@pytest.mark.embedded
+def test_a_snapshot_is_a_table(tmp_path: Path) -> None:
+    state = {"model": torch.nn.Linear(4, 2), "progress": memstore.StateDict(step=3, note="<b>")}
+    snapshot = memstore.Snapshot.take(tmp_path / "step-3", state)
+    said = str(snapshot)
+    assert "of 1 rank" in said and "0/model/weight" in said and "[2, 4]" in said
+    assert "&lt;b&gt;" in snapshot._repr_html_() and "<b>" not in snapshot._repr_html_()
+    missing = memstore.Snapshot(tmp_path / "nowhere")
+    assert str(missing) == repr(missing)
+
+
+def test_keys_are_drawn_as_a_tree(store: memstore.Store) -> None:
+    store.put_many({"runs/1/policy": torch.ones(256), "runs/1/step": 1, "runs/2": {"a": torch.ones(2)}, "seed": 7})
+    tree = store.tree()
+    said = [re.sub(r"version \d+, .* old", "version N", line) for line in str(tree).splitlines()]
+    assert said == [
+        f"{store.root}: 4 keys, 1.0 KiB",
+        "├── runs/  3 keys, 1.0 KiB",
+        "│   ├── 1/  2 keys, 1.0 KiB",
+        "│   │   ├── policy  1 tensor, 1.0 KiB, version N",
+        "│   │   └── step    no tensor, 0 B, version N",
+        "│   └── 2   1 tensor, 8 B, version N",
+        "└── seed   no tensor, 0 B, version N",
+    ]
+    assert len(tree) == 4 and len(store.tree("runs/1/")) == 2
+    assert str(store.tree("runs/1/")).splitlines()[1].startswith("├── policy")
+    assert tree._repr_html_().startswith("<pre>")
+
+
+def test_a_tree_of_odd_keys_is_drawn_too(store: memstore.Store) -> None:
+    keys = ["/", "//", "a//b", "a/", "<b>", "/".join("x" * 250), *(f"many/{number}" for number in range(50))]
+    store.put_many(dict.fromkeys(keys, 1))
+    said = str(store.tree())
+    assert "... 30 more" in said and "<b>" in said and "<b>" not in store.tree()._repr_html_()
+    assert len(store.tree()) == len(keys)
+    assert str(store.tree("nothing")) == f"{store.root}: 0 keys, 0 B, those that start with 'nothing'"
+
+
+def test_help_shows_defaults_as_they_are_written() -> None:
+    names = [name for name in memstore.__all__ if callable(getattr(memstore, name))]
+    found = {
+        f"{name}.{method}": inspect.signature(value)
+        for name in names
+        for method, value in ({"": getattr(memstore, name)} | vars(getattr(memstore, name))).items()
+        if inspect.isfunction(value)
+    }
+    odd = re.compile(r" at 0x|Ellipsis|<class|<object|=384|functools")
+    assert {name: str(one) for name, one in found.items() if odd.search(str(one))} == {}
+    assert "default: 'Any' = ..." in str(found["Store.get"]) and "file_mode: 'int' = 0o600" in str(found["open."])

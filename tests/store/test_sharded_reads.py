@@ -21,6 +21,7 @@ from memstore import TensorShard
 from memstore.sharding import Box, part
 from memstore.testing.equality import assert_same
 from tests.boxed import grid, partitions
+from tests.examples import examples
 
 pytestmark = pytest.mark.embedded
 
@@ -102,7 +103,7 @@ def test_targets_and_views(shared: memstore.Store, reads: Callable[[], Any]) -> 
     assert torch.equal(pickle.loads(held)["w"], value)  # its lease keeps all segments
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple))
 def test_from_any_layout(store: memstore.Store, data: Any, shape: tuple[int, ...]) -> None:
     value = torch.arange(torch.Size(shape).numel()).reshape(shape).to(torch.bfloat16)

@@ -57,7 +57,7 @@ def put_get_delete_list_and_collect(store: memstore.Store) -> None:
     store.put("shared", value(0))
 
     def write(name: str) -> None:
-        for number in range(80):
+        for number in range(30):
             store.put(name, value(number))
             store.put("shared", value(number))
             assert check(store.get(name)) == number
@@ -65,7 +65,7 @@ def put_get_delete_list_and_collect(store: memstore.Store) -> None:
                 assert store.delete(name)
 
     def read() -> None:
-        for _ in range(200):
+        for _ in range(80):
             check(store.get("shared"))
             for got in store.get_many(["shared"]).values():
                 check(got)
@@ -79,7 +79,7 @@ def put_get_delete_list_and_collect(store: memstore.Store) -> None:
             store.gc()
 
     run(*(lambda name=name: write(name) for name in "abcd"), read, read, look, look)
-    assert store.stats().puts == 4 * 80 * 2 + 1
+    assert store.stats().puts == 4 * 30 * 2 + 1
 
 
 def test_threads_wait_for_each_other(store: memstore.Store) -> None:

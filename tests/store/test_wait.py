@@ -27,7 +27,7 @@ def test_what_doesnt_come_is_a_timeout(store: memstore.Store, timeout: float) ->
     started = time.monotonic()
     with pytest.raises(memstore.StoreTimeoutError, match=f"version {version}: no.* newer than {version} ") as caught:
         store.wait("key", newer_than=version, timeout=timeout)
-    assert timeout <= time.monotonic() - started < 5
+    assert timeout <= time.monotonic() - started < 20
     assert isinstance(caught.value, TimeoutError) and caught.value.key == "key"
     with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist"):
         store.wait("missing", timeout=timeout)

@@ -16,6 +16,7 @@ from memstore import TensorShard
 from memstore.sharding import Box, part
 from memstore.testing.equality import assert_same
 from tests.boxed import BoxedStore, grid, partitions
+from tests.examples import examples
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.bool, torch.float8_e4m3fn, torch.uint4)
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -74,7 +75,7 @@ def test_a_bare_tensor_is_put_together(boxed: BoxedStore) -> None:
     assert boxed.store.get("key", dtype=torch.float64).dtype == torch.float64
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shape=SHAPES, dtype=st.sampled_from(DTYPES))
 def test_any_partition_is_put_together(boxed: BoxedStore, data: Any, shape: tuple[int, ...], dtype: Any) -> None:
     value = numbered(shape, dtype)
@@ -103,7 +104,7 @@ def test_what_is_copied_is_counted(boxed: BoxedStore, reads: Callable[[], Any]) 
 # --- into shards --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shape=SHAPES, dtype=st.sampled_from(DTYPES))
 def test_any_layout_is_read_into_any_other(
     boxed: BoxedStore, reads: Callable[[], Any], data: Any, shape: tuple[int, ...], dtype: Any

@@ -18,11 +18,12 @@ from memstore.structure import DTYPES, fill, flatten, plan_of, rebuild
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
 from memstore.testing.strategies import random_bits
+from tests.examples import examples
 from tests.structure.roundtrip import round_trip, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, on prototype dtypes
 slow = settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

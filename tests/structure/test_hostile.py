@@ -21,13 +21,14 @@ from memstore.structure import flatten, leaf_table, plan_of, rebuild, structure_
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import description as plans
 from memstore.structure.tree import node
+from tests.examples import examples
 from tests.structure import classes
 from tests.structure.roundtrip import stored
 from tests.structure.test_matrix import OBJECTS, Pair, Point, jagged
 from tests.structure.test_objects import PLAIN
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 
 pack = msgspec.msgpack.encode
 Ext = msgspec.msgpack.Ext

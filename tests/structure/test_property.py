@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from memstore.structure import flatten, plan_of, rebuild, structure_text
 from memstore.testing import strategies
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 from tests.structure.roundtrip import Mapping, filled, round_trip, stored
 
 slow = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, on prototype dtypes
 
@@ -40,7 +41,7 @@ def test_tensordicts_come_back(value: Any) -> None:
     assert_same(value, round_trip(value))
 
 
-@settings(slow, max_examples=60)
+@settings(slow, max_examples=examples(60))
 @given(strategies.tied_tensors(), strategies.tied_tensors())
 def test_ties_come_back(one: Any, two: Any) -> None:
     assert_same([one, two], round_trip([one, two]))

@@ -18,6 +18,7 @@ from memstore.errors import KeyNotFoundError, StoreFullError, StoreTimeoutError,
 from memstore.testing.history import NotLinearizableError, Operation, Recorder, check, read_history
 from memstore.testing.history.operation import UNKNOWN
 from tests.children import Child, Wire
+from tests.examples import examples
 from tests.testing.histories import good_histories, has_an_order, spoilt_histories
 
 
@@ -108,7 +109,7 @@ def test_what_one_store_answered_is_taken(history: list[Operation]) -> None:
     check(history)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(spoilt_histories())
 def test_the_verdict_is_that_of_all_orders(history: list[Operation]) -> None:
     has_one = has_an_order(history)

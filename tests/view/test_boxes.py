@@ -20,6 +20,7 @@ from memstore.sharding import Box
 from memstore.testing.equality import assert_same
 from memstore.view.regions import region_of
 from tests.boxed import BoxedStore, grid, partitions
+from tests.examples import examples
 from tests.view.strategies import DTYPES, indices
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -93,7 +94,7 @@ def views(draw: st.DrawFn, tensor: torch.Tensor) -> list[Callable[[torch.Tensor]
     return found
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shape=SHAPES, dtype=st.sampled_from(DTYPES))
 def test_any_view_of_any_partition(boxed: BoxedStore, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     value = numbered(shape, dtype)
@@ -116,7 +117,7 @@ def test_any_view_of_any_partition(boxed: BoxedStore, data: Any, shape: tuple[in
         assert torch.equal(leaf, expected)
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shape=SHAPES, dtype=st.sampled_from(DTYPES))
 def test_any_index(boxed: BoxedStore, data: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     value = numbered(shape, dtype)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
+from tests.examples import examples
 from tests.view.strategies import indices, tensors
 
-quick = settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=examples(250), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def outcome(tensor: Any, index: Any) -> Any:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import memstore
 from tests.children import in_child
+from tests.examples import examples
 from tests.view.strategies import tensors
 
 # name -> an operator that makes views of a tensor of 6 x 4 x 2 floats
@@ -126,7 +127,7 @@ def test_all_else_reads(name: str, pair: Any) -> None:
     assert torch.equal(lazy.clone(), plain)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_chains_of_views_show_what_the_tensor_shows(store: memstore.Store, data: st.DataObject) -> None:
     store.put("key", data.draw(tensors(least=2)))

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import memstore
 from memstore.engine import syscalls
 from memstore.testing.equality import assert_same
+from tests.examples import examples
 from tests.view.strategies import tensors
 
-quick = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 Pair = namedtuple("Pair", ["x", "y"])
 
 
@@ -149,7 +150,7 @@ def test_rows_go_to_a_device(store: memstore.Store) -> None:
         (torch.tensor([1], dtype=torch.uint8), TypeError, "uint8"),
         (np.array([1.5]), TypeError, "float64 is no index"),
         (["a"], TypeError, "no index"),
-        (3, TypeError, "a int is no index"),
+        (3, TypeError, "the number 3 is no index"),
         (None, TypeError, "a NoneType is no index"),
         (torch.tensor([[1]]), ValueError, r"one dimension, and not 2: shape \(1, 1\)"),
         (torch.tensor(1), ValueError, "one dimension, and not 0"),
@@ -226,7 +227,7 @@ def test_a_bad_out_is_an_error_before_anything_is_written(name: str, store: mems
 @pytest.mark.parametrize("source", ["w", b"w", None, 3, np.ones(3), [1, 2], {}, {"a": "b"}, (), object()])
 def test_what_has_no_tensor_has_no_rows(source: Any) -> None:
     for call in (memstore.read_rows, memstore.prefetch_rows):
-        with pytest.raises(TypeError, match=f"a {type(source).__qualname__} without a tensor has no rows"):
+        with pytest.raises(TypeError, match=f"type {type(source).__qualname__} without a tensor has no rows"):
             call(source, [1])
 
 

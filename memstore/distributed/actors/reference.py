@@ -97,7 +97,8 @@ def need_monarch(version: str) -> None:
         version: as `Hello.monarch` has it.
     """
     if not version:
-        raise MissingPackageError("index actors need torchmonarch (Linux): pip install 'memstore[cluster]'")
+        advice = "pip install 'torchmonarch>=0.7,<0.8'"
+        raise MissingPackageError(f"index actors need torchmonarch (Linux, Python 3.10 to 3.13): {advice}")
 
 
 def decode_reference(data: bytes) -> Reference:

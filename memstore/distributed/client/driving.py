@@ -70,7 +70,7 @@ class _Call(Generic[Result]):
         self._is_told = False  # that its time is over
         self._asked = ""  # the address that gave no answer last
         self._is_behind = False  # this host, as the last answer said
-        self._refused_since = 0.0  # monotonic; 0: no link is refused
+        self._refusals = Refusals()
 
     def run(self) -> Result:
         go_on: Callable[[], Any] = partial(next, self._steps)
@@ -110,23 +110,45 @@ class _Call(Generic[Result]):
 
     def _send(self, step: Send) -> Answer | NotSent | None:
         self._asked = step.address
+        message = encode_request(step)
+        answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, self._deadline))
+        if answer is None or isinstance(answer, NotSent):
+            return answer
+        self._asked = ""
+        decoded = decode_answer(answer)
+        self._is_behind = isinstance(decoded, Stale)
+        return decoded
+
+
+class Refusals:
+    """Of the links of one call."""
+
+    def __init__(self) -> None:
+        self._since = 0.0  # monotonic; 0: no link is refused
+
+    def sent(self, send: Callable[[], Result]) -> Result | NotSent:
+        """What `send` gives. Raises LinkRefusedError if it does so for REFUSED_FOR."""
         try:
-            answer = self._links.send(step.address, step.member, _encode(step.request), self._deadline)
-            self._refused_since = 0.0
+            result = send()
         except HomeUnavailableError:
             return NOT_SENT
         except LinkRefusedError:
             now = time.monotonic()
-            self._refused_since = self._refused_since or now
-            if now - self._refused_since >= REFUSED_FOR:
+            self._since = self._since or now
+            if now - self._since >= REFUSED_FOR:
                 raise
             return NOT_SENT
-        if answer is None:
-            return None
-        self._asked = ""
-        try:
-            decoded = _decode(answer)
-            self._is_behind = isinstance(decoded, Stale)
-            return decoded
-        except UNDECODABLE:  # nobody knows what it was to say: as if it had not come
-            return None
+        self._since = 0.0
+        return result
+
+
+def encode_request(step: Send) -> bytes:
+    return _encode(step.request)
+
+
+def decode_answer(answer: bytes) -> Answer | None:
+    """None: nobody knows what it was to say, as if it had not come."""
+    try:
+        return _decode(answer)
+    except UNDECODABLE:
+        return None

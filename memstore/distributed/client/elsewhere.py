@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from memstore.distributed import catalog, rules
 from memstore.distributed.actors import ActorLinks, used_actors
+from memstore.distributed.client.begun_wait import BegunWait
 from memstore.distributed.client.bytes_of import Bytes, name_of
 from memstore.distributed.client.driving import drive
 from memstore.distributed.client.homes import KnownHomes
@@ -192,6 +193,10 @@ class OtherHosts:
             return drive(wait_there(key, newer_than), self._root, self._links, deadline)
         except DeadlinePassed:
             return None
+
+    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None]) -> BegunWait | None:
+        links = self._links
+        return BegunWait(self._root, links, key, newer_than, told) if isinstance(links, Links) else None
 
     def _drive(self, steps: Steps[Result], deadline: float) -> Result:
         return drive(steps, self._root, self._links, _at_least(deadline))

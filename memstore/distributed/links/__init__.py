@@ -13,6 +13,7 @@ forks       what a forked child closes
 outgoing    the sending half of a connection
 dialing     a connection is made
 connection  requests of many threads over one connection
+begun       requests that no thread waits for
 links       Links: a connection for each address, made again when it has broken
 traffic     how many bytes they move
 gate        who is let in
@@ -23,6 +24,7 @@ listener    Listener: the thread that accepts and reads
 from __future__ import annotations
 
 from memstore.distributed.links.address import Address, parse_address
+from memstore.distributed.links.begun import Begun
 from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT
 from memstore.distributed.links.guest import Asked
 from memstore.distributed.links.handshake import CLIENT, INDEX, PROTOCOL, STREAM
@@ -40,6 +42,7 @@ __all__ = [
     "STREAM",
     "Address",
     "Asked",
+    "Begun",
     "Hello",
     "Links",
     "Listener",

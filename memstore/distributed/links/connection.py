@@ -19,8 +19,10 @@ import itertools
 import select
 import socket
 import threading
+from collections.abc import Callable
 from time import monotonic
 
+from memstore.distributed.links.begun import Begun, Keeper
 from memstore.distributed.links.dialing import Dialed
 from memstore.distributed.links.forks import leave_in_forks
 from memstore.distributed.links.frames import NO_LIMIT, FrameError, Inbox
@@ -78,6 +80,7 @@ class Connection:
         self._buffer = memoryview(bytearray(_PORTION))
         self._calls = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
+        self._keeper = Keeper()
         # The leader, under 0: only he reads the socket, and closes it. No lock: who is interrupted just after he took
         # it would not know that he has. Here he looks, where he leaves, in statements that call nothing: signals are
         # handled at calls, and threads take turns there.
@@ -112,6 +115,27 @@ class Connection:
                 del self._waiting[call]
             self._make_way(call, waiting)
 
+    def begin(self, message: bytes, seconds: float, told: Callable[[], None]) -> Begun:
+        """As `request`, but that no thread waits: `told` is called, by another thread, and must not wait either.
+
+        Args:
+            seconds: for which the other side need answer.
+        """
+        call = next(self._calls)
+
+        def give_up() -> None:
+            self._keeper.begun.pop(call, None)
+            self._outgoing.give_up(call)
+
+        begun = self._keeper.begun[call] = Begun(told, give_up)
+        self._send(call, message, _milliseconds(seconds))
+        self._quiet_since = self._quiet_since or monotonic()
+        if self.is_broken:
+            self._keeper.end_all()
+        else:
+            self._keeper.start(self._lead_for_begun)
+        return begun
+
     def is_usable(self) -> bool:
         """Whether it works, as far as can be seen without asking the other side."""
         if not (self.is_broken or self._leader or monotonic() - self._heard < IDLE):
@@ -122,6 +146,8 @@ class Connection:
             finally:
                 if 0 in self._leader and self._leader[0] is looker:
                     del self._leader[0]
+            if self._keeper.begun:
+                self._keeper.rouse()  # it may have wanted the lead just then
             if self.is_broken:
                 self._close()
         return not self.is_broken
@@ -135,6 +161,7 @@ class Connection:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)  # wakes the leader
         self._close()
+        self._keeper.end_all()
         for waiting in list(self._waiting.values()):
             waiting.rouse()
 
@@ -153,6 +180,21 @@ class Connection:
                 return
             if not self._look(min(left, PING_AFTER)):
                 self._mind_silence()
+
+    def _lead_for_begun(self) -> None:
+        """By the keeper: leads until there are no requests that nobody waits for, or waits while others lead."""
+        keeper = self._keeper
+        try:
+            if self._leader.setdefault(0, keeper) is not keeper:
+                keeper.wake.acquire(timeout=PING_AFTER)
+                return
+            while keeper.begun and not self.is_broken:
+                if not self._look(PING_AFTER):
+                    self._mind_silence()
+        finally:
+            if self._leader.get(0) is keeper:
+                del self._leader[0]
+                self._hand_on()
 
     def _look(self, seconds: float) -> bool:
         """Waits for something to read, or for room to send, and does it. False: there was nothing."""
@@ -185,7 +227,11 @@ class Connection:
         leader = self._leader.get(0)
         for message in self._inbox.feed(self._buffer[:count]):
             waiting = self._waiting.get(message.call)
-            if waiting is not None:  # else it was given up
+            begun = self._keeper.begun.pop(message.call, None) if waiting is None else None
+            if begun is not None:
+                self.has_answered = True
+                begun.end(message.body)
+            elif waiting is not None:  # else it was given up
                 waiting.answer, waiting.is_done, self.has_answered = message.body, True, True
                 if waiting is not leader:
                     waiting.rouse()
@@ -212,11 +258,19 @@ class Connection:
             self._close()
         elif not waiting.is_done:
             self._outgoing.give_up(call)
-        if self._waiting and not self._leader:
-            for other in list(self._waiting.values()):
-                if not other.is_done:
-                    other.rouse()  # for it to take the lead
-                    return
+        if not self._leader:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Somebody is to take the lead, if there is anything to wait for."""
+        if self.is_broken:
+            self._close()
+        for other in list(self._waiting.values()):
+            if not other.is_done:
+                other.rouse()
+                return
+        if self._keeper.begun:
+            self._keeper.rouse()
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

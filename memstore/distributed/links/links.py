@@ -6,9 +6,11 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from time import monotonic
 
 from memstore.distributed.links.address import Address, parse_address
+from memstore.distributed.links.begun import Begun
 from memstore.distributed.links.connection import Connection
 from memstore.distributed.links.dialing import Dialed, dial
 from memstore.distributed.links.forks import leave_in_forks
@@ -68,11 +70,39 @@ class Links:
                 return link.request_apart(member, message, deadline)
             connection = link.connection(member, deadline)
             if connection is None:
-                raise HomeUnavailableError(f"{address} can't be reached: {link.trouble}")
+                raise _unreachable(address, link)
             return connection.request(message, deadline)
         finally:
             if me in self._busy and self._busy[me] is turn:  # no calls here: see `Connection`
                 del self._busy[me]
+
+    def begin(
+        self,
+        address: str,
+        member: bytes | None,
+        message: bytes,
+        seconds: float,
+        told: Callable[[], None],
+        deadline: float,
+    ) -> Begun:
+        """Sends a request whose answer no thread waits for. It blocks for as long as it takes to connect.
+
+        Args:
+            address, member, message: as of `send`.
+            seconds: for which the other side need answer, from now.
+            told: called, by any thread, when there is an answer or none will come. It must not wait.
+            deadline: monotonic, for a connection.
+
+        Raises:
+            What `send` raises.
+        """
+        if len(message) > MESSAGE_LIMIT:
+            raise ValueError(f"a message of {len(message):,} bytes to {address}: it may have {MESSAGE_LIMIT:,}")
+        link = self._link(address)
+        connection = link.connection(member, deadline)
+        if connection is None:
+            raise _unreachable(address, link)
+        return connection.begin(message, seconds, told)
 
     def stream(self, address: str, member: bytes | None, deadline: float) -> socket.socket:
         """A connection of its own for bytes as they are: a blocking socket, which the caller closes.
@@ -239,6 +269,10 @@ class _Link:
             return False
         time.sleep(max(0.0, self._not_before - monotonic()))
         return monotonic() < deadline
+
+
+def _unreachable(address: str, link: _Link) -> HomeUnavailableError:
+    return HomeUnavailableError(f"{address} can't be reached: {link.trouble}")
 
 
 def _within(deadline: float) -> float:

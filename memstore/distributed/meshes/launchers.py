@@ -33,7 +33,8 @@ class Launchers:
 
     def __init__(self, host_mesh: Any, deadline: float) -> None:
         if not hello_of_this_process().monarch:
-            raise MissingPackageError("memstore.serve needs torchmonarch (Linux): pip install 'memstore[cluster]'")
+            advice = "pip install 'torchmonarch>=0.7,<0.8'"
+            raise MissingPackageError(f"memstore.serve needs torchmonarch (Linux, Python 3.10 to 3.13): {advice}")
         with between_forks():
             from monarch.actor import HostMesh, this_proc
 

@@ -44,7 +44,7 @@ from memstore.distributed.serving import (
     turn,
     wait_until_member,
 )
-from memstore.engine import Creation, absolute_path, boot_id, close_root, open_root, resource_errors
+from memstore.engine import Creation, absolute_path, boot_id, close_root, open_root, resource_errors, state_folder
 from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
 from memstore.version import __version__
 
@@ -63,6 +63,7 @@ class Launching:
     def __init__(self, ips: tuple[str, ...] = ()) -> None:
         self._ips = ips
         self._root = ""
+        self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
         self._reception: Reception | None = None
         self._agent = 0  # the pid of the one that was started here
         self._lock = threading.Lock()  # around that pid, and whether all is undone
@@ -107,7 +108,8 @@ class Launching:
             )
         path = absolute_path(order.root)
         with resource_errors(path):
-            use = open_root(path, "a", Creation(), _OPEN_WITHIN)
+            self._is_shared = os.path.isdir(path) and state_folder(path) != path
+            use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
             try:
                 member = use.root.member_id()
             finally:
@@ -164,9 +166,18 @@ class Launching:
             else:
                 address = Address(order.ip, free_port(order.ip, order.port))
             seed = parse_address(order.seed) if order.seed else address
-            transport = _transport_here(order.transport)
+            transport = order.transport if self._is_shared else _transport_here(order.transport)
             try:
-                start_agent(self._root, address, seed, deadline, timeout, transport=transport, told=self._note)
+                start_agent(
+                    self._root,
+                    address,
+                    seed,
+                    deadline,
+                    timeout,
+                    transport=transport,
+                    shared=self._is_shared,
+                    told=self._note,
+                )
                 return
             except NotServedError:
                 if not tries or self._is_undone or not _is_taken(address):

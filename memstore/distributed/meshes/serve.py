@@ -79,7 +79,7 @@ def serve(
         NotServedError: a host can't be a member, or the roots belong to other hosts; or it has no ibverbs, and
             `transport` is "rdma". The message names the host.
         StoreTimeoutError: not in time; it names who was waited for.
-        MissingPackageError: Monarch isn't installed: pip install 'memstore[cluster]'.
+        MissingPackageError: Monarch isn't installed: pip install 'torchmonarch>=0.7,<0.8'.
         SecretError: the secret is too short or too long.
         NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder, with the host's name.
     """

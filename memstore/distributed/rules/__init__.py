@@ -73,7 +73,7 @@ from memstore.distributed.rules.seats import Seat
 from memstore.distributed.rules.seed import found
 from memstore.distributed.rules.steps import NOT_SENT, NotSent, Pause, Send, Steps, Transact, pause, send, view
 from memstore.distributed.rules.tables import Joining, LastCall, Lent, Tables
-from memstore.distributed.rules.terms import BATCH_LIMIT, CALL_BYTES_LIMIT, KEY_LIMIT, ROWS_LIMIT
+from memstore.distributed.rules.terms import BATCH_LIMIT, CALL_BYTES_LIMIT, KEY_LIMIT, LONGEST_WAIT, ROWS_LIMIT
 from memstore.distributed.rules.turns import Merge, turn, waiting
 
 __all__ = [
@@ -99,6 +99,7 @@ __all__ = [
     "Joining",
     "LARGEST_DETAILS",
     "LONGEST_TEXT",
+    "LONGEST_WAIT",
     "LastCall",
     "Later",
     "Lent",

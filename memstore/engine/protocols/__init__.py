@@ -17,7 +17,10 @@ from memstore.engine.protocols.change import (
     record_of,
 )
 from memstore.engine.protocols.elsewhere import (
+    IN_A_THREAD,
+    BegunWait,
     Elsewhere,
+    Turn,
     at_each_home,
     elsewhere_of,
     find_record,
@@ -62,7 +65,10 @@ __all__ = [
     "shared_id",
     "elsewhere_of",
     "damaged_entry",
+    "BegunWait",
     "Elsewhere",
+    "IN_A_THREAD",
+    "Turn",
     "Absent",
     "Change",
     "Content",

@@ -17,6 +17,7 @@ import functools
 import os
 from collections.abc import Sequence
 
+from memstore import wording
 from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import (
     ClaimedFile,
@@ -117,10 +118,10 @@ def _create(root: Root, path: str, segment: int) -> LockFile:
 
 def _check_capacity(root: Root, counters: Counters, size: int) -> None:
     if counters.capacity and counters.allocated + root.catalog.growth + size > counters.capacity:
-        raise StoreFullError(
-            f"{size:,} bytes more would be {counters.allocated + root.catalog.growth + size:,}, "
-            f"and its capacity is {counters.capacity:,}"
-        )
+        taken, room = wording.size(counters.allocated + root.catalog.growth), wording.size(counters.capacity)
+        error = StoreFullError(f"it takes {wording.size(size)} more, and {taken} of {room} are taken")
+        error.needed = size
+        raise error
 
 
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:

@@ -10,6 +10,7 @@ A root that nobody serves has `membership` 0 in its catalog's counters, and none
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from memstore.engine.catalog import Outcome, Part, Transaction
@@ -24,6 +25,41 @@ from memstore.engine.root import Root
 from memstore.errors import CrossHostError
 
 Thing = TypeVar("Thing")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a begun wait stands.
+
+    Attributes:
+        version: the newer one; 0: the key's home is here by now; None: there is none yet.
+        again: seconds after which it has to go on, also if nobody was told anything.
+    """
+
+    version: int | None
+    again: float
+
+
+IN_A_THREAD = Turn(None, 0.0)  # what is to be done next may take time
+
+
+class BegunWait(Protocol):
+    """A wait for a newer version that no thread waits for."""
+
+    def go_on(self, deadline: float | None) -> Turn:
+        """To be called at first, when the wait's `told` was called, and after `again`. One at a time.
+
+        Args:
+            deadline: monotonic, for a connection; None: it must not block, and says IN_A_THREAD if it would.
+
+        Raises:
+            As `Elsewhere`; StoreClosedError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nobody wants to know any more. It doesn't block."""
+        ...
 
 
 class Elsewhere(Protocol):
@@ -106,6 +142,16 @@ class Elsewhere(Protocol):
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
         """The first version that is newer. None: the home is here by now, or the deadline is over."""
+        ...
+
+    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None]) -> BegunWait | None:
+        """As `wait`, for who has other things to do.
+
+        Args:
+            told: called, by any thread, when there is news. It must not wait.
+
+        Returns: None: this process has no way to wait so.
+        """
         ...
 
     # --- sharded puts -------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from memstore.errors import (
 
 SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
+_SNAPSHOT = "memstore_snapshot.json"  # what a folder has that is a snapshot
 
 
 def read_settings(root: str) -> Settings | None:
@@ -103,7 +104,9 @@ def give_to_group(fd: int, settings: Settings) -> None:
 
 def absolute_path(path: object) -> str:
     if not isinstance(path, str) or not path:  # "" would be the working directory
-        raise TypeError(f"root is the path of a folder, and not {path!r}")
+        raise TypeError(f"root is the path of a folder, and not {path!r:.100}")
+    if "://" in path:
+        raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {path!r}")
     return os.path.abspath(path)
 
 
@@ -160,6 +163,8 @@ def check_empty(root: str) -> None:
     """A folder that is no store yet may hold what a killed creator left, and nothing else."""
     ours = {LOCK, DOORBELL, "catalog", SEGMENTS, "claims"}
     foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
+    if _SNAPSHOT in foreign:
+        raise NotAStoreError(f"{root} is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it")
     if foreign:
         raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
 

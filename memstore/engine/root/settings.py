@@ -121,4 +121,6 @@ def decode_settings(text: bytes, path: str) -> Settings:
             raise NotAStoreError(f"{path} is damaged: the feature {SHARED!r}, and what it says of it, go together")
         return settings
     except UNDECODABLE as error:
-        raise NotAStoreError(f"{path} is foreign or damaged: {error}") from None
+        raise NotAStoreError(
+            f"{path} is foreign or damaged: {error}: put back what was there, or choose another folder"
+        ) from None

@@ -67,8 +67,9 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
         checkpoint_id: the folder.
 
     Raises:
-        CheckpointException: with several ranks, or one, torch's, which has the errors of each: NotAStoreError where
-            there is no checkpoint, CorruptionError, UnsupportedValueError for objects that only pickle could read.
+        CheckpointException: torch's, with several ranks or one. Its `failures` have the error of each: CorruptionError,
+            UnsupportedValueError for objects that only pickle could read; an AssertionError where there is no
+            checkpoint, or its metadata are damaged, which says so.
     """
     with _one_process_is_fine():
         state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())

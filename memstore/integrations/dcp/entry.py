@@ -7,16 +7,24 @@ version.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError, VersionGoneError
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    KeyNotFoundError,
+    MemstoreError,
+    VersionGoneError,
+)
 from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
 from memstore.sharding import TensorShards
 from memstore.snapshot.planned import PlannedBox, WrittenFile
+from memstore.view import StoredTensor
 
 if TYPE_CHECKING:
     from memstore.store.ref import Ref
@@ -87,6 +95,10 @@ class Entry:
         )
         self._store.delete(self._note, missing_ok=True)
 
+    def abandon(self, save: str) -> None:
+        with contextlib.suppress(MemstoreError):  # the store is closed or gone, or the attempt has ended
+            self._store.abort(self._key, save)
+
     @property
     def _expected(self) -> int | None:
         return None if self._options.overwrite else 0
@@ -114,8 +126,15 @@ class EntryCheckpoint:
         return f"{self._ref.key} version {self._ref.version}"
 
     def tensors(self, key: str) -> Mapping[str, Tensor]:
+        value = self._view.get(key, {})
+        if not isinstance(value, dict):
+            raise self.damaged(f"its {key!r} is a {type(value).__name__}, and no dict of tensors")
         found: dict[str, Tensor] = {}
-        for name, leaf in self._view.get(key, {}).items():
+        for name, leaf in cast("dict[Any, Any]", value).items():
+            if not (isinstance(name, str) and isinstance(leaf, StoredTensor)):
+                raise self.damaged(
+                    f"its {key!r} has a {type(leaf).__name__} at {name!r:.100}, and no tensor with a name"
+                )
             shape = tuple(leaf.shape)
             found[name] = Tensor(leaf.dtype, shape, [((0,) * len(shape), shape)])
         return found

@@ -77,6 +77,9 @@ class Folder:
             overwrite=self._options.overwrite,
         )
 
+    def abandon(self, save: str) -> None:
+        """What is left of it has traces, by which the next save to this folder removes it."""
+
     def open(self) -> FolderCheckpoint:
         return FolderCheckpoint(self.path)
 

@@ -74,7 +74,13 @@ def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     if not isinstance(found, torch.Tensor):
         raise UnsupportedValueError(f"{item.index.fqn}: the planner gives a {type(found).__name__} for a tensor")
-    return found
+    return settled(found)
+
+
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; of one that a collective of torch is still to fill, what it fills, once it has."""
+    wait = getattr(tensor, "trigger_wait", None)
+    return tensor if wait is None else wait()
 
 
 class Reading(NamedTuple):
@@ -101,7 +107,7 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
         part = Part(key, name, whole(tensor.shape), data)
         return Reading(part, partial(_load_bytes, planner, item, data))
     box = _box_of(item, tensor)
-    target = planner.resolve_tensor(item).detach()
+    target = settled(planner.resolve_tensor(item)).detach()
     if tuple(target.shape) != box.shape:
         raise StructureMismatchError(
             f"{name}: the plan reads a part of shape {list(box.shape)}, and the tensor for it is of shape "

@@ -147,6 +147,10 @@ class Place(Protocol):
         """Makes the parts of all ranks a checkpoint, in the place of an earlier one."""
         ...
 
+    def abandon(self, save: str) -> None:
+        """Gives back what the ranks have written for a save that failed, where no later save would."""
+        ...
+
     def open(self) -> Checkpoint:
         """The checkpoint that is there. Raises NotAStoreError or KeyNotFoundError if there is none."""
         ...

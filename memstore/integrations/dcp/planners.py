@@ -7,6 +7,7 @@ A loader tells by its first bytes whether an item was saved so.
 from __future__ import annotations
 
 import io
+import struct
 from typing import Any, cast
 
 import msgspec
@@ -19,7 +20,8 @@ from memstore import structure
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.undecodable import UNDECODABLE
 
-_MARK = b"memstore object 1\n"
+_MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
+_POSITION = struct.Struct("<Q")
 _ANY_SIZE = 1 << 62
 
 
@@ -70,7 +72,9 @@ def _key(place: Any, step: str | int) -> Any:
 
 
 def encode_object(name: str, value: Any) -> bytes:
-    """A value as bytes, for a bytes item."""
+    """A value as bytes, for a bytes item. Trainers put what they have pickled themselves into a BytesIO: it is kept."""
+    if type(value) is io.BytesIO:
+        return _STREAM + _POSITION.pack(value.tell()) + value.getvalue()
     try:
         flat = structure.flatten(value, inline_limit=_ANY_SIZE)
     except UnsupportedValueError as error:
@@ -82,6 +86,8 @@ def encode_object(name: str, value: Any) -> bytes:
 
 def decode_object(name: str, data: bytes) -> Any:
     """What `encode_object` was given; or what torch's planner has saved, if no class stands in it."""
+    if data.startswith(_STREAM):
+        return _stream_of(name, data[len(_STREAM) :])
     if not data.startswith(_MARK):
         return _read_torch(name, data)
     try:
@@ -95,6 +101,14 @@ def decode_object(name: str, data: bytes) -> Any:
         return structure.rebuild(plan, found.objects, np.frombuffer(bytearray(found.memory), np.uint8), None)
     except CorruptionError as error:
         raise CorruptionError(detail=f"the bytes item {name!r:.100} can't be read: {error.detail}") from None
+
+
+def _stream_of(name: str, data: bytes) -> io.BytesIO:
+    if len(data) < _POSITION.size:
+        raise CorruptionError(detail=f"the bytes item {name!r:.100} can't be read: it is cut")
+    stream = io.BytesIO(data[_POSITION.size :])
+    stream.seek(min(_POSITION.unpack_from(data)[0], len(data) - _POSITION.size))
+    return stream
 
 
 def _read_torch(name: str, data: bytes) -> Any:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from memstore.errors import CorruptionError, FormatVersionError
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
 from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, WriteOptions
@@ -47,6 +48,7 @@ class StorageReader(storage.StorageReader):
     def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
         self._where = Where(path_or_store, key, "r")
         self._checkpoint: Checkpoint | None = None
+        self._damage: CorruptionError | FormatVersionError | None = None  # of a checkpoint that is there
         self._alone = False  # what this reads is a checkpoint that this rank has saved by itself
         self._load = uuid.uuid4().hex
 
@@ -54,7 +56,7 @@ class StorageReader(storage.StorageReader):
         """A new load begins. Args: checkpoint_id: the path or key of it; None: as before."""
         if checkpoint_id:
             self._where.move(checkpoint_id)
-        self._checkpoint = None
+        self._checkpoint = self._damage = None
         self._load = uuid.uuid4().hex
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -65,9 +67,16 @@ class StorageReader(storage.StorageReader):
             CorruptionError, FormatVersionError: it is damaged, or of a newer memstore.
         """
         rank = kwargs.get("rank")
+        if rank is not None and self._damage is not None:
+            raise self._damage.with_traceback(None)  # torch would load what this rank saved by itself, some time ago
+        self._damage = None
         place = self._where.place(WriteOptions())
-        checkpoint = (place if rank is None else place.of_rank(int(rank))).open()
-        metadata = metadata_of(checkpoint)
+        try:
+            checkpoint = (place if rank is None else place.of_rank(int(rank))).open()
+            metadata = metadata_of(checkpoint)
+        except (CorruptionError, FormatVersionError) as error:
+            self._damage = error
+            raise
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self._load
         self._checkpoint, self._alone = checkpoint, rank is not None
@@ -109,6 +118,11 @@ class StorageReader(storage.StorageReader):
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """The path of the folder, or the key."""
         return self._where.id
+
+    @property
+    def load_id(self) -> str:
+        """Of the present load, which is in the metadata that it reads."""
+        return self._load
 
     def _opened(self) -> Checkpoint:
         if self._checkpoint is None:

@@ -11,11 +11,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
 from memstore import modes
 from memstore.errors import UnsupportedValueError
+from memstore.integrations.dcp.items import settled
 from memstore.snapshot.staging import stage
 from memstore.structure import traits
 
@@ -52,25 +54,27 @@ class Stager(AsyncStager):
             walk = _Walk()
             made = walk.visit(state_dict)
             held = stage(walk.tensors)
-            memory = held.block.bytes[
-                :
-            ]  # an array of its own, by whose end it is known that nothing is needed any more
-            storage = torch.from_numpy(memory).untyped_storage()
+            # An array of its own, by whose end it is known that nothing is needed any more.
+            memory = held.block.bytes[:]
             weakref.finalize(memory, held.release).atexit = False
-            copies = [
-                traits.over(
-                    storage,
-                    tensor.dtype,
-                    offset // tensor.itemsize,
-                    tensor.shape,
-                    traits.contiguous_stride(tensor.shape),
-                )
-                for tensor, (offset, _) in zip(walk.tensors, held.places, strict=True)
-            ]
-            return made(copies)
+            return made([_over(memory, *one) for one in zip(walk.tensors, held.places, strict=True)])
 
     def close(self) -> None:
         """Nothing is left to do: memory is given back when nothing refers to it."""
+
+
+def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
+    """The copy of a tensor, which keeps the memory alive.
+
+    It has a storage of its own: a DTensor takes over the offset of its local tensor, and has no memory; torch can't
+    pickle it then, unless the offset is 0.
+    """
+    start, nbytes = place
+    if not nbytes:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    part = np.frombuffer(memoryview(memory)[start : start + nbytes], np.uint8)  # a slice would not refer to `memory`
+    storage = torch.from_numpy(part).untyped_storage()
+    return traits.over(storage, tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))
 
 
 Make = Callable[[list[torch.Tensor]], Any]
@@ -100,6 +104,7 @@ class _Walk:
         return lambda copies: {key: make(copies) for key, make in makers.items()}
 
     def _visit_tensor(self, value: torch.Tensor) -> Make:
+        value = settled(value)
         if type(value) in _PLAIN:
             if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
                 raise UnsupportedValueError(f"a tensor of {value.layout} on {value.device} can't be staged")
@@ -110,13 +115,20 @@ class _Walk:
         if hasattr(value, "local_shards"):
             return self._visit_sharded(value)
         if hasattr(value, "__tensor_flatten__"):
-            names, context = cast("Any", value).__tensor_flatten__()
-            makers = {name: self.visit(getattr(value, name)) for name in names}
-            kind, size, stride = cast("Any", type(value)), value.size(), value.stride()
-            return lambda copies: kind.__tensor_unflatten__(
-                {name: make(copies) for name, make in makers.items()}, context, size, stride
-            )
+            return self._visit_wrapper(value)
         raise UnsupportedValueError(f"a {type(value).__qualname__} can't be staged")
+
+    def _visit_wrapper(self, value: torch.Tensor) -> Make:
+        names, context = cast("Any", value).__tensor_flatten__()
+        parts = {name: getattr(value, name) for name in names}
+        makers = {name: self.visit(part) for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        kind, size, stride = cast("Any", type(value)), value.size(), value.stride()
+
+        def make(copies: list[torch.Tensor]) -> Any:
+            copied = {name: maker(copies) for name, maker in makers.items()}
+            return kind.__tensor_unflatten__(parts | copied, context, size, stride)  # a mesh stays the same one
+
+        return make
 
     def _visit_sharded(self, value: Any) -> Make:
         makers = [self.visit(shard.tensor) for shard in value.local_shards()]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _VERSION = "1.0.0"  # of torch's metadata, which this writes
 _REMEMBERED = 4096
+_abandoned: list[tuple[Place, str]] = []  # saves whose writers are gone, or have begun another one, before the end
 _carried_out: OrderedDict[tuple[str, int], None] = (
     OrderedDict()
 )  # saves, and ranks, of which this process wrote the part
@@ -83,6 +85,7 @@ class StorageWriter(storage.StorageWriter):
         self._options = WriteOptions(overwrite, durability, checksum)
         self._where = Where(path_or_store, key, "a")
         self._save, self._begun = new_save(), False
+        self._unfinished: weakref.finalize[..., Any] | None = None
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
         self._planned = 0  # ranks
 
@@ -93,6 +96,8 @@ class StorageWriter(storage.StorageWriter):
         if checkpoint_id:
             self._where.move(checkpoint_id)
         self._save, self._begun = new_save(), False
+        if self._unfinished is not None:
+            self._unfinished()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Who this is. Args: kwargs: `rank`; `use_collectives`: False: each rank saves by itself."""
@@ -113,8 +118,15 @@ class StorageWriter(storage.StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Says in each plan which save it is of, and which rank's."""
         self._planned, self._begun = len(plans), True
+        place = self._place()
+        while _abandoned:
+            earlier, save = _abandoned.pop()
+            earlier.abandon(save)
+        # Nobody tells a storage that another rank has failed. A finalizer may come at any time, so it does nothing.
+        self._unfinished = weakref.finalize(self, _abandoned.append, (place, self._save))
+        self._unfinished.atexit = False
         if not all(plan.usable for plan in plans):
-            self._place().announce(Ticket(self._save, 0, len(plans)))
+            place.announce(Ticket(self._save, 0, len(plans)))
         tickets = [Ticket(self._save, rank, len(plans)) for rank in range(len(plans))]
         return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
 
@@ -148,6 +160,8 @@ class StorageWriter(storage.StorageWriter):
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata)))
+        if self._unfinished is not None:
+            self._unfinished.detach()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -158,6 +172,14 @@ class StorageWriter(storage.StorageWriter):
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """The path of the folder, or the key."""
         return self._where.id
+
+    @property
+    def save_id(self) -> str:
+        """Of the present save, which is in the checkpoint's metadata."""
+        return self._save
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_unfinished": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

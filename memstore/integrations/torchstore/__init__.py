@@ -1,4 +1,4 @@
-"""TorchStore's API: `import memstore.integrations.torchstore as ts`. The guide: docs/migrate-torchstore.md.
+"""TorchStore's API: `import memstore.integrations.torchstore as ts`. The guide: docs/coming-from/torchstore.md.
 
 api         the functions, by TorchStore's names            spmd        initialize_spmd, for ranks of torchrun
 client      a process's handle, and its threads             calls       what is done with a Store

@@ -1,4 +1,4 @@
-"""TorchStore's module-level functions: names, parameters and defaults are its own. docs/migrate-torchstore.md."""
+"""TorchStore's module-level functions: names, parameters and defaults are its own. docs/coming-from/torchstore.md."""
 
 from __future__ import annotations
 

@@ -24,5 +24,5 @@ class StateDictNotFoundError(KeyNotFoundError, RuntimeError):
 def no_counterpart(owner: str, name: str) -> NoCounterpartError:
     return NoCounterpartError(
         f"{owner} has no {name!r} in memstore: values lie in files that every process of the host maps, so there are "
-        "no volumes, controllers or transports to ask. docs/migrate-torchstore.md says what takes their place"
+        "no volumes, controllers or transports to ask. docs/coming-from/torchstore.md says what takes their place"
     )

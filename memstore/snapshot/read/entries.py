@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from memstore.errors import KeyNotFoundError, UnsupportedValueError
+from memstore.listing import near
 from memstore.snapshot.format import StoredTensor, path_of
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.structure import DTYPES, name_of
 from memstore.undecodable import UNDECODABLE
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
+_COMPARED = 10_000  # paths, with one that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,11 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
                 return found[rest]
         if rest in stored.by_path():
             return Leaf(stored.by_path()[rest])
+    own = rank if rank.isdigit() else "0"
+    found = near(path, (f"{own}/{one}" for one in islice(stored.by_path(), _COMPARED)))
+    if found:
+        likely = " or ".join(map(repr, found))
+        raise KeyNotFoundError(f"{stored.path} has nothing at {path!r}: did you mean {likely}?", key=path)
     raise KeyNotFoundError(
         f"{stored.path} has nothing at {path!r}: paths are a rank, a name of the app state and the keys in its state "
         "dict, as in '0/model/layer.weight'; get_manifest() lists them",

@@ -101,7 +101,7 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # pyright: ignore[reportAttributeAccessIssue]
         raise RefusedError("a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own")
     if value.device.type == "meta":
-        raise RefusedError("a meta tensor: it has a shape, but no bytes")
+        raise RefusedError("a meta tensor: it has a shape, but no bytes: put a real one")
     if value.is_nested:
         return flatten_nested(value, walk)
     if is_sparse(value):
@@ -124,7 +124,7 @@ def _flatten_shard(value: TensorShard, walk: Walk) -> Tree:
 
 
 _REFUSED_SUBCLASSES = {
-    "FakeTensor": "a fake tensor: it has a shape, but no bytes",
+    "FakeTensor": "a fake tensor: it has a shape, but no bytes: put a real one",
     "DTensor": "a DTensor, which only a sharded put can store; put its to_local() or full_tensor()",
     "ShardedTensor": "a ShardedTensor, which only a sharded put can store",
     "AsyncCollectiveTensor": "a result of a collective that may still be on its way; put its wait()",
@@ -143,7 +143,7 @@ def _tensor_rule(kind: type) -> Flattener | None:
     if bases.get("MemoryMappedTensor", "").startswith("tensordict."):
         return _flatten_memory_mapped
     for name, reason in _REFUSED_SUBCLASSES.items():
-        if bases.get(name, "").startswith("torch."):
+        if bases.get(name, "").startswith(("torch.", "memstore.fake.")):
             return refuse(reason)
     if is_wrapper(kind):
         return flatten_wrapper

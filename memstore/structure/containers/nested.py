@@ -33,7 +33,7 @@ from memstore.structure.walk import Walk
 
 def flatten_jagged(value: Any, walk: Walk) -> Tree:
     if value.device.type == "meta":
-        raise RefusedError("a meta tensor: it has a shape, but no bytes")
+        raise RefusedError("a meta tensor: it has a shape, but no bytes: put a real one")
     cached = value._metadata_cache
     bounds = [None if cached.get(key) is None else int(cached[key].shape[0]) for key in ("min_seqlen", "max_seqlen")]
     # offsets go as they are: a second tensor with the same offsets is found to be tied, and both are of one shape again

@@ -79,7 +79,7 @@ def get_into(
         pieces = sources.pieces(found, checks)
         sources.bring(pieces)
         differences = disagreements(plan, found, pieces)
-    raise_differences(differences, "out")
+    raise_differences(differences, "out", out)
     _copy_all(found, pieces, non_blocking)
     for setting in settings:
         setting()

@@ -51,7 +51,7 @@ def get_like(
     found = match_target(plan, like, "like", strict)
     match, differences = found.match, found.differences
     chosen = choose_objects(like, match.object_names, dict(zip(plan.object_names, values, strict=True)), differences)
-    raise_differences(differences, "like")
+    raise_differences(differences, "like", like)
     with torch.inference_mode(False), torch.no_grad():
         sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None), need)
         made = _Made(found, sources, checks)

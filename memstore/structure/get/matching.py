@@ -234,8 +234,16 @@ def _is_freed(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and stop * tensor.dtype.itemsize > tensor.untyped_storage().nbytes()
 
 
-def raise_differences(differences: Sequence[str], what: str) -> None:
+def raise_differences(differences: Sequence[str], what: str, value: Any) -> None:
+    """Raises StructureMismatchError if there are any, of a target that is `out` or `like`."""
+    if differences and isinstance(value, torch.nn.Module):
+        raise StructureMismatchError(
+            f"{what} is a {type(value).__name__}, a module, and no container of tensors: store.load_model(key, module) "
+            f"fills one that save_model has stored; for a stored state_dict, {what}=module.state_dict()"
+        )
     if differences:
         more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written:{lines}{more}")
+        is_strict = any("there is none in" in one or "but none is stored" in one for one in differences)
+        hint = "; strict=False fills what both have" if is_strict else ""
+        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written{hint}:{lines}{more}")

@@ -61,4 +61,5 @@ def alternative(value: Any) -> str | None:
 
 
 def type_name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    module = getattr(kind, "__module__", "builtins")  # a class that was made in no module has none
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"

@@ -95,7 +95,11 @@ def flatten(
     if locations != structure.apart:  # after an optimizer's step all tensors lie where they lay at the last put
         missing = footprints.missing(locations)
         if missing:
-            raise unsupported(tree, missing[0], "a tensor whose storage was freed or cut: its bytes aren't there")
+            raise unsupported(
+                tree,
+                missing[0],
+                "a tensor whose storage was freed or cut: its bytes aren't there: put it while it has them",
+            )
         overlapping = ties.overlapping(addresses, footprints.spans)
         if overlapping:
             alone = facts.resolve or (False,) * len(tensors)

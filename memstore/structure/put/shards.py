@@ -94,7 +94,9 @@ def _check(leaf: ShardedLeaf) -> None:
         if traits.is_cut(local):
             if type(local) is not torch.Tensor:  # a lazy leaf of a view
                 raise RefusedError(f"a shard that is a {type(local).__qualname__}, without memory: put its clone()")
-            raise RefusedError("a shard whose storage was freed or cut: its bytes aren't there")
+            raise RefusedError(
+                "a shard whose storage was freed or cut: its bytes aren't there: put it while it has them"
+            )
     if len(leaf.shape) > MOST_DIMENSIONS:
         raise RefusedError(
             f"a shard of a tensor of {len(leaf.shape)} dimensions; {MOST_DIMENSIONS} is the most that ranks can put: "

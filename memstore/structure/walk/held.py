@@ -17,8 +17,8 @@ def check_held(leaf: ShardedLeaf) -> None:
         raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
     for _, local in leaf.shards:
         if type(local) not in _PLAIN and any(base.__name__ == "FakeTensor" for base in type(local).__mro__):
-            raise RefusedError("a shard that is a fake tensor: it has a shape, but no bytes")
+            raise RefusedError("a shard that is a fake tensor: it has a shape, but no bytes: put a real one")
         if local.is_meta:
-            raise RefusedError("a shard that is a meta tensor: it has a shape, but no bytes")
+            raise RefusedError("a shard that is a meta tensor: it has a shape, but no bytes: put a real one")
         if local.layout is not torch.strided:
             raise RefusedError(f"a shard that is a {local.layout} tensor; put one of its to_dense()")

@@ -220,6 +220,7 @@ def test_a_client_that_is_killed_ends_nobody_else(
     assert client.ask(Report()) is not None and caller.report(agent).pid == before.pid
 
 
+@pytest.mark.full
 def test_an_old_reference_ends_in_time_and_the_next_actor_is_found(
     agent: Agent, client: ActorClient, caller: Caller, reference: bytes
 ) -> None:

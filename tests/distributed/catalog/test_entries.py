@@ -12,6 +12,7 @@ from memstore.distributed.rules import Entry, Place
 from memstore.engine import Record, SegmentExtent, encode_extents
 from memstore.engine.format.record import decode_record, encode_record, replaced_by
 from memstore.errors import CorruptionError
+from tests.examples import examples
 
 HERE, THERE, THIRD = b"h" * 16, b"t" * 16, b"3" * 16
 PART = encode_extents((SegmentExtent(7, 8, 12_288, 4096, 0), SegmentExtent(9, 10, 8192, 4096, 1 << 16)))
@@ -142,7 +143,7 @@ def test_files_of_others_lie_on_one_host(places: tuple[Place, ...]) -> None:
         record_of(Entry(5, entry_of(ADOPTED, THERE).body, places), HERE)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_no_bytes_do_more_than_be_refused(data: st.DataObject) -> None:
     body = bytearray(entry_of(data.draw(st.sampled_from(ALL)), THERE).body)

@@ -25,6 +25,7 @@ from memstore.errors import CorruptionError
 from tests.distributed.catalog.filling import Filled, asked, fill, fill_in_parts, given_up, published
 from tests.distributed.rules.tables import Segment, SimTables
 from tests.engine.bytes_store import opened
+from tests.examples import examples
 from tests.inside import root_of
 
 Result = TypeVar("Result")
@@ -126,7 +127,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_tables_do_as_the_simulated_ones(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, opened(f"{folder}/store") as root:

@@ -87,7 +87,7 @@ def test_the_deadline_is_told_in_place_of_a_message_with_the_reason_of_the_last_
 
     started = time.monotonic()
     assert drive(steps(), served, links, deadline_after(0.5)) == "no route"
-    assert 0.5 <= time.monotonic() - started < 5
+    assert 0.5 <= time.monotonic() - started < 20
     assert links.sent > 1
 
 

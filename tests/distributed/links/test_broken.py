@@ -134,7 +134,7 @@ def test_an_address_that_answers_nothing_ends_at_the_deadline() -> None:
         started, used = monotonic(), process_time()
         with pytest.raises(HomeUnavailableError, match="no connection in time"):
             links.send(address, MEMBER, b"x", soon(0.5))
-        assert 0.5 <= monotonic() - started < 5
+        assert 0.5 <= monotonic() - started < 20
         assert process_time() - used < 0.3
         for sock in crowd:
             sock.close()

@@ -25,6 +25,7 @@ from memstore.distributed.links.frames import (
     Outbox,
     frame,
 )
+from tests.examples import examples
 
 sizes = st.sampled_from([0, 1, 100, PIECE_LIMIT - 1, PIECE_LIMIT, PIECE_LIMIT + 1, 2 * PIECE_LIMIT, 600_000])
 
@@ -64,7 +65,7 @@ def taken_in(inbox: Inbox, portions: list[bytes]) -> list[Message]:
 
 
 @given(messages, st.lists(st.integers(0, 300_000), max_size=20), st.lists(st.integers(1, 300_000), max_size=20))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_messages_survive_any_cuts(sent: list[Message], writes: list[int], reads: list[int]) -> None:
     outbox = Outbox()
     for message in sent:
@@ -184,7 +185,7 @@ def test_garbage_is_refused_or_waited_for(stream: bytes) -> None:
 
 
 @given(st.lists(st.tuples(sizes, st.integers(1, 300_000)), min_size=1, max_size=5))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_frames_cross_a_socket_in_whatever_portions_it_takes(wanted: list[tuple[int, int]]) -> None:
     ours, theirs = socket.socketpair()
     sent = [Message(number, 0, os.urandom(size)) for number, (size, _) in enumerate(wanted, 1)]

@@ -94,7 +94,7 @@ def test_a_deadline_ends_a_request_and_not_its_connection() -> None:
         assert links.send(listener.address, MEMBER, b"first", soon()) == b"first"
         started = monotonic()
         assert links.send(listener.address, MEMBER, b"late", started + 0.5) is None
-        assert 0.5 <= monotonic() - started < 5
+        assert 0.5 <= monotonic() - started < 20
         late[0].reply(b"nobody waits for this")
         assert links.send(listener.address, MEMBER, b"second", soon()) == b"second"
         late[0].reply(b"nor for this")

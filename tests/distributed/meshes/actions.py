@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,19 @@ from monarch.job import ProcessJob
 import memstore
 
 _meshes: dict[str, Any] = {}  # by name, of this process
+
+
+class Server(Actor):
+    """An actor of a job, which serves the store by an asynchronous endpoint."""
+
+    @endpoint
+    async def serves(self, root: str) -> tuple[str, ...]:
+        return memstore.serve(this_host(), root).hosts
+
+    @endpoint
+    async def serves_in_a_thread(self, root: str) -> tuple[str, ...]:
+        cluster = await asyncio.to_thread(memstore.serve, this_host(), root)
+        return cluster.hosts
 
 
 class User(Actor):
@@ -71,6 +85,25 @@ def serve(root: str, **options: Any) -> tuple[str, ...]:
     cluster = memstore.serve(_meshes["mesh"], root, **options)
     _meshes["cluster"] = cluster
     return cluster.hosts
+
+
+def serve_by_an_actor(root: str, *, in_a_thread: bool) -> tuple[str, ...]:
+    server = this_host().spawn_procs(per_host={"procs": 1}).spawn("server", Server)
+    endpoint = server.serves_in_a_thread if in_a_thread else server.serves
+    return endpoint.call_one(root).get(100)
+
+
+def serve_in_a_loop(root: str, *, in_a_thread: bool) -> tuple[str, ...]:
+    """As a script of asyncio does, or a notebook."""
+
+    async def main() -> tuple[str, ...]:
+        if in_a_thread:
+            cluster = await asyncio.to_thread(memstore.serve, this_host(), root)
+        else:
+            cluster = memstore.serve(this_host(), root)
+        return cluster.hosts
+
+    return asyncio.run(main())
 
 
 def status() -> memstore.ClusterStatus:

@@ -30,6 +30,7 @@ from memstore.engine import PinOptions
 from memstore.errors import CorruptionError
 from memstore.view import view
 from tests.distributed.rdma.planes import Planes, two_planes
+from tests.examples import examples
 from tests.inside import root_of
 
 MIB = STAGED_UNIT
@@ -116,7 +117,7 @@ def test_columns_are_gathered_by_their_host(planes: Planes) -> None:
 _SLICES = st.tuples(st.integers(0, 1000), st.integers(1, 1000), st.integers(0, 1000), st.integers(1, 1000))
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_SLICES)
 def test_any_slice_comes_as_it_lies_there(planes: Planes, part: tuple[int, int, int, int]) -> None:
     value = torch.arange(1 << 20).view(1 << 10, 1 << 10)

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation, check_history
+from tests.examples import examples
 
 
 def put(start: float, end: float, value: int, version: int | None = None, old: int | None = None) -> Operation:
@@ -64,7 +65,7 @@ def test_what_an_order_explains_is_accepted(name: str) -> None:
     assert check_history(GOOD[name]) is None
 
 
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=examples(50))
 @hypothesis.given(st.integers(0, 1 << 32), st.integers(1, 14))
 def test_what_a_register_does_is_accepted(seed: int, count: int) -> None:
     """Each operation has its effect at a moment that is drawn, and is seen to take longer than that."""

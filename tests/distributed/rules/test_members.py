@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 
 from memstore.distributed.rules import Member, Standing, View, group_of
 from memstore.distributed.rules.members import givers_to, takers_from
+from tests.examples import examples
 
 KEYS = [f"group{number}/a".encode() for number in range(100)]
 
@@ -30,7 +31,7 @@ def test_the_group_is_what_stands_before_the_first_slash() -> None:
     assert group_of(b"/x") == b""
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(20))
 @hypothesis.given(numbers, st.integers(21, 30))
 def test_a_new_home_takes_from_all_and_nothing_else_moves(old: list[int], new: int) -> None:
     before, after = view(old, old), view([*old, new], old)
@@ -41,7 +42,7 @@ def test_a_new_home_takes_from_all_and_nothing_else_moves(old: list[int], new: i
     assert all(givers_to(after, name(one)) == () for one in old)
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(20))
 @hypothesis.given(numbers, numbers, st.lists(st.integers(0, 20), max_size=3, unique=True))
 def test_whoever_may_have_a_key_is_waited_for(homes: list[int], before: list[int], visitors: list[int]) -> None:
     now = view(homes, before, tuple(one for one in visitors if one not in homes))
@@ -56,7 +57,7 @@ def test_whoever_may_have_a_key_is_waited_for(homes: list[int], before: list[int
             assert Standing(home, now, givers_to(now, home)).is_ready_for(key)
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(20))
 @hypothesis.given(numbers, numbers)
 def test_takers_are_those_that_have_the_giver_missing(homes: list[int], before: list[int]) -> None:
     now = view(homes, before)

@@ -24,6 +24,7 @@ from memstore.distributed.rules.messages import (
     Request,
     Wait,
 )
+from tests.examples import examples
 
 encode = msgspec.msgpack.encode
 REQUESTS = msgspec.msgpack.Decoder(Request)
@@ -38,7 +39,7 @@ def test_every_kind_has_a_number_of_its_own() -> None:
     assert {kind.__name__ for kind in kinds} <= set(vars(messages))
 
 
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=examples(50))
 @hypothesis.given(
     st.lists(st.binary(min_size=1, max_size=500), min_size=1, max_size=20),
     st.none() | st.binary(max_size=100),
@@ -86,7 +87,7 @@ def test_an_answer_is_no_request() -> None:
         ANSWERS.decode(encode(Lookup(1, (b"k",))))
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=examples(300))
 @hypothesis.given(st.binary(max_size=200))
 def test_garbage_is_refused(garbage: bytes) -> None:
     for decoder in (REQUESTS, ANSWERS):

@@ -48,6 +48,7 @@ from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import BYTES, damage_of, put
 from tests.distributed.serving.any_requests import Known, requests
 from tests.distributed.serving.homes import AnsweringHome, answering
+from tests.examples import examples
 
 KEY = b"kept/k"
 OTHER = b"o" * 16
@@ -105,7 +106,7 @@ def home() -> Iterator[Home]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25, suppress_health_check=SLOW)
+@settings(max_examples=examples(25), suppress_health_check=SLOW)
 @given(st.data())
 def test_requests_of_any_content_are_answered_and_do_no_harm(home: Home, kind: type[Any], data: st.DataObject) -> None:
     request = data.draw(requests(kind, home.known()))
@@ -113,7 +114,7 @@ def test_requests_of_any_content_are_answered_and_do_no_harm(home: Home, kind: t
     home.check()
 
 
-@settings(max_examples=40, suppress_health_check=SLOW)
+@settings(max_examples=examples(40), suppress_health_check=SLOW)
 @given(st.data())
 def test_damaged_requests_end_their_connection_or_are_answered(home: Home, data: st.DataObject) -> None:
     message = bytearray(encode(data.draw(st.one_of([requests(kind, home.known()) for kind in KINDS]))))

@@ -87,6 +87,7 @@ def test_keys_move_to_who_joins_and_back_from_who_leaves(agents: Agents, caller:
     assert Cluster(seed.root).hosts == (seed.address,)
 
 
+@pytest.mark.full
 def test_a_dead_host_is_removed_and_stays_away(agents: Agents, caller: Caller, secret: None) -> None:
     seed = agents.serve("a")
     other = agents.serve("b", join=seed, members=2)
@@ -134,6 +135,7 @@ def test_a_root_with_keys_brings_them_along(agents: Agents, caller: Caller) -> N
     assert keys_at(seed) & keys_at(other) == set()
 
 
+@pytest.mark.full
 def test_a_root_whose_keys_the_cluster_has_too_is_refused_naming_them(agents: Agents, caller: Caller) -> None:
     put_keys(f"{agents.folder}/a", ["shared", "mine"], 1)
     seed = agents.serve("a")
@@ -147,6 +149,7 @@ def test_a_root_whose_keys_the_cluster_has_too_is_refused_naming_them(agents: Ag
     agents.serve("b", join=seed, members=2)
 
 
+@pytest.mark.full
 def test_another_secret_is_refused_on_both_ways(agents: Agents) -> None:
     seed = agents.serve("a")
     other = agents.new_secret("other")

@@ -36,7 +36,7 @@ def none_ignored() -> Iterator[None]:
 def test_each_signal_that_asks_for_the_end_gets_a_clean_one(agents: Agents, caller: Caller) -> None:
     """And the address can be taken again at once, with clients that are connected still."""
     address = free_address(0)
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGHUP, signal.SIGINT):  # all other tests end theirs by SIGTERM
         agent = agents.serve("a", address=address)
         caller.report(agent)
         agent.process.send_signal(number)
@@ -73,10 +73,12 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_ends(agents: Agents, tmp_p
     assert agent.log().startswith("memstore: "), "the journal has the time beside each line"
 
 
-def test_a_service_manager_that_is_gone_harms_nobody(agents: Agents, tmp_path: Path) -> None:
-    address = free_address(0)
-    for path in (str(tmp_path / "none"), "@memstore-none", "nonsense"):
-        agents.serve("a", address=address, NOTIFY_SOCKET=path).terminate()
+@pytest.mark.parametrize(
+    "path",
+    ["{folder}/none", *(pytest.param(path, marks=pytest.mark.full) for path in ("@memstore-none", "nonsense"))],
+)
+def test_a_service_manager_that_is_gone_harms_nobody(agents: Agents, tmp_path: Path, path: str) -> None:
+    agents.serve("a", NOTIFY_SOCKET=path.format(folder=tmp_path)).terminate()
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from memstore.distributed.serving.silence import LONG, Silences
 from tests.distributed.serving.agents import Agents, eventually
 
@@ -36,6 +38,7 @@ def test_a_long_one_is_told_once_and_its_end() -> None:
     assert told.lines[1:] == ["tcp://10.0.0.1:1 answers again"]
 
 
+@pytest.mark.full
 def test_who_waits_for_the_seed_and_for_others_says_so(agents: Agents) -> None:
     seed = agents.serve("a")
     other = agents.serve("b", join=seed, members=2)

@@ -120,7 +120,7 @@ def test_a_dtype_that_the_readers_torch_lacks_is_named(agents: Agents) -> None:
 
 def test_without_monarch_an_index_actor_is_refused_and_the_extra_named(agents: Agents) -> None:
     code, text = agents.start("a", "--monarch", **versions(torchmonarch="")).ended()
-    assert code == REFUSED and "pip install 'memstore[cluster]'" in text, text
+    assert code == REFUSED and "pip install 'torchmonarch>=0.7,<0.8'" in text, text
     assert not Path(f"{agents.folder}/a").exists()
 
 

@@ -44,7 +44,7 @@ def test_a_wait_is_answered_by_a_put_of_any_process(agent: Agent, caller: Caller
         started = time.monotonic()
         version = store.put("put", 1)
         assert first.result() == IsAt(version)
-        assert time.monotonic() - started < 5  # it would be looked at again after 1 s, and end after 10
+        assert time.monotonic() - started < 9  # it would be looked at again after 1 s, and end after 10
         assert caller.call(agent, wait("put")) == IsAt(version)  # at once
         assert not other.done()
         store.put("never", 1)

@@ -205,7 +205,7 @@ def test_one_that_never_comes_is_an_error_within_the_timeout(pair: Pair, hide: C
         with pytest.raises(memstore.StorageError, match="actimeo") as caught:
             read()
         assert str(file) in str(caught.value) and caught.value.key == key
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     _back(file)
 
 

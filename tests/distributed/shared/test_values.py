@@ -85,9 +85,14 @@ def test_a_version_that_is_replaced_can_be_read_for_its_grace_time(pair: Pair) -
     (_, key) = put_both(pair, "grace", 0)
     view, held = there.view(key), there.get(key)
     (file,) = [one for one in pair.files(0) if str(one) in there.info(key).files]
+    began = time.monotonic()
     here.put(key, {"w": torch.full((SIZE,), 5.0), "n": 5})
     here.gc()
-    assert float(view["w"][7]) == 0.0 and file.exists(), "the grace time isn't over"
+    try:
+        is_kept = float(view["w"][7]) == 0.0 and file.exists()
+    except memstore.VersionGoneError:
+        is_kept = False
+    assert is_kept or time.monotonic() - began > 0.9 * GRACE, "it was removed before its time"
     deadline = time.monotonic() + 20
     while file.exists():
         assert time.monotonic() < deadline, "nobody removes it, though nobody puts"

@@ -20,6 +20,7 @@ from memstore.errors import VersionGoneError
 from memstore.rows import read_rows
 from memstore.view import view
 from tests.distributed.transfers.hosts import Hosts, two_hosts
+from tests.examples import examples
 from tests.inside import root_of
 
 _OVERHEAD = 64  # bytes of a request's answer beside what was asked for
@@ -150,7 +151,7 @@ _INDICES = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_INDICES)
 def test_any_index_reads_what_torch_reads(hosts: Hosts, index: list[Any]) -> None:
     if index.count(...) > 1:

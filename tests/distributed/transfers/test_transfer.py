@@ -35,6 +35,7 @@ from tests.distributed.transfers.wires import (
     ranges_of,
     serving,
 )
+from tests.examples import examples
 from tests.patience import give_back_until
 
 _BIG = 1 << 62
@@ -64,7 +65,7 @@ _PAIRS = st.lists(
 )
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_PAIRS)
 def test_any_ranges_come_as_they_lie_there(
     store: memstore.Store, served: Serving, streams: Streams, pairs: list[tuple[int, int]]
@@ -266,7 +267,7 @@ def test_garbage_and_what_is_too_long_end_the_stream(store: memstore.Store, serv
     _is_served(store, served)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60))
 def test_any_bytes_do_no_harm(store: memstore.Store, served: Serving, data: bytes) -> None:
     wire = socket.create_connection(("127.0.0.1", served.port), timeout=20)
@@ -295,7 +296,7 @@ def _is_served(store: memstore.Store, served: Serving) -> None:
 
 
 def test_a_request_that_never_ends_is_dropped(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "STALLED", 1.0)
+    monkeypatch.setattr(sending, "STALLED", 0.3)
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as wire:
         wire.sendall(LENGTH.pack(100) + b"x")
         assert wire.recv(1) == b""
@@ -304,7 +305,7 @@ def test_a_request_that_never_ends_is_dropped(served: Serving, monkeypatch: pyte
 def test_a_reader_that_takes_nothing_is_dropped(
     store: memstore.Store, served: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "STALLED", 1.0)
+    monkeypatch.setattr(sending, "STALLED", 0.3)
     store.put("large", torch.zeros(16 << 20, dtype=torch.uint8))
     extent = extent_of(store, "large")
     text = _wanted(extent, _range(0, extent.size))

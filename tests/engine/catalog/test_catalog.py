@@ -180,7 +180,7 @@ def test_readers_that_were_killed_leave_no_slots(root: str, monkeypatch: pytest.
     limit_readers(monkeypatch, 8)
     with opened(root) as opened_root:
         put(opened_root, b"key", b"value")
-        for _ in range(40):
+        for _ in range(12):
             with Child(_stay_in_a_read, 0, root) as child:
                 child.receive()  # and is killed
         assert get(opened_root, b"key") == b"value"

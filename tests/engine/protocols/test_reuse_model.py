@@ -67,6 +67,7 @@ LARGE_SCENES: dict[str, dict[str, Any]] = {
     "two puts, a sweep, a lease": {"roles": "repeater sender sweeper", "files": 3, "kills": 1, "failures": 1},
     "put_many, a put and a get": {"roles": "batcher writer reader", "files": 5, "keys": 2, "kills": 1},
 }  # fmt: skip
+SLOW = {"a sweep and two deaths", "a file that was held", "a reader always too late", "a reader without the mutex"}
 
 FOUND_IN = {
     "claim without the lock": "overwrites under a reader",
@@ -99,6 +100,9 @@ FOUND_IN = {
 }
 
 
+FOUND_LATE = {"claim what is leased", "unlink with the put id"}
+
+
 def look(scene: str, *mutations: str) -> Explored:
     options = {**SCENES, **LARGE_SCENES}[scene]
     model, first = Model(*mutations), start(**{**options, "roles": options["roles"].split()})
@@ -110,7 +114,10 @@ whole = functools.cache(look)
 
 @pytest.mark.parametrize(
     "scene",
-    [*SCENES, *(pytest.param(scene, marks=[FULL, pytest.mark.timeout(900)]) for scene in LARGE_SCENES)],
+    [
+        *(pytest.param(scene, marks=FULL if scene in SLOW else ()) for scene in SCENES),
+        *(pytest.param(scene, marks=[FULL, pytest.mark.timeout(900)]) for scene in LARGE_SCENES),
+    ],
 )
 def test_nothing_forbidden_is_reached(scene: str) -> None:
     found = whole(scene)
@@ -118,6 +125,7 @@ def test_nothing_forbidden_is_reached(scene: str) -> None:
     assert found.states > 1000, "this tests nothing"
 
 
+@pytest.mark.full
 def test_every_step_is_taken() -> None:
     """And every actor is killed, also while it recovers, if it ever takes the mutex."""
     source = "".join(map(inspect.getsource, MODEL))
@@ -131,7 +139,9 @@ def test_every_step_is_taken() -> None:
     assert set[str]().union(*(whole(scene).names for scene in SCENES)) == steps
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize(
+    "mutation", [pytest.param(name, marks=FULL if name in FOUND_LATE else ()) for name in MUTATIONS]
+)
 def test_a_fault_in_the_code_would_be_found(mutation: str) -> None:
     with pytest.raises(Fault) as found:
         look(FOUND_IN[mutation], mutation)

@@ -130,7 +130,7 @@ def test_a_timeout_names_the_owner(memory: mmap.mmap) -> None:
         started = time.monotonic()
         with pytest.raises(StoreTimeoutError, match=rf"it: waited .* held by pid {child.pid} \("):
             mutex.run(lambda: None, deadline_after(0.2))
-        assert 0.2 <= time.monotonic() - started < 5
+        assert 0.2 <= time.monotonic() - started < 20
         with pytest.raises(TimeoutError):
             mutex.run(lambda: None, deadline_after(0))
         child.send()

@@ -1,4 +1,4 @@
-"""Ranks on gloo for the tests of checkpoints: forked from a process that has imported what they need."""
+"""Where the tests of checkpoints save."""
 
 from __future__ import annotations
 
@@ -6,28 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from memstore.testing.fork_server import ForkServer
-from tests.ranks.launcher import Ranks
-
-_PRELOAD = (
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint.state_dict",
-    "memstore.integrations.dcp.calls",
-    "memstore.store.sharded",
-    "memstore.store.opening",
-    "tests.integrations.dcp.on_ranks",
-)
+import memstore
+from tests.integrations.dcp.states import Place
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    with ForkServer(preload=_PRELOAD) as started:
-        yield started
+@pytest.fixture(params=["folder", "store"])
+def place(request: pytest.FixtureRequest, scratch: str) -> Iterator[Place]:
+    """A path or a store, and a key."""
+    if request.param == "folder":
+        yield Place(scratch, None)
+        return
+    with memstore.open(scratch) as store:
+        yield Place(store, "runs/checkpoint")
 
 
-@pytest.fixture(scope="session")
-def ranks4(server: ForkServer) -> Iterator[Ranks]:
-    with Ranks(server, 4) as started:
-        yield started
+@pytest.fixture(params=[None, pytest.param("checkpoint", marks=pytest.mark.full)], ids=["folder", "store"])
+def key(request: pytest.FixtureRequest, scratch: str) -> str | None:
+    """For ranks, which open the place themselves: None for a folder; for a store, which is there, the key."""
+    if request.param is not None:
+        memstore.open(scratch).close()
+    return request.param

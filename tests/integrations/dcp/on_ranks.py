@@ -16,7 +16,6 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
@@ -109,7 +108,7 @@ def _spread(model: torch.nn.Module, how: str) -> torch.nn.Module:
     return model
 
 
-def _trained(how: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def trained(how: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     model = _spread(_model(seed), how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     torch.manual_seed(seed)
@@ -127,18 +126,18 @@ def _full(value: Any) -> Any:
     return value
 
 
-def model_and_optimizer(place: str, key: str | None, saved: str, loaded: str, asynchronous: str = "") -> bool:
+def model_and_optimizer(place: str, key: str | None, saved: str, loaded: str, asynchronous: bool = False) -> bool:
     """Trains a model for a step, saves it, and loads it into one that is spread otherwise."""
     source = opened(place, key)
-    model, optimizer = _trained(saved, 1)
+    model, optimizer = trained(saved, 1)
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     expected = {name: _full(value).clone() for name, value in state["model"].items()}
     moments = _full(state["optimizer"])["state"]["0.weight"]["exp_avg"].clone()
     if asynchronous:
-        _save_asynchronously(state, source, key, asynchronous, model)
+        _save_asynchronously(state, source, key, model)
     else:
         save(state, StorageWriter(source, key=key), planner=SavePlanner())
-    other, others = _trained(loaded, 2)
+    other, others = trained(loaded, 2)
     target = dict(zip(("model", "optimizer"), get_state_dict(other, others), strict=True))
     load(target, StorageReader(source, key=key), planner=dcp.LoadPlanner())
     set_state_dict(other, others, model_state_dict=target["model"], optim_state_dict=target["optimizer"])
@@ -147,13 +146,9 @@ def model_and_optimizer(place: str, key: str | None, saved: str, loaded: str, as
     return same and torch.equal(_full(found["optimizer"])["state"]["0.weight"]["exp_avg"], moments)
 
 
-def _save_asynchronously(state: Any, source: Any, key: str | None, how: str, model: torch.nn.Module) -> None:
+def _save_asynchronously(state: Any, source: Any, key: str | None, model: torch.nn.Module) -> None:
     future: Any = state_dict_saver.async_save(
-        state,
-        storage_writer=StorageWriter(source, key=key),
-        planner=SavePlanner(),
-        async_stager=Stager(),
-        async_checkpointer_type=AsyncCheckpointerType(how),
+        state, storage_writer=StorageWriter(source, key=key), planner=SavePlanner(), async_stager=Stager()
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -163,7 +158,7 @@ def _save_asynchronously(state: Any, source: Any, key: str | None, how: str, mod
 
 def train_while_saving(place: str) -> tuple[bool, float]:
     """Trains with FSDP2 while a save runs; whether the checkpoint has what the weights were when it was called."""
-    model, optimizer = _trained("FSDP2", 1)
+    model, optimizer = trained("FSDP2", 1)
     right = True
     for step in range(3):
         state = {"model": {name: value.detach() for name, value in model.state_dict().items()}, "step": step}

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -13,6 +14,26 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from memstore.integrations.dcp import StorageReader, StorageWriter
 
 StateDict = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where a test saves: a path and None, or a store and a key."""
+
+    source: Any
+    key: str | None
+
+    def writer(self, **options: Any) -> StorageWriter:
+        return StorageWriter(self.source, key=self.key, **options)
+
+    def reader(self) -> StorageReader:
+        return StorageReader(self.source, key=self.key)
+
+    def leftovers(self) -> list[str]:
+        """What is there beside one checkpoint of one process."""
+        if self.key is None:
+            return sorted(os.listdir(self.source))[2:]
+        others = [key for key in list(self.source) if key != self.key]
+        return [*others, *(one.key for one in self.source.pending())]
 
 
 def small_state(parameter: Any = "0") -> StateDict:

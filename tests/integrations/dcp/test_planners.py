@@ -55,6 +55,18 @@ def test_objects_come_back(value: Any) -> None:
     assert_same(value, decode_object("x", encode_object("x", value)))
 
 
+def test_streams_come_back_where_they_were(scratch: str) -> None:
+    stream = io.BytesIO(b"what a trainer has pickled itself")
+    stream.seek(5)
+    target: dict[str, Any] = {"losses": None, "empty": None}
+    dcp.save({"losses": stream, "empty": io.BytesIO()}, checkpoint_id=scratch)
+    dcp.load(target, checkpoint_id=scratch)
+    assert target["losses"].tell() == 5 and target["losses"].getvalue() == stream.getvalue()
+    assert target["empty"].getvalue() == b""
+    with pytest.raises(CorruptionError, match="it is cut"):
+        decode_object("losses", encode_object("losses", stream)[:20])
+
+
 def test_what_only_pickle_could_store_is_refused_by_name(scratch: str) -> None:
     with pytest.raises(CheckpointException, match="run.setting: .*memstore's planner doesn't pickle") as raised:
         dcp.save({"run": {"setting": io.StringIO()}}, checkpoint_id=scratch)

@@ -27,19 +27,7 @@ from memstore.errors import AlreadyExistsError, NotAStoreError
 from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
 from memstore.testing.equality import assert_same
-from tests.integrations.dcp.states import like, load, save, saved_and_loaded, small_state
-
-Place = tuple[Any, str | None]
-
-
-@pytest.fixture(params=["folder", "store"])
-def place(request: pytest.FixtureRequest, scratch: str) -> Any:
-    """A path or a store, and a key."""
-    if request.param == "folder":
-        yield scratch, None
-        return
-    with memstore.open(scratch) as store:
-        yield store, "runs/checkpoint"
+from tests.integrations.dcp.states import Place, like, load, save, saved_and_loaded, small_state
 
 
 def test_a_state_dict_comes_back_through_torchs_calls(place: Place) -> None:
@@ -154,12 +142,13 @@ def test_the_metadata_is_what_torch_wrote(place: Place) -> None:
     state = small_state()
     writer = StorageWriter(place[0], key=place[1])
     written = save(state, writer)
-    found = StorageReader(place[0], key=place[1]).read_metadata()
+    reader = StorageReader(place[0], key=place[1])
+    found = reader.read_metadata()
     assert found.state_dict_metadata == written.state_dict_metadata
     assert list(found.state_dict_metadata) == list(written.state_dict_metadata)
     assert found.planner_data == written.planner_data and found.version == written.version == "1.0.0"
-    assert found.storage_meta is not None and found.storage_meta.load_id
-    assert found.storage_meta.save_id == written.storage_meta.save_id
+    assert found.storage_meta is not None and found.storage_meta.load_id == reader.load_id
+    assert found.storage_meta.save_id == written.storage_meta.save_id == writer.save_id
     assert str(found.storage_meta.checkpoint_id) == str(writer.checkpoint_id)
     kinds = {type(one) for one in found.state_dict_metadata.values()}
     assert kinds == {TensorStorageMetadata, BytesStorageMetadata}

@@ -98,7 +98,7 @@ def test_logging_follows_torchstores_variable(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["StorageVolume", "Controller", "create_transport_buffer"])
 def test_other_names_of_torchstore_are_told_to_have_no_counterpart(name: str) -> None:
-    with pytest.raises(ts.NoCounterpartError, match=f"no '{name}' in memstore.*docs/migrate-torchstore.md"):
+    with pytest.raises(ts.NoCounterpartError, match=f"no '{name}' in memstore.*docs/coming-from/torchstore.md"):
         getattr(ts, name)
     assert not hasattr(ts, name) and issubclass(ts.NoCounterpartError, memstore.MemstoreError)
 

@@ -1,4 +1,4 @@
-"""Worlds of ranks that the tests share: forked once, and used by one test after the other."""
+"""Worlds of ranks that tests share: forked once, and used by one test after the other, of whichever folder."""
 
 from __future__ import annotations
 
@@ -14,28 +14,34 @@ _PRELOAD = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint.state_dict",
+    "memstore.integrations.dcp.calls",
+    "memstore.store.opening",
     "memstore.store.sharded",
     "memstore.store.models",
     "memstore.store.ranks",
     "tests.ranks.layouts",
     "tests.ranks.calls",
     "tests.ranks.models",
+    "tests.integrations.dcp.on_ranks",
+    "tests.integrations.dcp.processes_on_ranks",
+    "tests.integrations.dcp.uses_on_ranks",
 )
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
+def rank_server() -> Iterator[ForkServer]:
     with ForkServer(preload=_PRELOAD) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def ranks4(server: ForkServer) -> Iterator[Ranks]:
-    with Ranks(server, 4) as started:
+def ranks4(rank_server: ForkServer) -> Iterator[Ranks]:
+    with Ranks(rank_server, 4) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def ranks2(server: ForkServer) -> Iterator[Ranks]:
-    with Ranks(server, 2) as started:
+def ranks2(rank_server: ForkServer) -> Iterator[Ranks]:
+    with Ranks(rank_server, 2) as started:
         yield started

@@ -1,0 +1,61 @@
+"""Stores that another process is about to make: who may start before it looks for them again and again.
+
+A look costs some microseconds, and takes no part in what the maker does: `memstore.json` is written last, so a store
+that is half made is none yet. One that is half removed, since somebody clears the folder, is waited out too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from memstore.engine import deadline_after, has_settings
+from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, StoreTimeoutError
+
+Opened = TypeVar("Opened")
+
+_FIRST_LOOK, _LAST_LOOK = 0.002, 0.05  # seconds between two
+
+
+def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened:
+    """What `open_now` returns once there is a store in the folder `path`.
+
+    Raises:
+        StoreTimeoutError: there was none within `wait` seconds.
+        NotAStoreError: nor can there be: something else is there.
+        CorruptionError: a file of the store is missing, and that didn't change.
+        TypeError, ValueError: `wait` is no number of seconds.
+    """
+    deadline, pause = deadline_after(wait), _FIRST_LOOK
+    while True:
+        was_there = has_settings(path)
+        try:
+            return open_now()
+        except (NotAStoreError, CorruptionError, FileNotFoundError) as error:
+            is_there = has_settings(path)
+            if is_there and not was_there:  # it was made between the two looks
+                continue
+            if not (_is_being_cleared(error) if is_there else _may_come(path)):
+                raise
+            left = deadline - time.monotonic()
+            if left <= 0 and is_there:
+                raise
+            if left <= 0:
+                said = error.message if isinstance(error, MemstoreError) else f"{path}: {error}"
+                raise StoreTimeoutError(f"{said}; nobody has made a store there within {wait:g} s") from None
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LAST_LOOK)
+
+
+def _is_being_cleared(error: Exception) -> bool:
+    """Whether a file is missing of a folder that says that it is a store."""
+    return isinstance(error, FileNotFoundError) or (isinstance(error, CorruptionError) and error.detail == "missing")
+
+
+def _may_come(path: str) -> bool:
+    """Whether the path is a folder, or may become one."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.path.isdir(path)

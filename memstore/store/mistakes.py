@@ -1,0 +1,45 @@
+"""Arguments that nearly always mean something else than they say, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from memstore.errors import UnsupportedValueError
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|meta)(:[0-9]+)?")
+
+
+def check_default(key: str, default: Any) -> None:
+    """Warns of a get whose default is a device or dtype, unless the key says that such a thing is what it has."""
+    is_device = isinstance(default, torch.device) or (type(default) is str and _DEVICE.fullmatch(default))
+    name = "device" if is_device else "dtype" if isinstance(default, torch.dtype) else None
+    shown = repr(str(default)) if is_device else repr(default)
+    if name is not None and name not in key:
+        warnings.warn(
+            f"get({key!r}, {shown}): the second argument is the default, which is returned as it is if there is no "
+            f"such key; for values of this {name} write {name}={shown}",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def as_items(items: Any) -> Mapping[str, Any]:
+    """What `put_many` was given, as a mapping. Raises TypeError."""
+    if isinstance(items, Mapping):
+        return items  # pyright: ignore[reportUnknownVariableType]
+    if not callable(getattr(items, "items", None)):
+        raise TypeError(
+            f"put_many takes a dict of values by their keys, and this is a {type(items).__qualname__}: "
+            "put_many({'key': value}), or put(key, value) for one"
+        )
+    return dict(items.items())  # a TensorDict, or another store: to iterate over them means something else
+
+
+def refuse_one_of_many(key: str, error: UnsupportedValueError) -> NoReturn:
+    """Says which of the values it was."""
+    raise UnsupportedValueError(f"{key!r}: {error.message}; nothing was put", key=key) from None

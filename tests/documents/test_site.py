@@ -1,0 +1,156 @@
+"""The site: nothing is missing on it, it is built without a warning, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+import memstore
+from tests.documents.pages import ROOT
+from tests.source_tree import Module
+
+DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
+ROOMS = ("aio", "deferred_init", "fake")  # public besides memstore itself, integrations/ and testing/
+TESTING = ("explore", "fork_server", "faults")  # and its packages; its other files are for memstore's own tests
+SPHINX = ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton")
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+def public_doors() -> dict[str, Module]:
+    """The modules whose names users may use: their `__all__`, or, without one, all that they define."""
+    paths = [PACKAGE / "__init__.py", *(PACKAGE / room / "__init__.py" for room in ROOMS)]
+    paths += (PACKAGE / "integrations").glob("*/__init__.py")
+    paths += (PACKAGE / "testing").glob("*/__init__.py")
+    paths += (PACKAGE / f"testing/{name}.py" for name in TESTING)
+    names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)
+    return {name.removesuffix(".__init__"): Module(name, path) for name, path in zip(names, paths, strict=True)}
+
+
+def reference() -> str:
+    return "\n".join(path.read_text() for path in (DOCS / "api").glob("*.rst"))
+
+
+def test_every_public_name_stands_in_the_reference() -> None:
+    shown = set(re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)$", reference(), re.MULTILINE))
+    doors = public_doors()
+    wanted = {f"{door}.{name}" for door, module in doors.items() for name in module.offered}
+    wanted |= {door for door, module in doors.items() if not module.offered}
+    assert wanted - shown == set(), "docs/api/ lacks them"
+    assert len(wanted) > 120 and len(doors) > 8, "this tests nothing"
+
+
+def test_the_reference_names_what_there_is() -> None:
+    """A name that is gone would be found when the site is built; this finds it sooner."""
+    doors = public_doors()
+    for name in re.findall(r"^\.\. auto(?!module)\w+:: ([\w.]+)$", reference(), re.MULTILINE):
+        door, _, last = name.rpartition(".")
+        assert last in doors[door].offered, name
+
+
+# --- troubleshooting --------------------------------------------------------------------------------------------------
+
+
+def errors() -> list[str]:
+    tree = ast.parse((PACKAGE / "errors.py").read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def explained() -> dict[str, str]:
+    """The sections of the page on errors, by their titles."""
+    parts = re.split(r"^##+ (\w+)$", (DOCS / "troubleshooting.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", errors())
+def test_every_error_is_explained(name: str) -> None:
+    section = explained().get(name)
+    assert section, f"docs/troubleshooting.md has no section {name}"
+    if name != "MemstoreError":
+        assert all(f"- **{word}:** " in section for word in ("When", "Why", "What to do")), section
+
+
+def test_explained_errors_exist() -> None:
+    assert {name for name in explained() if name.endswith("Error")} == set(errors())
+
+
+# --- its pages --------------------------------------------------------------------------------------------------------
+
+
+def contents() -> list[str]:
+    """What the tables of contents name, with patterns."""
+    found: list[str] = []
+    for path in DOCS.rglob("*.rst"):
+        below = path.parent.relative_to(DOCS).as_posix()
+        for block in re.findall(r"^\.\. toctree::\n((?:   .*\n|\n)*)", path.read_text(), re.MULTILINE):
+            entries = [line.strip() for line in block.splitlines() if line.strip() and not line.strip().startswith(":")]
+            entries = [re.sub(r"^.* <(.*)>$", r"\1", entry) for entry in entries]
+            found += [entry if below == "." else f"{below}/{entry}" for entry in entries]
+    return found
+
+
+def test_every_page_stands_in_a_table_of_contents() -> None:
+    """One of docs/*.rst names it, or it is beside a README.md that one names."""
+    listed = contents()
+    folders = [entry.removesuffix("README") + "*" for entry in listed if entry.endswith("/README")]
+    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")]
+    missing = [page for page in pages if not any(fnmatch(page, one) for one in [*listed, *folders])]
+    assert missing == [], "name them in docs/index.rst"
+    assert all((DOCS / f"{one}.md").exists() or (DOCS / f"{one}.rst").exists() for one in listed), listed
+
+
+@pytest.mark.full
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Half a minute: as `make docs`."""
+    missing = [name for name in SPHINX if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed; make docs installs them")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS / "site", DOCS, tmp_path]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert built.returncode == 0, built.stderr
+    assert broken(tmp_path) == []
+    assert methods_that_are_missing((tmp_path / "objects.inv").read_bytes()) == []
+
+
+def methods_that_are_missing(inventory: bytes) -> list[str]:
+    """Public methods of what people use most that the reference doesn't show, and doesn't leave out on purpose."""
+    shown = zlib.decompress(inventory.split(b"\n", 4)[4]).decode()
+    left_out = {name for line in re.findall(r":exclude-members: (.*)", reference()) for name in line.split(", ")}
+    classes = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
+    wanted = [f"memstore.{one}.{name}" for one in classes for name in public_methods(attrgetter(one)(memstore))]
+    assert len(wanted) > 80, "this tests nothing"
+    return [name for name in wanted if name.rpartition(".")[2] not in left_out and f"{name} " not in shown]
+
+
+def public_methods(cls: type) -> list[str]:
+    return [name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))]
+
+
+broken: Callable[[Path], list[str]] = runpy.run_path(str(DOCS / "site/links.py"))["broken"]
+
+
+def test_links_of_a_site_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "picture.svg").touch()
+    (tmp_path / "folder/page.html").write_text('<h1 id="top"></h1><img src="../picture.svg"><a href="#gone"></a>')
+    (tmp_path / "index.html").write_text(
+        '<a href="folder/page.html#top"></a><a href="folder/page.html#bottom"></a><a href="https://elsewhere/x"></a>'
+        '<a href="folder/other.html"></a><script src="script.js?v=1"></script>'
+    )
+    assert [line.partition(":")[0] for line in broken(tmp_path)] == [
+        "folder/page.html links to #gone",
+        "index.html links to folder/page.html#bottom",
+        "index.html links to folder/other.html",
+        "index.html links to script.js?v=1",
+    ]

@@ -1,0 +1,164 @@
+"""Stores that can't be opened, or not so."""
+
+from __future__ import annotations
+
+from memstore.errors import (
+    AlreadyExistsError,
+    NotAStoreError,
+    PermissionDeniedError,
+    ReadOnlyError,
+    StoreTimeoutError,
+)
+from tests.mistakes.mistake import Mistake
+
+MISTAKES = [
+    Mistake(
+        'memstore.open(path + "/nowhere", "r")',
+        NotAStoreError,
+        "PATH/nowhere doesn't exist: open it with mode 'a' to create it",
+    ),
+    Mistake(
+        'memstore.open(path + "/nowhere/store")',
+        NotAStoreError,
+        "PATH/nowhere/store: the parent folder PATH/nowhere doesn't exist: create it first",
+    ),
+    Mistake(
+        'memstore.open(path + "/notes.txt")',
+        NotAStoreError,
+        "PATH/notes.txt is not a folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/folder")',
+        NotAStoreError,
+        "PATH/folder is no store, and not empty (it has 'file'): choose a new or empty folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/folder", "r")',
+        NotAStoreError,
+        "PATH/folder is no store: it has no memstore.json; mode 'a' creates one in an empty folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/spoiled")',
+        NotAStoreError,
+        "PATH/spoiled/memstore.json is foreign or damaged: Object missing required field `format`: put back "
+        "what was there, or choose another folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/step-1")',
+        NotAStoreError,
+        "PATH/step-1 is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it",
+    ),
+    Mistake(
+        'memstore.open("")',
+        TypeError,
+        "root is the path of a folder, and not ''",
+    ),
+    Mistake(
+        "memstore.open(3)",
+        TypeError,
+        "root is the path of a folder, and not 3",
+    ),
+    Mistake(
+        'memstore.open("s3://bucket/store")',
+        ValueError,
+        "root is a folder of this host, or of storage that is mounted there, and not 's3://bucket/store'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", "w")',
+        ValueError,
+        "mode is 'r', 'r+', 'a' or 'x', and not 'w'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", "x")',
+        AlreadyExistsError,
+        "PATH/store is a store already, and mode 'x' asks for a new one",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", wait=30.0)',
+        ValueError,
+        "mode 'a' makes the store itself: wait= is for modes 'r' and 'r+', which need one",
+    ),
+    Mistake(
+        'memstore.open(path + "/nowhere", "r", wait=0.0)',
+        StoreTimeoutError,
+        "PATH/nowhere doesn't exist: open it with mode 'a' to create it; nobody has made a store there within 0 s",
+    ),
+    Mistake(
+        'memstore.open(path + "/folder", "r+", wait=0.0)',
+        StoreTimeoutError,
+        "PATH/folder is no store: it has no memstore.json; mode 'a' creates one in an empty folder; nobody "
+        "has made a store there within 0 s",
+    ),
+    Mistake(
+        'memstore.open(path + "/notes.txt", "r", wait=30.0)',
+        NotAStoreError,
+        "PATH/notes.txt is not a folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/nowhere", "r", wait="30 s")',
+        TypeError,
+        "a timeout is a number of seconds, and not '30 s'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", durability="Disk")',
+        ValueError,
+        "durability is 'process' or 'disk', and not 'Disk'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", durability="disk")',
+        ValueError,
+        "PATH/store was created with durability='process', which can't be changed; 'disk' was asked for: "
+        "leave durability out, or choose another folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", inline_limit=0)',
+        ValueError,
+        "PATH/store was created with inline_limit=1536, which can't be changed; 0 was asked for: leave "
+        "inline_limit out, or choose another folder",
+    ),
+    Mistake(
+        'memstore.open(path + "/new", inline_limit="1KiB")',
+        TypeError,
+        "inline_limit is a whole number, and not '1KiB'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", capacity="8 gigs")',
+        ValueError,
+        "a size is a positive number of bytes, or text such as '8GiB' or '500MB', and not '8 gigs'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", "r", capacity="8GiB")',
+        ReadOnlyError,
+        "mode 'r' can't set capacity: open the store with 'r+' for that",
+    ),
+    Mistake(
+        'memstore.open(path + "/new", file_mode=0o777)',
+        ValueError,
+        "file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not 0o777",
+    ),
+    Mistake(
+        'memstore.open(path + "/new", unix_group="no-such-group")',
+        PermissionDeniedError,
+        "this machine has no group 'no-such-group'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", timeout="soon")',
+        TypeError,
+        "a timeout is a number of seconds, and not 'soon'",
+    ),
+    Mistake(
+        'memstore.repair(path + "/nowhere")',
+        NotAStoreError,
+        "PATH/nowhere doesn't exist: open it with mode 'a' to create it",
+    ),
+    Mistake(
+        "reader.gc()",
+        ReadOnlyError,
+        "PATH/store was opened with mode 'r': open it with 'r+' or 'a' to write",
+    ),
+    Mistake(
+        'reader.delete("policy")',
+        ReadOnlyError,
+        "PATH/store was opened with mode 'r': open it with 'r+' or 'a' to write",
+    ),
+]

@@ -1,0 +1,261 @@
+"""Datasets, replay buffers, and what feeds a DataLoader."""
+
+from __future__ import annotations
+
+from memstore.errors import (
+    AlreadyExistsError,
+    KeyNotFoundError,
+    MutableEntryError,
+    ReadOnlyError,
+    StoreFullError,
+    StoreTimeoutError,
+    StructureMismatchError,
+    UnsupportedValueError,
+)
+from tests.mistakes.mistake import Mistake
+
+MISTAKES = [
+    Mistake(
+        'store.create_dataset("frames", {"x": ((2,), torch.float32)}, capacity=8)',
+        AlreadyExistsError,
+        "'frames' is there already, at version 7: open it with store.open_dataset('frames'), or delete it",
+    ),
+    Mistake(
+        'store.create_dataset("new", {"x": torch.float32}, capacity=8)',
+        TypeError,
+        "spec['x'] is torch.float32: a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
+        "or an example of a row",
+    ),
+    Mistake(
+        'store.create_dataset("new", {"x": (2, torch.float32)}, capacity=8)',
+        TypeError,
+        "spec['x'] is (2, torch.float32): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of "
+        "them, or an example of a row",
+    ),
+    Mistake(
+        'store.create_dataset("new", {}, capacity=8)',
+        ValueError,
+        "spec is empty: a row has at least one tensor",
+    ),
+    Mistake(
+        'store.create_dataset("new", {"x": ((2,), torch.float32)}, capacity=0)',
+        ValueError,
+        "capacity is a number of rows, 1 to 281,474,976,710,656, and not 0",
+    ),
+    Mistake(
+        'store.create_dataset("new", {"x": ((2,), torch.float32)}, capacity=8, length=9)',
+        ValueError,
+        "length is 9 rows, and capacity 8",
+    ),
+    Mistake(
+        'small.create_dataset("new", {"x": ((1 << 20,), torch.float32)}, capacity=8)',
+        StoreFullError,
+        "PATH/small has no room for 'new': it takes 32.0 MiB, and the capacity of the whole store is 1.0 "
+        "MiB: open the store once with a larger capacity=, which all processes then have; nothing was changed",
+    ),
+    Mistake(
+        'store.create_dataset_from("new", torch.tensor(3.0))',
+        ValueError,
+        "value has no dimension, and so no rows",
+    ),
+    Mistake(
+        'store.create_dataset_from("new", {"x": torch.ones(3), "y": torch.ones(4)})',
+        StructureMismatchError,
+        "'new': this batch doesn't fit: its leaves have 3 and 4 rows",
+    ),
+    Mistake(
+        'store.open_dataset("policy")',
+        MutableEntryError,
+        "'policy' is an ordinary entry, and no dataset: read it with store.get or store.view",
+    ),
+    Mistake(
+        'store.open_dataset("frame")',
+        KeyNotFoundError,
+        "no key 'frame': did you mean 'frames'?",
+    ),
+    Mistake(
+        'store.open_dataset("frames", "w")',
+        ValueError,
+        "mode is 'r' or 'r+', and not 'w'",
+    ),
+    Mistake(
+        'store.open_dataset("new", wait=0)',
+        StoreTimeoutError,
+        "'new' doesn't exist: no version newer than 0 within 0 s",
+    ),
+    Mistake(
+        'reader.open_dataset("frames")',
+        ReadOnlyError,
+        "PATH/store was opened with mode 'r': open it with 'r+' or 'a' to write",
+    ),
+    Mistake(
+        'frames.extend({"x": torch.ones(1, 2)})',
+        StructureMismatchError,
+        "'frames': this batch doesn't fit: value['done'] is missing",
+    ),
+    Mistake(
+        'frames.extend({"x": torch.ones(1, 3), "done": torch.zeros(1, dtype=torch.bool)})',
+        StructureMismatchError,
+        "'frames': this batch doesn't fit: value['x'] is torch.float32 of shape [1, 3], and takes "
+        "torch.float32 of shape [rows, 2]",
+    ),
+    Mistake(
+        'frames.extend({"x": torch.ones(1, 2, dtype=torch.float64), "done": torch.zeros(1, dtype=torch.bool)})',
+        StructureMismatchError,
+        "'frames': this batch doesn't fit: value['x'] is torch.float64 of shape [1, 2], and takes "
+        "torch.float32 of shape [rows, 2]",
+    ),
+    Mistake(
+        'frames.extend({"x": torch.ones(1, 2), "done": torch.zeros(2, dtype=torch.bool)})',
+        StructureMismatchError,
+        "'frames': this batch doesn't fit: its leaves have 1 and 2 rows",
+    ),
+    Mistake(
+        'frames.extend({"x": torch.ones(9, 2), "done": torch.zeros(9, dtype=torch.bool)})',
+        StoreFullError,
+        "'frames' has 3 of at most 8 rows, and 9 more don't fit: seal it, and go on in another",
+    ),
+    Mistake(
+        "frames[3]",
+        IndexError,
+        "row 3 of 'frames', which has 3 by now: rows are from -3 to 2",
+    ),
+    Mistake(
+        "frames[0, 1]",
+        TypeError,
+        "(0, 1) is a tuple, and a dataset is indexed by rows alone: take the rows first, as in "
+        "dataset[3][0], or give a list of rows",
+    ),
+    Mistake(
+        'frames["x"]',
+        TypeError,
+        "a str is no index of rows: it takes integers or booleans (uint8 might mean either), as a list, "
+        "array or tensor of one dimension, a slice or a range",
+    ),
+    Mistake(
+        'frames[5] = {"x": torch.ones(2), "done": torch.tensor(True)}',
+        IndexError,
+        "row 5 of 'frames', which has 3 by now: rows are from -3 to 2",
+    ),
+    Mistake(
+        'frames[0:2] = {"x": torch.ones(3, 2), "done": torch.zeros(3, dtype=torch.bool)}',
+        ValueError,
+        "'frames': 3 rows for 2 places; it has 3 rows by now",
+    ),
+    Mistake(
+        'reader.open_dataset("frames", "r").extend({"x": torch.ones(1, 2), "done": torch.zeros(1, dtype=torch.bool)})',
+        ReadOnlyError,
+        "'frames' was opened with mode 'r': open it with 'r+' to write",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "new")',
+        KeyNotFoundError,
+        "no key 'new': keys() lists the 9 that the store has; with spec= and capacity= it is made",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", capacity=16)',
+        StructureMismatchError,
+        "'replay' is there already, and its capacity is 8, and not 16",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", {"x": ((3,), torch.float32)}, capacity=8)',
+        StructureMismatchError,
+        "'replay' is there already, and its rows are {'x': ((2,), torch.float32), 'done': ((), torch.bool)}, "
+        "and not {'x': ((3,), torch.float32)}",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", sampler="random")',
+        ValueError,
+        "sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not 'random'",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "frames")',
+        MutableEntryError,
+        "'frames' is a dataset, whose rows are written in place: use store.open_dataset('frames'), or "
+        "store.view('frames') to read it; seal() makes an ordinary entry of it, and store.delete('frames') "
+        "frees the key",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", rate_limiter=4.0)',
+        TypeError,
+        "rate_limiter is a memstore.RateLimiter, and not 4.0",
+    ),
+    Mistake(
+        "memstore.RateLimiter(samples_per_insert=4.0, min_size=0, tolerance=8.0)",
+        ValueError,
+        "min_size is a number of rows, 1 at least, and not 0",
+    ),
+    Mistake(
+        "memstore.RateLimiter(samples_per_insert=4.0, min_size=1, tolerance=1.0)",
+        ValueError,
+        "tolerance is 1.0: with less than 4, a sample or an insert of one row would wait for ever",
+    ),
+    Mistake(
+        "replay.sample(4, timeout=0)",
+        StoreTimeoutError,
+        "'replay': it has no rows to sample",
+    ),
+    Mistake(
+        "replay.sample(-1)",
+        ValueError,
+        "batch_size is 0 or more, and not -1",
+    ),
+    Mistake(
+        'replay.sample("4")',
+        TypeError,
+        "batch_size is a number, and not '4'",
+    ),
+    Mistake(
+        'replay.sample(1, out={}, device="cpu")',
+        TypeError,
+        "out= has a device of its own: leave device= out",
+    ),
+    Mistake(
+        'replay.sample_slices(1, 2, end_key="terminated", timeout=0)',
+        KeyError,
+        "\"end_key: 'replay' has no leaf 'terminated', but 'x', 'done'; None: slices run over all\"",
+    ),
+    Mistake(
+        "replay.update_priority([0], [1.0])",
+        StructureMismatchError,
+        "'replay' was made without priorities: make it with sampler='prioritized'",
+    ),
+    Mistake(
+        'replay.extend({"x": torch.ones(9, 2), "done": torch.zeros(9, dtype=torch.bool)})',
+        StoreFullError,
+        "'replay' has 8 slots, and a batch of 9 rows never fits: extend it in parts",
+    ),
+    Mistake(
+        'replay.add({"x": torch.ones(1, 2), "done": torch.tensor(False)})',
+        StructureMismatchError,
+        "'replay': this row doesn't fit: value['x'] is torch.float32 of shape [1, 2], and takes "
+        "torch.float32 of shape [2]",
+    ),
+    Mistake(
+        'StoreDataset(store, "plicy")',
+        KeyNotFoundError,
+        "no key 'plicy': did you mean 'policy'?",
+    ),
+    Mistake(
+        'StoreDataset(store, "step")',
+        UnsupportedValueError,
+        "value of 'step' is an int, and no tensor: a row is one element of the first dimension of each "
+        "tensor. Put it under a key of its own, or as a tensor with a row for each",
+    ),
+    Mistake(
+        'StoreDataset(store, "policy")',
+        UnsupportedValueError,
+        "the tensors of 'policy' have different numbers of rows: value['b'] has 4, value['w'] has 512. Put "
+        "tensors that don't belong to the rows under a key of their own",
+    ),
+    Mistake(
+        "BlockShuffle(-1)",
+        ValueError,
+        "length is an integer, 0 or more, and not -1",
+    ),
+    Mistake(
+        "BlockShuffle(8, block=0)",
+        ValueError,
+        "block is an integer, 1 or more, and not 0",
+    ),
+]

@@ -1,0 +1,119 @@
+"""Snapshots."""
+
+from __future__ import annotations
+
+from memstore.errors import (
+    AlreadyExistsError,
+    KeyNotFoundError,
+    NotAStoreError,
+    ReadOnlyError,
+    StructureMismatchError,
+    UnsupportedValueError,
+)
+from tests.mistakes.mistake import Mistake
+
+MISTAKES = [
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", module)',
+        TypeError,
+        "app_state is a dict of Statefuls by name, and not a Linear",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", {"step": 3})',
+        TypeError,
+        "app_state['step'] is an int, which has no state_dict and load_state_dict: wrap it in memstore.StateDict",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", {"": module})',
+        TypeError,
+        "the names in app_state are texts that aren't empty, and not ''",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", {"progress": memstore.StateDict(f=lambda: 0)})',
+        UnsupportedValueError,
+        "app_state['progress']: value['f']: an object of type function: it can't be found by its name (a "
+        "lambda, or defined in a function); define it at the top level of a module, or put what it is made of",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/step-1", {"model": module})',
+        AlreadyExistsError,
+        "PATH/step-1 has a snapshot: take to another path, or remove it first",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", {"model": module}, durability="memory")',
+        ValueError,
+        "durability is 'process' or 'disk', and not 'memory'",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", {"model": module}, replicated="**")',
+        TypeError,
+        "replicated is a list of patterns, and not '**'",
+    ),
+    Mistake(
+        'memstore.Snapshot.take("s3://bucket/step-1", {"model": module})',
+        ValueError,
+        "'s3://bucket/step-1': snapshots are folders of a file system; there is no storage 's3'",
+    ),
+    Mistake(
+        'memstore.Snapshot(path + "/nowhere").restore({"model": module})',
+        NotAStoreError,
+        "PATH/nowhere is no snapshot: there is no such folder",
+    ),
+    Mistake(
+        'memstore.Snapshot(path + "/step-1", storage_options={"region": "eu"})',
+        TypeError,
+        "storage_options has ['region']; memstore knows ['allow_pickle', 'timeout']",
+    ),
+    Mistake(
+        'snapshot.restore({"model": larger})',
+        StructureMismatchError,
+        "app_state differs from the snapshot PATH/step-1, nothing was restored:\n"
+        "  model/weight: stored with shape [2, 4], here [2, 8]",
+    ),
+    Mistake(
+        'snapshot.restore({"modle": module})',
+        StructureMismatchError,
+        "app_state differs from the snapshot PATH/step-1, nothing was restored:\n"
+        "  modle: the snapshot has nothing of this name; it has model, progress",
+    ),
+    Mistake(
+        'snapshot.restore({"model": torch.nn.Sequential(module)})',
+        StructureMismatchError,
+        "app_state differs from the snapshot PATH/step-1, nothing was restored:\n"
+        "  model/0.bias: missing: the snapshot doesn't have it\n"
+        "  model/0.weight: missing: the snapshot doesn't have it\n"
+        "  model/bias: unexpected: the snapshot has it, and the module doesn't\n"
+        "  model/weight: unexpected: the snapshot has it, and the module doesn't",
+    ),
+    Mistake(
+        'snapshot.read_object("model/weight")',
+        KeyNotFoundError,
+        "PATH/step-1 has nothing at 'model/weight': did you mean '0/model/weight'?",
+    ),
+    Mistake(
+        'snapshot.read_object("0/model/wieght")',
+        KeyNotFoundError,
+        "PATH/step-1 has nothing at '0/model/wieght': did you mean '0/model/weight'?",
+    ),
+    Mistake(
+        'snapshot.read_object("0/model/weight", obj_out=torch.zeros(3))',
+        StructureMismatchError,
+        "0/model/weight: stored with shape [2, 4], here [3]",
+    ),
+    Mistake(
+        'snapshot.read_object("0/model/weight", memory_budget_bytes=0)',
+        ValueError,
+        "memory_budget_bytes is a positive number of bytes, and not 0",
+    ),
+    Mistake(
+        'snapshot.get_state_dict_for_key("modle")',
+        KeyNotFoundError,
+        "PATH/step-1 has nothing under 'modle'; it has 'model', 'progress'",
+    ),
+    Mistake(
+        'snapshot.view()["model"]["weight"][0] = 1',
+        ReadOnlyError,
+        "an assignment to its elements would write into a lazy leaf of 'PATH/step-1', which never changes: "
+        "take a copy with clone(), and write into that",
+    ),
+]

@@ -1,0 +1,67 @@
+"""What contributors and reporters are told to run exists, and does what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+
+import click
+import pytest
+
+from tests.packaging.archives import ROOT
+
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[0-9]*.yml"))
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "docs/releasing.md"]
+MAKE = re.compile(r"(?:^|`|&& )make ([a-z][a-z-]*)", re.MULTILINE)
+
+
+def would_run(*targets: str) -> list[str]:
+    """The commands of make, with those that it shows for environments that are not set up yet."""
+    if shutil.which("make") is None:
+        pytest.skip("make isn't installed")
+    command = ["make", "--dry-run", "--no-print-directory", *targets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if re.search(r"python -m (?!pip)", line)]
+
+
+def test_the_hooks_run_what_make_check_runs() -> None:
+    hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    targets = [word for hook in hooks for word in shlex.split(hook)[1:] if not word.startswith("-")]
+    checked = would_run("check")
+    assert len(checked) >= 3 and any("basedpyright" in line for line in checked)
+    assert sorted(would_run(*targets)) == sorted(checked)
+
+
+def test_make_knows_the_targets_that_pages_name() -> None:
+    named = {target for page in PAGES for target in MAKE.findall(page.read_text())}
+    assert {"check", "format", "test", "test-full", "dist"} <= named, "this tests nothing"
+    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert named <= rules, f"no target {sorted(named - rules)}"
+
+
+COMMAND = re.compile(r"(?:`|label: )memstore ((?:[a-z]+ )*[a-z]+(?: [/A-Z]\S*| --[a-z-]+)+)")
+NAMED = sorted({line.rstrip("`.,:)") for path in [*FORMS, *PAGES] for line in COMMAND.findall(path.read_text())})
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_named_commands_exist_and_take_the_named_options(line: str) -> None:
+    from memstore.cli.commands import cli
+
+    command: click.Command = cli
+    words = line.split()
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    assert command is not cli, f"there is no `memstore {line}`"
+    options = {option for parameter in command.params for option in parameter.opts}
+    named = {word.rstrip("`.,:)") for word in words if word.startswith("--")}
+    assert named <= options, f"`memstore {line}`"
+
+
+def test_each_form_of_a_running_store_asks_for_its_state_and_for_the_machine() -> None:
+    assert len(FORMS) >= 5
+    for form in FORMS:
+        text = form.read_text()
+        if "install" not in form.name and "documents" not in form.name:
+            assert "memstore stats ROOT --json" in text and "memstore bench --json" in text, form.name

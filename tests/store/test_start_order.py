@@ -1,0 +1,213 @@
+"""Who comes first: readers wait for a store that is to be made; and for the next one, where a folder was cleared."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import memstore
+import memstore.aio
+from memstore.store.appearing import when_there
+from tests.children import Child, Wire
+
+pytestmark = pytest.mark.embedded
+
+
+def follow(wire: Wire, root: str, mode: str) -> float:
+    wire.send("about to open")
+    with memstore.open(root, mode, wait=100.0) as store:  # type: ignore[arg-type]
+        store.wait("policy", timeout=100.0)
+        return float(store.get("policy").sum())
+
+
+@pytest.mark.parametrize("mode", ["r", pytest.param("r+", marks=pytest.mark.full)])
+@pytest.mark.parametrize("there", ["no folder", "no parent", "an empty folder", "a store that is half made"])
+def test_a_follower_may_start_first(scratch: str, mode: str, there: str) -> None:
+    root = f"{scratch}/a/b" if there == "no parent" else scratch
+    if there == "an empty folder":
+        os.mkdir(root, mode=0o700)
+    elif there == "a store that is half made":
+        memstore.open(root).close()
+        os.unlink(f"{root}/memstore.json")
+        shutil.rmtree(f"{root}/catalog")
+    with Child(follow, root, mode) as follower:
+        assert follower.receive() == "about to open"
+        os.makedirs(os.path.dirname(root), exist_ok=True)
+        with memstore.open(root) as store:
+            store.put("policy", torch.ones(3))
+            assert follower.receive() == 3.0
+
+
+def looks(*actions: Callable[[], None]) -> Callable[[str], Callable[[], memstore.Store]]:
+    """What opens a store; before each look the next of the actions is done."""
+    todo = iter(actions)
+
+    def opener(root: str) -> Callable[[], memstore.Store]:
+        def open_now() -> memstore.Store:
+            for action in todo:
+                action()
+                break
+            return memstore.open(root, "r")
+
+        return open_now
+
+    return opener
+
+
+def test_each_look_sees_what_is_there_by_then(scratch: str) -> None:
+    done: list[str] = []
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: done.append("nothing"),
+        lambda: os.mkdir(scratch, mode=0o700),
+        lambda: done.append("a folder"),
+        lambda: memstore.open(scratch).close(),
+    )
+    with when_there(scratch, 100.0, looks(*steps)(scratch)) as store:
+        assert len(store) == 0 and done == ["nothing", "a folder"]
+
+
+def test_a_store_that_is_being_removed_is_waited_out(scratch: str) -> None:
+    memstore.open(scratch).close()
+    shutil.rmtree(f"{scratch}/segments")  # and memstore.json is there still
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: None,
+        lambda: shutil.rmtree(scratch),
+        lambda: memstore.open(scratch).close(),
+    )
+    with when_there(scratch, 100.0, looks(*steps)(scratch)) as store:
+        assert len(store) == 0
+
+
+def test_one_that_stays_half_removed_is_damaged(scratch: str) -> None:
+    memstore.open(scratch).close()
+    shutil.rmtree(f"{scratch}/segments")
+    with pytest.raises(memstore.CorruptionError, match="segments is missing"):
+        memstore.open(scratch, "r", wait=0.05)
+
+
+@pytest.mark.parametrize("wait", [0, 0.05])
+def test_it_says_what_was_there_when_its_time_is_over(scratch: str, wait: float) -> None:
+    with pytest.raises(memstore.StoreTimeoutError, match=f"doesn't exist.*nobody has made a store.*{wait} s"):
+        memstore.open(scratch, "r", wait=wait)
+    os.mkdir(scratch, mode=0o700)
+    with pytest.raises(memstore.StoreTimeoutError, match="it has no memstore.json.*nobody has made"):
+        memstore.open(scratch, "r", wait=wait)
+    assert os.listdir(scratch) == []
+
+
+def test_what_can_be_no_store_is_not_waited_for(scratch: str) -> None:
+    """Else these would wait for ever."""
+    forever = float("inf")
+    with open(scratch, "w"):
+        pass
+    for path in (scratch, f"{scratch}/store"):
+        with pytest.raises(memstore.NotAStoreError):
+            memstore.open(path, "r", wait=forever)
+    os.unlink(scratch)
+    os.mkdir(scratch, mode=0o700)
+    with open(f"{scratch}/memstore.json", "w") as file:
+        file.write("{}")
+    with pytest.raises(memstore.NotAStoreError):
+        memstore.open(scratch, "r", wait=forever)
+
+
+@pytest.mark.parametrize("mode", ["a", "x"])
+def test_who_makes_the_store_has_nothing_to_wait_for(scratch: str, mode: str) -> None:
+    with pytest.raises(ValueError, match=r"wait= is for modes 'r' and 'r\+'"):
+        memstore.open(scratch, mode, wait=1.0)  # type: ignore[arg-type]
+    assert not os.path.exists(scratch)
+
+
+@pytest.mark.parametrize("wait", ["soon", float("nan"), []])
+def test_a_wait_is_a_number_of_seconds(scratch: str, wait: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="number of seconds"):
+        memstore.open(scratch, "r", wait=wait)  # type: ignore[arg-type]
+
+
+def test_a_store_that_is_there_is_opened_at_once(root: str) -> None:
+    with memstore.open(root) as store, memstore.open(root, "r", wait=0) as reader:
+        store.put("key", 1)
+        assert reader.get("key") == 1
+
+
+# --- restarts, and folders that are cleared ---------------------------------------------------------------------------
+
+
+def train(wire: Wire, root: str) -> None:
+    with memstore.open(root) as store:
+        step = store.get("policy", {"step": 0})["step"]
+        while True:
+            step += 1
+            store.put("policy", {"w": torch.full((10_000,), float(step)), "step": step})
+            wire.send(step)
+            wire.receive()
+
+
+def test_a_follower_outlives_its_trainers(root: str) -> None:
+    with Child(train, root) as first:
+        assert first.receive() == 1
+        store = memstore.open(root, "r", wait=100.0)
+        version = store.wait("policy")
+        held = store.get("policy")
+        first.kill()
+    with Child(train, root) as second:
+        assert second.receive() == 2
+        newer = store.wait("policy", newer_than=version, timeout=100.0)
+        policy = store.get("policy")
+        assert newer > version and policy["step"] == 2 and (policy["w"] == 2).all()
+        assert held["step"] == 1 and (held["w"] == 1).all()
+    store.close()
+
+
+@pytest.mark.parametrize("cleared", ["removed", "emptied", "made anew"])
+def test_a_follower_goes_on_in_the_next_store(scratch: str, cleared: str) -> None:
+    trainer = memstore.open(scratch)
+    trainer.put("policy", torch.ones(10_000))
+    follower = memstore.open(scratch, "r", wait=0)
+    held = follower.get("policy")
+    trainer.close()
+    if cleared == "emptied":
+        for entry in os.scandir(scratch):
+            shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
+    else:
+        shutil.rmtree(scratch)
+    again = memstore.open(scratch) if cleared == "made anew" else None
+    with pytest.raises(memstore.NotAStoreError, match="open the store again"):
+        follower.wait("policy", newer_than=1, timeout=100.0)
+    assert (held == 1).all()
+    follower.close()
+    again = again or memstore.open(scratch)
+    with memstore.open(scratch, "r", wait=100.0) as follower:
+        assert "policy" not in follower
+        assert again.put("policy", torch.zeros(3)) == follower.wait("policy", timeout=100.0)
+    again.close()
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_wait_too(scratch: str) -> None:
+    async def main() -> int:
+        follower = memstore.aio.open(scratch, "r", wait=100.0)
+        with memstore.open(scratch) as store:
+            version = store.put("policy", 1)
+        async with follower as opened:
+            assert await opened.version("policy") == version
+            return await opened.get("policy")
+
+    assert asyncio.run(main()) == 1
+
+
+def test_a_task_is_told_that_nobody_made_it(scratch: str) -> None:
+    async def main() -> None:
+        with pytest.raises(memstore.StoreTimeoutError, match="nobody has made a store"):
+            await memstore.aio.open(scratch, "r", wait=0.02)
+        with pytest.raises(ValueError, match="wait= is for"):
+            await memstore.aio.open(scratch, wait=1.0)
+
+    asyncio.run(main())
