@@ -13,7 +13,7 @@ _source_tensor: Any = torch.ops.aten.set_.source_Tensor
 
 
 def lend(tensor: torch.Tensor) -> None:
-    """Notes that a tensor is moved from its storage, or was moved to it: views share its count of writes all the while."""
+    """Notes that a tensor is moved from its storage, or was moved to it; views keep sharing its count of writes."""
     mark = mark_of(tensor)
     if mark is not None:
         mark.is_lent = True
