@@ -9,6 +9,7 @@ The layers; each imports only what stands above it:
     sharding/             boxes: parts of tensors, and which of them a rank holds
     structure/            nested value <-> flat list of tensors and a description
     contents/             what a put writes, and what a get makes of it
+    figures/              what is told of a tensor's elements: statistics, and how two differ
     view/, rows/          lazy leaves that read what is used; batches of rows
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch

@@ -43,6 +43,11 @@ def runs(numbers: Iterable[int]) -> str:
     return text + (", ..." if len(found) > _RUNS else "")
 
 
+def count_of(number: int, one: str, many: str) -> str:
+    """ "1 leaf", "2,000 leaves"."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def short(value: object) -> str:
     """What a file says, for an error: it may be of 100 MB."""
     text = repr(value)
@@ -86,8 +91,8 @@ def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: s
         for row, _ in zip(rows, range(ROWS), strict=False)
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    caption = html.escape(caption)
-    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    caption = f"<caption style='text-align:left;white-space:nowrap'>{html.escape(caption)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 _UNITS = {

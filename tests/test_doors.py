@@ -18,6 +18,7 @@ DOORS = {
     f"memstore.{name}"
     for name in (
         "contents",
+        "convert",
         "datasets",
         "deferred_init",
         "fake",
@@ -40,7 +41,7 @@ FLOORS = (
     ("catalog",),
     ("sync",),
     ("root",),
-    ("usage",),
+    ("usage", "holdings"),
     ("failures",),
     ("protocols",),
     ("index",),

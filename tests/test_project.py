@@ -34,7 +34,7 @@ LAYERS = (
     ("distributed",),
     ("sharding",),
     ("structure",),
-    ("contents",),
+    ("contents", "figures"),
     ("view",),
     ("rows",),
     ("formats", "listing"),
@@ -42,7 +42,9 @@ LAYERS = (
     ("dataloader", "snapshot", "fake"),
     ("datasets", "deferred_init"),
     ("replay",),
-    ("integrations", "aio", "cli"),
+    ("integrations", "aio"),
+    ("convert",),
+    ("cli",),
     ("", "__main__"),  # memstore/__init__.py, which names everything
     ("testing",),
 )

@@ -1,46 +1,72 @@
 """All commands, and what becomes of their errors.
 
-Exit codes: 0 done; 1 damage was found, something was lost, or two snapshots differ; 2 the call is wrong; 3 memstore
-refused (the message says why); 4 there is no such key.
+Exit codes: 0 done; 1 damage was found, something was lost, or there is a difference; 2 the call is wrong; 3 memstore
+refused, or failed (the message says why); 4 there is no such key or leaf; 130 interrupted.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import click
+from click.exceptions import Exit
+from click.shell_completion import shell_complete
 
-import memstore.cli.entries  # pyright: ignore[reportUnusedImport] - it registers its commands
+import memstore.cli.completion  # pyright: ignore[reportUnusedImport] - it registers its commands
+import memstore.cli.convert  # pyright: ignore[reportUnusedImport]
+import memstore.cli.diffs  # pyright: ignore[reportUnusedImport]
+import memstore.cli.entries  # pyright: ignore[reportUnusedImport]
+import memstore.cli.holders  # pyright: ignore[reportUnusedImport]
 import memstore.cli.hosts  # pyright: ignore[reportUnusedImport]
+import memstore.cli.listing  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
-import memstore.cli.upkeep  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
+import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import render
-from memstore.cli.group import MISSING, cli
-from memstore.errors import KeyNotFoundError, MemstoreError
+from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED
+from memstore.cli.group import cli
+from memstore.cli.words import in_words
+from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError
 
-REFUSED = 3
+_NAME, _COMPLETE = "memstore", "_MEMSTORE_COMPLETE"
 
 
 def run() -> NoReturn:
+    """Runs the command that `sys.argv` names. Click's own `main` would end a broken pipe with code 1: damage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding hasn't is shown as an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
-        cli.main(prog_name="memstore", standalone_mode=False)
+        asked = os.environ.get(_COMPLETE)
+        if asked:
+            sys.exit(shell_complete(cli, {}, _NAME, _COMPLETE, asked))
+        with cli.make_context(_NAME, sys.argv[1:]) as context:
+            cli.invoke(context)
+        sys.stdout.flush()
+    except Exit as end:
+        sys.exit(end.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    except KeyNotFoundError as error:
+        sys.exit(INTERRUPTED)
+    except (KeyNotFoundError, PartialCommitError) as error:
         _fail(error, MISSING)
     except BrokenPipeError:  # `memstore ls ROOT | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except (MemstoreError, OSError, ValueError, TypeError) as error:
+    except (MemstoreError, OSError, ValueError, TypeError, MemoryError) as error:
+        _fail(error, REFUSED)
+    except Exception as error:
+        traceback.print_exc()
         _fail(error, REFUSED)
     sys.exit(0)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    render.errors.print(f"[bold red]memstore:[/] {render.printable(str(error))}")
+    render.complain(in_words(str(error)) or type(error).__name__)
     sys.exit(code)

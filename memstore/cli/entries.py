@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import click
 
 import memstore
 from memstore.cli import render
-from memstore.cli.group import MISSING, as_json, cli, complete_key, key, path, root
+from memstore.cli.codes import MISSING
+from memstore.cli.group import allow_pickle, as_json, cli, complete_key, key, opened_to_read, path, root
 from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
-from memstore.errors import KeyNotFoundError
-from memstore.info import EntryInfo, PendingInfo
+from memstore.info import EntryInfo
 from memstore.keys import encode_key
-from memstore.listing import COLUMNS, Leaf, UnknownKindError, cells, entries, open_keyspace, opened, outline
+from memstore.listing import Leaf, UnknownKindError, entries, no_value, open_keyspace, opened, outline
 
 
-@cli.command()
-@root
-@click.argument("prefix", default="")
-@click.option("--pending", is_flag=True, help="List the sharded puts that wait for the parts of other ranks.")
-@as_json
-def ls(root: str, prefix: str, pending: bool, as_json: bool) -> None:
-    """List the keys that start with PREFIX."""
-    if pending:
-        _list_pending(root, prefix, as_json=as_json)
-        return
-    with open_keyspace(root, "r") as store:
-        found = entries(store, prefix)
-        if as_json:
-            render.print_json(list(found))
-            return
-        rows = list(map(cells, found))
-    render.console.print(render.table(COLUMNS, rows, right=("version", "leaves", "size", "age")))
-
-
-def _list_pending(root: str, prefix: str, *, as_json: bool) -> None:
-    with open_keyspace(root, "r") as store:
-        found = [one for one in store.pending() if one.key.startswith(prefix)]
-    if as_json:
-        render.print_json(found)
-        return
-    rows = [
-        (
-            *(one.key, one.attempt, f"{len(one.ranks)} of {one.world_size}", render.runs(_missing(one))),
-            *(render.size(one.nbytes), f"{max(one.expires - time.time(), 0):.0f} s"),
-        )
-        for one in found
-    ]
-    columns = ("key", "attempt", "parts", "missing", "size", "expires in")
-    render.console.print(render.table(columns, rows, right=("parts", "size", "expires in")))
-
-
-def _missing(found: PendingInfo) -> list[int]:
-    return sorted(set(range(found.world_size)) - set(found.ranks))
-
-
-@cli.command()
+@cli.command(short_help="Give up a sharded put that waits for other ranks.")
 @root
 @key
 @click.argument("attempt")
@@ -74,7 +33,7 @@ def abort(root: str, key: str, attempt: str, as_json: bool) -> None:
         sys.exit(MISSING)
 
 
-@cli.command()
+@cli.command(short_help="Show one entry: its leaves, bytes and files.")
 @root
 @key
 @as_json
@@ -87,7 +46,7 @@ def info(root: str, key: str, as_json: bool) -> None:
     with open_keyspace(root, "r") as keyspace:
         record = index.find(opened(keyspace), encode_key(key))
         if record is None:
-            raise KeyNotFoundError(f"no key {key!r}", key=key)
+            raise no_value(opened(keyspace), encode_key(key))
         files, nbytes = files_of(opened(keyspace), record), record.nbytes
         described: EntryInfo | None = None
         try:
@@ -118,7 +77,7 @@ def _leaves(found: EntryInfo) -> list[Leaf]:
     return [Leaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
 
 
-@cli.command()
+@cli.command(short_help="Delete keys, all of them or none.")
 @root
 @click.argument("keys", nargs=-1, required=True, shell_complete=complete_key)
 @click.option("--prefix", is_flag=True, help="KEYS are prefixes: delete all that start so.")
@@ -132,7 +91,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
 
 
-@cli.command()
+@cli.command(short_help="Copy a key into another store.")
 @root
 @key
 @click.argument("target", type=click.Path())
@@ -147,26 +106,25 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
     if prefix and target_key:
         raise click.UsageError("with --prefix all keep their keys")
     copied: dict[str, int] = {}
-    with (
-        memstore.open(root, "r+", allow_pickle=allow_pickle) as source,
-        memstore.open(target, allow_pickle=allow_pickle) as store,
-        render.progress("copying") as advance,
-    ):
+    with opened_to_read(root, allow_pickle=allow_pickle) as source:
         chosen = [(one.key, one.nbytes) for one in entries(source, key)] if prefix else [(key, source.info(key).nbytes)]
+        for name, _ in chosen:
+            source.view(name)  # a dataset can't be copied: nothing is made for it
         total, done = sum(nbytes for _, nbytes in chosen), 0
-        for name, nbytes in chosen:
-            copied[target_key or name] = store.put(target_key or name, source.get(name))
-            advance(done := done + nbytes, total)
+        with memstore.open(target, allow_pickle=allow_pickle) as store, render.progress("copying") as advance:
+            for name, nbytes in chosen:
+                copied[target_key or name] = store.put(target_key or name, source.get(name))
+                advance(done := done + nbytes, total)
     render.tell(copied, f"{len(copied):,} copied, {render.size(total)}", as_json=as_json)
 
 
-@cli.command()
+@cli.command(short_help="Serve a file of others under a key, where it is.")
 @root
 @key
 @path
 @click.option("--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Else told by the name.")
 @click.option("--copy", is_flag=True, help="Copy the bytes into the store, instead of serving the file in place.")
-@click.option("--allow-pickle", is_flag=True, help="Read leaves that are pickles, which run code: trust the file.")
+@allow_pickle
 @as_json
 def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle: bool, as_json: bool) -> None:
     """Serve the file or folder PATH under KEY: safetensors, checkpoints of them, memmap folders, torch.save, .npy."""
@@ -180,7 +138,7 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
     )
 
 
-@cli.command()
+@cli.command(short_help="Write a key to a file or folder of another format.")
 @root
 @key
 @path
@@ -188,10 +146,13 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
     "--format", type=click.Choice(["safetensors", "memmap", "torch"]), default="safetensors", show_default=True
 )
 @click.option("--max-shard-size", help='Of a checkpoint of several files, as "5GB".')
+@allow_pickle
 @as_json
-def export(root: str, key: str, path: str, format: Any, max_shard_size: str | None, as_json: bool) -> None:
+def export(
+    root: str, key: str, path: str, format: Any, max_shard_size: str | None, allow_pickle: bool, as_json: bool
+) -> None:
     """Write KEY to the file or folder PATH, whole or not at all."""
-    with memstore.open(root, "r") as store, render.progress("exporting") as advance:
+    with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
         nbytes = store.info(key).nbytes
     render.tell(

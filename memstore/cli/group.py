@@ -5,30 +5,70 @@ from __future__ import annotations
 import click
 
 import memstore
-from memstore.errors import MemstoreError
-from memstore.listing import entries, open_keyspace
+from memstore.cli.completing import complete_key, complete_leaf, complete_prefix
+from memstore.errors import PermissionDeniedError
 
-MISSING = 4  # exit code
-
-
-def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    try:
-        with open_keyspace(context.params["root"], "r", timeout=1.0) as store:
-            return [found.key for found, _ in zip(entries(store, incomplete), range(100), strict=False)]
-    except (MemstoreError, OSError, KeyError):
-        return []
+__all__ = [
+    "allow_pickle",
+    "as_json",
+    "cli",
+    "complete_key",
+    "complete_leaf",
+    "complete_prefix",
+    "key",
+    "opened_to_read",
+    "path",
+    "root",
+]
 
 
 root = click.argument("root", type=click.Path())
 key = click.argument("key", shell_complete=complete_key)
 path = click.argument("path", type=click.Path())
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+allow_pickle = click.option(
+    "--allow-pickle", is_flag=True, help="Read leaves that are pickles, which run code: trust whoever wrote them."
+)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+_SECTIONS = {
+    "Look": ("ls", "info", "get", "diff", "watch", "top", "stats"),
+    "Change": ("put", "cp", "rm", "abort"),
+    "Files of others": ("attach", "export", "convert", "snapshot"),
+    "Upkeep": ("verify", "repair", "gc", "bench"),
+    "Several hosts": ("serve", "status", "remove"),
+    "Shells": ("completion",),
+}
+
+
+class _Group(click.Group):
+    """Its help has the commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (f"{name:{width}}", self.commands[name].get_short_help_str(formatter.width))
+                        for name in names
+                        if name in self.commands
+                    ]
+                )
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(memstore.__version__, prog_name="memstore")
 def cli() -> None:
     """Look into a memstore folder, and take care of it. ROOT is the folder, first everywhere.
 
-    Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key.
+    Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key, 130 interrupted.
     """
+
+
+def opened_to_read(root: str, *, allow_pickle: bool = False) -> memstore.Store:
+    """The store for a command that changes nothing, but may have to wait for who does; as far as it may write there."""
+    try:
+        return memstore.open(root, "r+", allow_pickle=allow_pickle)
+    except PermissionDeniedError:
+        return memstore.open(root, "r", allow_pickle=allow_pickle)

@@ -9,7 +9,7 @@ from memstore.cli.group import as_json, cli, root
 from memstore.info import ClusterStatus, HostStatus
 
 
-@cli.command()
+@cli.command(short_help="Serve the store to other hosts.")
 @root
 @click.option("--address", required=True, help="Where the other hosts reach this one: tcp://IP:PORT. It is for life.")
 @click.option("--join", "seeds", multiple=True, help="The address of the cluster's seed. None, or its own: the seed.")
@@ -66,7 +66,7 @@ def serve(
     )
 
 
-@cli.command()
+@cli.command(short_help="Show the hosts that serve the store, and how they are.")
 @root
 @as_json
 def status(root: str, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def _row(host: HostStatus) -> tuple[str, ...]:
     )
 
 
-@cli.command()
+@cli.command(short_help="Remove a host that is dead from the cluster.")
 @root
 @click.argument("host")
 @click.option("--force", is_flag=True, help="Also if it answers and has keys: they are lost.")

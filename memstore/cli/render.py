@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
@@ -24,9 +25,14 @@ _PATIENCE = 1.0  # seconds before a progress bar is shown
 
 __all__ = [
     "age",
+    "complain",
     "console",
+    "consoles",
     "errors",
+    "escaped",
+    "is_utf8",
     "leaf_tree",
+    "print_items",
     "print_json",
     "print_whole",
     "printable",
@@ -37,8 +43,19 @@ __all__ = [
     "tell",
 ]
 
-console = Console(highlight=False, soft_wrap=True)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with code 1, which says that damage was found."""
+        raise BrokenPipeError
+
+
+def consoles() -> tuple[Console, Console]:
+    """For what is asked for, and for errors: of the streams and the terminal that there are now."""
+    return _Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+console, errors = consoles()
 
 
 def plain(value: Any) -> Any:
@@ -53,7 +70,21 @@ def plain(value: Any) -> Any:
 
 
 def print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+    sys.stdout.write(_encode(value) + "\n")
+    sys.stdout.flush()
+
+
+def _encode(value: object) -> str:
+    return json.dumps(plain(value), ensure_ascii=not is_utf8())
+
+
+def print_items(found: Iterable[object]) -> None:
+    """A JSON list, written as its items come."""
+    write = sys.stdout.write
+    write("[")
+    for number, one in enumerate(found):
+        write((", " if number else "") + _encode(one))
+    write("]\n")
     sys.stdout.flush()
 
 
@@ -65,8 +96,13 @@ def tell(found: object, text: str, *, as_json: bool) -> None:
         console.print(text)
 
 
+def complain(text: str) -> None:
+    """On the standard error. A terminal gets it in lines that end with words."""
+    errors.print(f"[bold red]memstore:[/] {printable(text)}", soft_wrap=not errors.is_terminal)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, show_header=any(columns))
     for column in columns:
         is_text = column == columns[0]
         made.add_column(
@@ -84,10 +120,21 @@ def print_whole(table: Table) -> None:
     Console(highlight=False, width=max(console.width, _WIDE)).print(table)
 
 
+def escaped(text: str) -> str:
+    """Keys may hold anything: control characters are shown as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def printable(text: str) -> str:
-    """Keys may hold anything: control characters are shown as escapes, and brackets are no markup."""
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return shown.replace("[", r"\[")
+    """As `escaped`, for what is printed with markup: brackets are none."""
+    return escape(escaped(text))
+
+
+def is_utf8() -> bool:
+    """Whether lines and blocks can be drawn."""
+    return console.encoding.replace("-", "").lower() == "utf8"
 
 
 def leaf_tree(title: str, leaves: Sequence[Leaf], notes: Mapping[Path, str] = MappingProxyType({})) -> Tree:

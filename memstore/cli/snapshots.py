@@ -9,14 +9,13 @@ import click
 
 import memstore
 from memstore.cli import render
+from memstore.cli.codes import DAMAGED, DIFFERENT
 from memstore.cli.group import as_json, cli, path
 from memstore.errors import CorruptionError
 from memstore.snapshot import load_manifest
 
-DAMAGED, DIFFERENT = 1, 1  # exit codes
 
-
-@cli.group()
+@cli.group(short_help="Look into a snapshot, verify it, compare two.")
 def snapshot() -> None:
     """Look into the folder of a snapshot, verify it, compare two of them."""
 

@@ -8,13 +8,12 @@ import click
 
 import memstore
 from memstore.cli import render
-from memstore.cli.group import as_json, cli, complete_key, root
+from memstore.cli.codes import DAMAGED
+from memstore.cli.group import as_json, cli, complete_key, complete_prefix, opened_to_read, root
 from memstore.listing import open_keyspace
 
-DAMAGED = 1  # exit code
 
-
-@cli.command()
+@cli.command(short_help="Show what the store takes, and who holds what was replaced.")
 @root
 @as_json
 def stats(root: str, as_json: bool) -> None:
@@ -38,13 +37,15 @@ def stats(root: str, as_json: bool) -> None:
     render.console.print(render.table(("", ""), rows))
 
 
-@cli.command()
+@cli.command(short_help="Compare everything with its checksums.")
 @root
 @click.argument("keys", nargs=-1, shell_complete=complete_key)
 @as_json
 def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
     """Compare everything, or KEYS, with its checksums. Exit code 1 if anything is damaged."""
-    with memstore.open(root, "r+") as store, render.progress("verifying") as advance:
+    with opened_to_read(root) as store, render.progress("verifying") as advance:
+        for name in keys:
+            store.version(name)  # else a missing key would be told as damage
         report = store.verify(keys or None, progress=advance)
     if as_json:
         render.print_json(report)
@@ -57,7 +58,7 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
         sys.exit(DAMAGED)
 
 
-@cli.command()
+@cli.command(short_help="Make a new catalog of all that is whole.")
 @root
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for processes that use the store.")
 @as_json
@@ -76,7 +77,7 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
         sys.exit(DAMAGED)
 
 
-@cli.command()
+@cli.command(short_help="Give back what nobody holds.")
 @root
 @as_json
 def gc(root: str, as_json: bool) -> None:
@@ -86,21 +87,21 @@ def gc(root: str, as_json: bool) -> None:
     render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
 
 
-@cli.command()
+@cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
 @root
-@click.argument("prefix", default="")
-@click.option("--interval", default=0.5, show_default=True, help="Seconds between looks.")
+@click.argument("prefix", default="", shell_complete=complete_prefix)
+@click.option("--interval", default=0.5, show_default=True, type=click.FloatRange(0.01), help="Seconds between looks.")
 @click.option("--count", default=0, help="Looks, then end; 0: until interrupted.")
 @as_json
 def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:
-    """Follow the keys that start with PREFIX: versions, sizes, puts a second. With --json a line a look."""
+    """Follow the keys that start with PREFIX: how often each is put, and how many bytes. With --json a line a look."""
     from memstore.cli.watch import follow
 
     with open_keyspace(root, "r") as store:
         follow(store, prefix, interval, count, as_json=as_json)
 
 
-@cli.command()
+@cli.command(short_help="Try this machine: put, get and wake beside a memcpy.")
 @click.argument("root", type=click.Path(), default="/dev/shm")
 @as_json
 def bench(root: str, as_json: bool) -> None:
@@ -113,14 +114,3 @@ def bench(root: str, as_json: bool) -> None:
         render.print_json(found)
     else:
         show(found)
-
-
-@cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script of a shell: eval "$(memstore completion bash)"."""
-    from click.shell_completion import get_completion_class
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(cli, {}, "memstore", "_MEMSTORE_COMPLETE").source())

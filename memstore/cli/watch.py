@@ -1,83 +1,137 @@
-"""`memstore watch`: a live table of keys, versions and rates."""
+"""`memstore watch`: a live table of keys, versions and rates, which fits into its window."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import set_cell_size
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
-from memstore.cli import render
+from memstore.cli import columns, render
+from memstore.cli.rates import Rates
+from memstore.engine import Root
 from memstore.listing import Keyspace, Listed, entries, opened
+from memstore.wording import count_of
 
-_SMOOTHING = 0.3  # weight of the newest look in a rate
-_ROWS = 40
+_TITLES = ("key", "version", "size", "age", "puts/s", "bytes/s")
+_LEAST = ("age", "version", "size", "bytes/s")  # columns that a narrow window does without, in this order
+_KEY = 16  # columns of it
+_FRAME = 2  # lines: titles and footer
+_ROWS = 1000  # of a look that goes to a file
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the store. `puts` are those of all keys, a second; `changes` of one key, as far as looks tell."""
+    """One look at the store.
+
+    Attributes:
+        time: in Unix seconds.
+        puts: of all these keys, a second; `nbytes` by the sizes that their values have now.
+        rates: of each key, puts a second; without those that weren't put lately.
+    """
 
     time: float
     puts: float
+    nbytes: float
     entries: list[Listed]
-    changes: dict[str, float]
+    rates: dict[str, float]
 
 
 def looks(store: Keyspace, prefix: str, interval: float) -> Iterator[Look]:
-    seen: dict[str, int] = {}
-    rates: dict[str, float] = {}
-    before, published, puts = 0.0, 0, 0.0
+    rates = Rates(opened(store))
+    moment, found = -1, list[Listed]()
+
+    def read() -> dict[str, int]:
+        nonlocal moment, found
+        now = _moment(opened(store))
+        if now != moment:  # else nothing was put or deleted
+            found = list(entries(store, prefix))
+        moment = now
+        return {one.key: one.version for one in found}
+
     while True:
-        found, now, count = list(entries(store, prefix)), time.monotonic(), _publications(store)
-        if before:
-            spent = now - before
-            puts += _SMOOTHING * ((count - published) / spent - puts)
-            for one in found:
-                rate = (seen.get(one.key) != one.version) / spent
-                rates[one.key] = rates.get(one.key, 0.0) + _SMOOTHING * (rate - rates.get(one.key, 0.0))
-        before, published, seen = now, count, {one.key: one.version for one in found}
-        rates = {name: rate for name, rate in rates.items() if name in seen}
-        yield Look(time.time(), puts, found, rates)
-        time.sleep(max(interval - (time.monotonic() - now), 0.0))
+        started = time.monotonic()
+        puts = rates.look(read)
+        sizes = {one.key: one.nbytes for one in found}
+        nbytes = sum(rate * sizes[key] for key, rate in puts.items())
+        yield Look(time.time(), sum(puts.values()), nbytes, found, puts)
+        rates.sleep(max(interval - (time.monotonic() - started), 0.0))
 
 
-def _publications(store: Keyspace) -> int:
-    return opened(store).catalog.view(lambda transaction: transaction.counters().publications)
+def _moment(root: Root) -> int:
+    """Another one after each change of the catalog here; -1 where keys have their homes on other hosts too."""
+    from memstore.engine import is_served
+
+    return -1 if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
-    found = looks(store, prefix, interval)
+    found = enumerate(looks(store, prefix, interval), 1)
     if as_json:
-        for number, look in enumerate(found, 1):
+        for number, look in found:
             render.print_json(look)
             if number == count:
                 return
-    with Live(console=render.console, refresh_per_second=10, transient=False) as live:
-        for number, look in enumerate(found, 1):
-            live.update(_table(look), refresh=True)
+    if not render.console.is_terminal:
+        for number, look in found:
+            for line in lines(look, _ROWS, 0):
+                render.console.print(render.printable(line))
+            if number == count:
+                return
+    with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
+        for number, look in found:
+            size = render.console.size
+            shown = lines(look, size.height - 1, size.width)
+            live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
             if number == count:
                 return
 
 
-def _table(look: Look) -> Table:
-    newest = sorted(look.entries, key=lambda one: -one.version)[:_ROWS]
-    rows = [
-        (
-            one.key,
-            str(one.version),
-            render.size(one.nbytes),
-            render.age(one.created),
-            f"{look.changes.get(one.key, 0):.1f}",
-        )
-        for one in newest
-    ]
-    made = render.table(
-        ("key", "version", "size", "age", "changes/s"), rows, right=("version", "size", "age", "changes/s")
-    )
-    more = f", the newest {_ROWS} shown" if len(look.entries) > _ROWS else ""
-    made.caption = f"{len(look.entries):,} keys{more}; {look.puts:.1f} publications a second in the store"
-    made.caption_justify = "left"
-    return made
+def lines(look: Look, height: int, width: int) -> list[str]:
+    """The busiest keys, sorted; and what there is of all. At most `height` lines, of `width` columns (0: any)."""
+    busiest = sorted(look.entries, key=lambda one: (-look.rates.get(one.key, 0.0), -one.version))
+    shown = sorted(busiest[: max(height - _FRAME, 0)], key=lambda one: one.key.encode())
+    rows = [_TITLES, *(_cells(one, look.rates.get(one.key)) for one in shown)]
+    wide = [max(map(columns.width, column)) for column in zip(*rows, strict=True)]
+    chosen = _fitting(wide, width)
+    room = width - sum(wide[i] + 2 for i in chosen)
+    wide[0] = min(wide[0], max(room, _KEY)) if width else wide[0]
+    made = ["  ".join([_cut(row[0], wide[0]), *(f"{row[i]:>{wide[i]}}" for i in chosen)]) for row in rows]
+    footer = _footer(look, len(shown), width)
+    return [line[: width or None] for line in [*made[: max(height - 1, 0)], footer]]
+
+
+def _fitting(widths: Sequence[int], width: int) -> list[int]:
+    """The columns behind the key that a window has room for; the rates stay longest."""
+    chosen = list(range(1, len(widths)))
+    for least in map(_TITLES.index, _LEAST):
+        if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _KEY) > width:
+            chosen.remove(least)
+    return chosen
+
+
+def _footer(look: Look, shown: int, width: int) -> str:
+    """What there is of all keys: in words, or, in a narrow window, in few."""
+    keys = count_of(len(look.entries), "key", "keys")
+    left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
+    rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
+    text = f"{keys}{left_out}; {rates}"
+    return text if not width or len(text) <= width else f"{keys}; {rates}"
+
+
+def _cells(one: Listed, rate: float | None) -> tuple[str, ...]:
+    rates = ("", "") if not rate else (f"{rate:.1f}", render.size(rate * one.nbytes))
+    return (render.escaped(one.key), str(one.version), render.size(one.nbytes), render.age(one.created), *rates)
+
+
+def _cut(text: str, width: int) -> str:
+    """In just so many columns: of what is too long the start and the end, by which keys differ."""
+    missing = width - columns.width(text)
+    if missing >= 0:
+        return text + " " * missing
+    start = (width - 1) // 2
+    end = set_cell_size(text[::-1], width - 1 - start)[::-1]
+    return set_cell_size(text, start) + ("…" if render.is_utf8() else "~") + end

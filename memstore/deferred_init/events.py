@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memstore.deferred_init.constants import Constant
 from memstore.deferred_init.randomness import Draw
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Mark, Recorder, Ref, kind_of
@@ -25,29 +26,6 @@ def now() -> int:
     return next(_moments)
 
 
-class Constant:
-    """A real tensor that an operator was given. It has to be the same when the operator runs again."""
-
-    __slots__ = ("_tensor", "_writes")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._writes = None if tensor.is_inference() else tensor._version
-
-    def get(self, operator: Any) -> torch.Tensor:
-        if self._writes is None:
-            raise UnsupportedValueError(
-                f"{operator} was given an inference tensor, whose changes can't be seen: give it a clone that was "
-                "made outside of inference mode"
-            )
-        if self._tensor._version != self._writes:
-            raise UnsupportedValueError(
-                f"{operator} was given a tensor of shape {tuple(self._tensor.shape)} that has been written since: "
-                "materialize before that, or give it a clone"
-            )
-        return self._tensor
-
-
 class Event:
     """An operator and its arguments.
 
@@ -57,9 +35,10 @@ class Event:
         inputs: the storages that it reads or writes.
         made: the number among the returned tensors, and the ref, of each that has a new storage.
         draw: the random numbers that it gets, if any.
+        default_dtype: torch's, when it was called.
     """
 
-    __slots__ = ("args", "draw", "inputs", "made", "moment", "operator", "options")
+    __slots__ = ("args", "default_dtype", "draw", "inputs", "made", "moment", "operator", "options")
 
     def __init__(self, operator: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
         self.operator = operator
@@ -69,6 +48,12 @@ class Event:
         self.made: Sequence[tuple[int, Ref]] = ()
         self.moment: int | None = None
         self.draw: Draw | None = None
+        self.default_dtype = torch.get_default_dtype()
+
+    def keep(self) -> None:
+        """It is recorded: real tensors that it was given stay what they are now."""
+        for one in _constants_in((*self.args, *self.options.values())):
+            one.keep()
 
     @property
     def is_random(self) -> bool:
@@ -77,16 +62,8 @@ class Event:
     def arguments(self, tensor_of: Callable[[Ref], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """The operator's arguments, with tensors for refs and constants."""
 
-        def given(value: Any) -> Any:
-            if isinstance(value, Ref):
-                return tensor_of(value)
-            if isinstance(value, Constant):
-                return value.get(self.operator)
-            if type(value) is list or type(value) is tuple:
-                return type(value)(given(one) for one in value)
-            return value
-
-        return [given(one) for one in self.args], {name: given(one) for name, one in self.options.items()}
+        options = {name: _given(one, self.operator, tensor_of) for name, one in self.options.items()}
+        return [_given(one, self.operator, tensor_of) for one in self.args], options
 
 
 class Past:
@@ -119,6 +96,14 @@ def refs_in(values: Sequence[Any]) -> Iterator[Ref]:
             yield value
         elif type(value) is list or type(value) is tuple:
             yield from refs_in(value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _constants_in(values: Sequence[Any]) -> Iterator[Constant]:
+    for value in values:
+        if isinstance(value, Constant):
+            yield value
+        elif type(value) is list or type(value) is tuple:
+            yield from _constants_in(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def needed(wanted: Sequence[tuple[Mark, int]], user: Event | None = None) -> list[Event]:
@@ -157,6 +142,16 @@ def needed(wanted: Sequence[tuple[Mark, int]], user: Event | None = None) -> lis
 def _moment_of(event: Event) -> int:
     assert event.moment is not None, "it is recorded"
     return event.moment
+
+
+def _given(value: Any, operator: Any, tensor_of: Callable[[Ref], torch.Tensor]) -> Any:
+    if isinstance(value, Ref):
+        return tensor_of(value)
+    if isinstance(value, Constant):
+        return value.get(operator)
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_given(one, operator, tensor_of) for one in value)
+    return value
 
 
 def _kept(value: Any) -> Any:

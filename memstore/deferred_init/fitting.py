@@ -13,14 +13,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memstore.deferred_init.shards import distribute, placements_of
+from memstore.deferred_init.shards import Spread, distribute, placements_of, spread_as
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
-from memstore.deferred_init.tensors import become, is_wrapper, keep_real, made_of, materialize, ref_in, share, shows_all
+from memstore.deferred_init.tensors import (
+    become,
+    is_wrapper,
+    keep_real,
+    made_for_now,
+    made_of,
+    materialize,
+    ref_in,
+    share,
+    shows_all,
+)
+from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError
 from memstore.fake import Mark, Ref, is_fake
 
 Names = Mapping[int, Sequence[str]]
+_TRIMMED_EVERY = 32 << 20  # bytes
 
 
 class Wish(NamedTuple):
@@ -56,20 +68,23 @@ def fill(slots: Sequence[Slot], names: Names, table: Table | None, wish: Wish) -
     Raises:
         StructureMismatchError: tensors of the source don't fit; all are listed, and nothing was changed.
     """
-    todo = [slot for slot in slots if made_of(slot.tensor) is None]
+    in_turn = sorted(slots, key=lambda slot: not slot.is_parameter)  # what is one is spread as one, wherever it is too
+    todo = [slot for slot in in_turn if made_of(slot.tensor) is None]
     found = _found(todo, names, table)
     if table is not None:
         _check(found, table)
         _Taking(slots, table, wish).take(found)
     if wish.mesh is None:
-        materialize(slot.tensor for slot in todo if made_of(slot.tensor) is None)
-    made = [_finished(slot, wish) for slot in slots]
-    for slot, one in zip(slots, made, strict=True):
+        materialize(slot.tensor for slot in todo if made_of(slot.tensor) is None and not is_wrapper(slot.tensor))
+    made = _all_finished(in_turn, wish)
+    for slot, one in zip(in_turn, made, strict=True):
         slot.home[slot.key] = one
     taken = {id(slot.tensor) for slot, _ in found}
+    saved = {id(slot.tensor) for slot in slots if slot.is_saved}
+    named = [slot for slot in slots if slot.is_saved or id(slot.tensor) not in saved]
     return Materialized(
-        tuple(slot.name for slot in slots if id(slot.tensor) in taken),
-        tuple(slot.name for slot in slots if id(slot.tensor) not in taken),
+        tuple(slot.name for slot in named if id(slot.tensor) in taken),
+        tuple(slot.name for slot in named if id(slot.tensor) not in taken),
     )
 
 
@@ -77,7 +92,7 @@ def _found(slots: Sequence[Slot], names: Names, table: Table | None) -> list[tup
     """Slots that the source has something for, each tensor once, and its name there."""
     found: dict[int, tuple[Slot, str]] = {}
     for slot in slots if table is not None else ():
-        if is_wrapper(slot.tensor):
+        if is_wrapper(slot.tensor) and spread_as(slot.tensor) is None:
             continue  # its parts are replayed
         for name in names[id(slot.tensor)]:
             if table is not None and table.find(name) is not None:
@@ -126,11 +141,15 @@ class _Taking:
 
     def _take(self, slot: Slot, name: str) -> None:
         tensor, wish = slot.tensor, self._wish
-        ref, dtype, spread = ref_in(tensor), _dtype(slot.tensor, wish), _spread(slot, wish)
+        dtype, spread = _dtype(tensor, wish), _spread(slot, wish)
+        if spread is not None and is_wrapper(tensor):
+            become(tensor, distribute(self._table.get(name), spread, dtype))
+            return
+        ref = ref_in(tensor)
         if ref in self._taken:
             become(tensor, self._taken[ref])
         elif spread is not None:
-            self._taken[ref] = distribute(self._table.get(name), wish.mesh, spread, dtype)
+            self._taken[ref] = distribute(self._table.get(name), spread, dtype)
             become(tensor, self._taken[ref])
         elif not share(tensor):
             values = self._table.take(name).to(device=_device(tensor, wish), dtype=dtype)
@@ -144,25 +163,42 @@ class _Taking:
             become(tensor, values)
 
 
+def _all_finished(slots: Sequence[Slot], wish: Wish) -> list[torch.Tensor]:
+    """What was made for each. Shards lie between tensors that were freed, whose pages the C library would keep."""
+    made: list[torch.Tensor] = []
+    freed = 0
+    for slot in slots:
+        made.append(_finished(slot, wish))
+        freed += slot.tensor.nbytes if wish.mesh is not None else 0
+        if freed >= _TRIMMED_EVERY:
+            freed = 0
+            syscalls.trim_heap()
+    return made
+
+
 def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
     """What was made for a slot, as it is wished. What is replayed is spread one by one: all are never there at once."""
     made = made_of(slot.tensor)
     dtype = _dtype(slot.tensor, wish)
     if made is None:
-        made = materialize([slot.tensor])[0]
         spread = _spread(slot, wish)
-        if spread is not None:
-            return become(slot.tensor, distribute(made.detach(), wish.mesh, spread, dtype))
-    device = _device(slot.tensor, wish)
+        if spread is not None and not is_wrapper(slot.tensor):
+            return become(slot.tensor, distribute(made_for_now(slot.tensor).detach(), spread, dtype))
+        made = materialize([slot.tensor])[0]
+    device = made.device if wish.device is None and wish.mesh is None else _device(slot.tensor, wish)
     if made.device.type != device.type or made.dtype != dtype:
         return become(slot.tensor, made.detach().to(device=device, dtype=dtype))
     return made
 
 
-def _spread(slot: Slot, wish: Wish) -> Any:
+def _spread(slot: Slot, wish: Wish) -> Spread | None:
+    """How a slot's tensor is spread: as it is wished, or as it is already."""
+    if is_wrapper(slot.tensor):
+        return spread_as(slot.tensor)
     if wish.mesh is None:
         return None
-    return placements_of(wish.placements, slot.name, slot.tensor, is_parameter=slot.is_parameter)
+    placements = placements_of(wish.placements, slot.name, slot.tensor, is_parameter=slot.is_parameter)
+    return None if placements is None else Spread(wish.mesh, placements)
 
 
 def _dtype(tensor: torch.Tensor, wish: Wish) -> torch.dtype:

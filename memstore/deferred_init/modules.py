@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memstore.deferred_init.fitting import Materialized, Wish, fill
+from memstore.deferred_init.replay import one_at_a_time
 from memstore.deferred_init.shards import Placements
 from memstore.deferred_init.slots import deferred_slots, names_of
 from memstore.deferred_init.sources import Table
@@ -57,12 +58,16 @@ def materialize_module(
     if (mesh is None) != (placements is None):
         raise TypeError("mesh and placements belong together, and one of them is missing")
     names = names_of(module)
-    slots = [slot for slot in deferred_slots(module, check_fn) if not (buffers_only and slot.is_parameter)]
+    slots = deferred_slots(module, check_fn)
+    if buffers_only:
+        parameters = set(map(id, module.parameters()))
+        slots = [slot for slot in slots if id(slot.tensor) not in parameters]
     table = None
     if source is not None and slots:
         table = Table(source, [name for slot in slots if slot.is_saved for name in names[id(slot.tensor)]])
     wish = Wish(None if device is None else torch.device(device), dtype, mesh, placements)
-    done = fill(slots, names, table, wish)
+    with one_at_a_time():
+        done = fill(slots, names, table, wish)
     missing = [slot.name for slot in slots if slot.is_saved and slot.name in done.replayed]
     if table is not None and missing:
         _log.info("%s lacks %d weights, which were replayed: %s", table.title, len(missing), ", ".join(missing[:20]))

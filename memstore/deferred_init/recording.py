@@ -32,6 +32,7 @@ class Recording:
 
     def commit(self, event: Event, made: Sequence[tuple[int, Ref]], written: Sequence[Mark]) -> None:
         event.made = tuple(made)
+        event.keep()
         for mark in written:
             past = mark.history
             if isinstance(past, Past) and past.is_over:

@@ -11,8 +11,10 @@ Each replay makes all memory anew, so that what was made before may have been wr
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from memstore.deferred_init.randomness import generator_of
 from memstore.fake import Mark, Ref, over_storage, tensors_in
 from memstore.structure import modes
 
-_lock = threading.RLock()  # a generator that isn't ours is borrowed
+_lock = threading.RLock()  # a generator that isn't ours is borrowed, and what was made is noted on tensors
 _aten: Any = torch.ops.aten
 # They draw as many numbers for a tensor whatever is in it.
 _FILLS = {
@@ -39,6 +41,29 @@ _FILLS = {
 }
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@contextmanager
+def one_at_a_time() -> Generator[None]:
+    """Threads make deferred tensors real one after the other, so that all get the same."""
+    with _lock:
+        yield
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """Nothing of the caller's reaches the operators: no mode, transform, autocast or gradient."""
+    no_autocast: Any = torch._C._DisableAutocast()
+    with _lock, modes.put_aside(entirely=True), no_autocast, torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 class Replay:
     """Real storages for marks, for one replay. Each is given as a tensor over it."""
 
@@ -50,7 +75,7 @@ class Replay:
 
         Of marks that are wanted as of several moments, the last one counts.
         """
-        with _lock, modes.put_aside(entirely=True), torch.inference_mode(False), torch.no_grad():
+        with _alone():
             events = needed(wanted, user)
             keep = {mark for mark, _ in wanted}
             last: dict[Mark, Event] = {mark: event for event in events for mark in event.inputs}
@@ -86,8 +111,20 @@ def compute(event: Event) -> Any:
     """What an event's operator returns now."""
     replay, moment = Replay(), now()
     replay.run([(mark, moment) for mark in event.inputs], event)
-    with _lock, modes.put_aside(entirely=True), torch.inference_mode(False), torch.no_grad():
+    with _alone():
         return replay.perform(event)
+
+
+def _call(event: Event, args: list[Any], options: dict[str, Any]) -> Any:
+    """An operator, under the default dtype that it was called under."""
+    before = torch.get_default_dtype()
+    if before == event.default_dtype:
+        return event.operator(*args, **options)
+    torch.set_default_dtype(event.default_dtype)
+    try:
+        return event.operator(*args, **options)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _laid_out(found: torch.Tensor, ref: Ref) -> torch.Tensor:
@@ -109,7 +146,7 @@ def _laid_out(found: torch.Tensor, ref: Ref) -> torch.Tensor:
 def _run(event: Event, args: list[Any], options: dict[str, Any]) -> Any:
     draw = event.draw
     if draw is None:
-        return event.operator(*args, **options)
+        return _call(event, args, options)
     stream = draw.stream
     result, state = _run_from(event, args, options, stream.state(draw.number, skip), stream.device)
     stream.learn(draw.number + 1, state)
@@ -123,13 +160,13 @@ def _run_from(
     if any(one.name == "generator" for one in event.operator._schema.arguments):
         own = torch.Generator(device)
         own.set_state(state)
-        result = event.operator(*args, **options, generator=own)
+        result = _call(event, args, {**options, "generator": own})
         return result, own.get_state()
     borrowed = generator_of(device)
     before = borrowed.get_state()
     try:
         borrowed.set_state(state)
-        result = event.operator(*args, **options)
+        result = _call(event, args, options)
         return result, borrowed.get_state()
     finally:
         borrowed.set_state(before)
@@ -140,7 +177,7 @@ def skip(event: Event, state: torch.Tensor) -> torch.Tensor:
     assert event.draw is not None, "it draws"
     if event.moment is None:  # it failed: nothing was drawn
         return state
-    with _lock, modes.put_aside(entirely=True), torch.inference_mode(False), torch.no_grad():
+    with _alone():
         if event.operator in _FILLS:
             args, options = event.arguments(_scratch)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,13 @@ from memstore.sharding import local_shape, part, place
 from memstore.structure import contiguous_stride, modes
 
 Placements = Sequence[Any] | Mapping[str, Any] | Callable[[str, torch.Tensor], Any]
+
+
+class Spread(NamedTuple):
+    """A DeviceMesh, and torch's placements on it."""
+
+    mesh: Any
+    placements: Sequence[Any]
 
 
 def placements_of(chosen: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) -> Any:
@@ -23,7 +30,13 @@ def placements_of(chosen: Any, name: str, tensor: torch.Tensor, *, is_parameter:
     return chosen if is_parameter else None
 
 
-def distribute(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], dtype: torch.dtype) -> Any:
+def spread_as(wrapper: Any) -> Spread | None:
+    """How a DTensor is spread; None: it wraps tensors for another reason."""
+    mesh, placements = getattr(wrapper, "device_mesh", None), getattr(wrapper, "placements", None)
+    return None if mesh is None or placements is None else Spread(mesh, placements)
+
+
+def distribute(tensor: torch.Tensor, spread: Spread, dtype: torch.dtype) -> Any:
     """This rank's part, in memory of its own. There is no collective.
 
     Raises:
@@ -31,6 +44,7 @@ def distribute(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], dtype
     """
     with between_forks():
         from torch.distributed.tensor import DTensor
+    mesh, placements = spread
     shape = tuple(tensor.shape)
     pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
     with modes.put_aside(), torch.inference_mode(False), torch.no_grad():

@@ -10,33 +10,67 @@ import torch
 from memstore.deferred_init.tensors import is_deferred_tensor
 
 Check = Callable[[torch.nn.Module], bool]
+_TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 class Slot(NamedTuple):
     """One place of a module that has a tensor: a parameter, a buffer, or an attribute that is neither.
 
     Attributes:
-        home, key: where it is.
+        home, key: where it is: `home[key] = tensor` puts another one there.
         name: from the root, with dots.
         is_saved: it is a parameter, or a buffer that a state dict has.
     """
 
-    home: dict[str, Any]
-    key: str
+    home: Any
+    key: Any
     name: str
     tensor: torch.Tensor
     is_parameter: bool
     is_saved: bool
 
 
+class _Tuple:
+    """A tuple in a place: one of its items is changed by another tuple there."""
+
+    def __init__(self, home: Any, key: Any) -> None:
+        self._home, self._key = home, key
+
+    def __setitem__(self, number: int, item: Any) -> None:
+        before = self._home[self._key]
+        items = [*before[:number], item, *before[number + 1 :]]
+        self._home[self._key] = type(before)(*items) if hasattr(before, "_fields") else type(before)(items)
+
+
 def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
-    """All of one module, without its descendants'."""
+    """All of one module, without its descendants'. Of its attributes, also those in lists, tuples and dicts."""
     inside = vars(module)
-    for home, kind in ((inside["_parameters"], "parameter"), (inside["_buffers"], "buffer"), (inside, "attribute")):
+    for home, is_parameter in ((inside["_parameters"], True), (inside["_buffers"], False)):
         for key, tensor in home.items():
             if isinstance(tensor, torch.Tensor):
-                passing = kind == "attribute" or key in inside["_non_persistent_buffers_set"]
-                yield Slot(home, key, prefix + key, tensor, kind == "parameter", not passing)
+                is_passing = key in inside["_non_persistent_buffers_set"]
+                yield Slot(home, key, prefix + key, tensor, is_parameter, not is_passing)
+    for key in [one for one in inside if one not in _TORCHS]:
+        yield from _within(inside, key, prefix + key, inside[key], ())
+
+
+def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[Slot]:
+    """Slots in an attribute.
+
+    Args:
+        around: the ids of the containers in which it is.
+    """
+    if isinstance(value, torch.Tensor):
+        yield Slot(home, key, name, value, False, False)
+        return
+    is_tuple = isinstance(value, tuple)
+    if not is_tuple and type(value) not in (list, dict) or id(value) in around:
+        return
+    found: Any = value
+    inner: Any = _Tuple(home, key) if is_tuple else found
+    for one, item in list(found.items() if type(value) is dict else enumerate(found)):
+        if isinstance(item, (torch.Tensor, tuple, list, dict)):
+            yield from _within(inner, one, f"{name}.{one}", item, (*around, id(value)))
 
 
 def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[Slot]:

@@ -4,20 +4,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memstore.deferred_init.events import Past, now
-from memstore.deferred_init.replay import Replay
+from memstore.deferred_init.replay import Replay, one_at_a_time
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_of, requires_grad
 from memstore.structure import modes
 
 _OURS = "_memstore_"
 _MADE, _REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
+
+
+@contextmanager
+def _plainly() -> Generator[None]:
+    """What is made is a plain tensor, also inside of modes and of inference mode."""
+    no_functions = torch._C.DisableTorchFunction()
+    with modes.put_aside(entirely=True), no_functions, torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def is_deferred_tensor(tensor: torch.Tensor) -> bool:
@@ -32,12 +41,13 @@ def is_deferred_tensor(tensor: torch.Tensor) -> bool:
 def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Real tensors for deferred ones, all by one replay. Those that are real are returned as they are."""
     given = list(tensors)
-    _materialize_parts([part for one in given if is_wrapper(one) for part in parts_of(one)])
-    return _materialize_parts(given)
+    with one_at_a_time():
+        _materialize_parts([part for one in given if is_wrapper(one) for part in parts_of(one)])
+        return _materialize_parts(given)
 
 
 def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    with modes.put_aside(entirely=True), torch._C.DisableTorchFunction(), torch.no_grad():
+    with _plainly():
         wanted: dict[Mark, torch.Tensor] = {}
         for one in given:
             mark = mark_of(one)
@@ -55,6 +65,17 @@ def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for mark, real in Replay().run([(mark, moment) for mark in wanted]).items():
             keep_real(wanted[mark], real)
         return [_as_real(one) for one in given]
+
+
+def made_for_now(tensor: torch.Tensor) -> torch.Tensor:
+    """The real tensor, for one who takes a part of it: the deferred one doesn't keep its memory."""
+    with torch._C.DisableTorchFunction():
+        storage = tensor.untyped_storage()
+        is_kept = hasattr(storage, _REAL)
+        made = materialize([tensor])[0]
+        if not is_kept:
+            delattr(storage, _REAL)
+        return made
 
 
 def made_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -105,7 +126,7 @@ def shows_all(tensor: torch.Tensor) -> bool:
 
 def become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """A tensor of the deferred one's class and with its attributes, over `data`; it is what becomes of it."""
-    with modes.put_aside(entirely=True), torch._C.DisableTorchFunction(), torch.no_grad():
+    with _plainly():
         return _become(tensor, data)
 
 
@@ -118,11 +139,15 @@ def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
         made = torch.nn.Parameter(data, needs_grad)
     else:
         made = torch.Tensor._make_subclass(cls, data, needs_grad)
-    for name, one in tensor.__dict__.items():
-        if not name.startswith(_OURS):
-            setattr(made, name, one)
+    _keep_attributes(tensor, made)
     setattr(tensor, _MADE, made)
     return made
+
+
+def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
+    for name, one in tensor.__dict__.items():
+        if not name.startswith(_OURS) and name not in made.__dict__:
+            setattr(made, name, one)
 
 
 def _check_writes(tensor: torch.Tensor, mark: Mark) -> None:
@@ -160,16 +185,19 @@ def parts_of(tensor: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for name in tensor.__tensor_flatten__()[0]:
         part = getattr(tensor, name)
-        found.extend(parts_of(part) if is_wrapper(part) else [part])
+        if isinstance(part, torch.Tensor):  # a DTensor names its mesh too
+            found.extend(parts_of(part) if is_wrapper(part) else [part])
     return found
 
 
 def _wrap_again(tensor: Any) -> torch.Tensor:
     """A wrapper of the real parts."""
     names, context = tensor.__tensor_flatten__()
-    parts = {name: _as_real(getattr(tensor, name)) for name in names}
+    parts = {name: getattr(tensor, name) for name in names}
+    parts = {name: _as_real(one) if isinstance(one, torch.Tensor) else one for name, one in parts.items()}
     made = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
     if isinstance(tensor, torch.nn.Parameter):
         made = torch.nn.Parameter(made, tensor.requires_grad)
+    _keep_attributes(tensor, made)
     setattr(tensor, _MADE, made)
     return made

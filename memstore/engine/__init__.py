@@ -7,7 +7,7 @@ files/        segments, mappings, locks of files, external files (those of other
 catalog/      keys and files of this host's store, an LMDB database: its tables, transactions, growth and readers
 sync/         what processes share in memory: robust mutexes, doorbells, the store's lock page; deadlines
 root/         a store's folder, opened: its settings and files, who uses it, and what a fork does to it
-usage         how much memory and disk a store takes, and who holds it
+usage         how much memory and disk a store takes, and who holds it; holdings: which process holds which keys
 failures      "disk full" and "too many", as memstore's errors
 protocols/    put, get and delete step by step; reuse and sweep of files; leases; recovery after a crash
 index         what a Store asks of the catalog: records, versions, keys, the wait for a version
@@ -87,6 +87,7 @@ from memstore.engine.format import (
     read_tensors,
     split_header,
 )
+from memstore.engine.holdings import Holding, who_holds
 from memstore.engine.opening import Creation, has_settings, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
@@ -246,6 +247,7 @@ __all__ = [
     "HEADER_LIMIT",
     "HEAD_SIZE",
     "Header",
+    "Holding",
     "LIVE",
     "Leaf",
     "LockFile",
@@ -379,4 +381,5 @@ __all__ = [
     "wait_for_storage",
     "version_of_outcome",
     "watch",
+    "who_holds",
 ]

@@ -1,8 +1,10 @@
 """Fake tensors: shape, dtype, strides and the device that they claim, and no memory. The names are torchdistX's.
 
 marks       which tensors are fake: their storages have a mark
+arguments   of operators, as refs and as meta tensors
 recorder    the interface to what remembers what was done with them
 operators   what an operator does, by its schema
+storages    which of them a tensor shows
 session     what becomes of an operator on them
 tensors     their classes, outside of a mode
 printing    them as text

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from memstore import modes
 from memstore.errors import UnsupportedValueError
 from memstore.fake.marks import (
     META,
@@ -27,7 +28,8 @@ from memstore.fake.marks import (
     storage_bytes,
 )
 from memstore.fake.printing import text_of
-from memstore.fake.session import Session, lend
+from memstore.fake.session import Session
+from memstore.fake.storages import lend
 from memstore.fake.tensors import original_class
 
 Args = Any  # a tuple: strict types would ask for its length at each place
@@ -69,15 +71,15 @@ def _read(session: Session, function: Any, mark: Mark, args: Args, options: dict
     """`numpy()`, `tolist()`: of values, if there are any."""
     with torch._C.DisableTorchFunction():
         fake = args[0]
-        values = _values(session, function, fake, mark)
+        values = _values(session, function.__name__, fake, mark)
         return function(values.requires_grad_(requires_grad(fake)), *args[1:], **options)
 
 
-def _values(session: Session, function: Any, fake: torch.Tensor, mark: Mark) -> torch.Tensor:
+def _values(session: Session, name: str, fake: torch.Tensor, mark: Mark) -> torch.Tensor:
     recorder = session.recorder or (None if mark.history is None else mark.history.recorder())
     if recorder is None:
         raise UnsupportedValueError(
-            f"Tensor.{function.__name__} needs values, and a fake tensor has none: make it outside of fake_mode"
+            f"Tensor.{name} needs values, and a fake tensor has none: make it outside of fake_mode"
         )
     return recorder.values(ref_of(fake, mark))
 
@@ -95,7 +97,7 @@ def _no_pickle(session: Session, function: Any, mark: Mark, args: Args, options:
     )
 
 
-def _set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+def set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
     """`fake.data = other`: that shows another storage from now on, and nothing is written."""
     fake, value = args
     if isinstance(value, torch.Tensor):
@@ -107,6 +109,33 @@ def _set_data(session: Session, function: Any, mark: Mark, args: Args, options: 
         result = function(fake, value)
         lend(fake)
     return result
+
+
+def set_real_data(session: Session, function: Any, args: Args) -> Any:
+    """`real.data = fake`: the real one gets its values, in memory of its own. A meta tensor becomes fake."""
+    real, fake = args
+    with torch._C.DisableTorchFunction():
+        if is_meta(real):
+            session.note(real)
+            result = function(real, fake)
+            lend(real)
+            return result
+        mark = mark_of(fake)
+        assert mark is not None, "it is fake"
+        return function(real, _values(session, "data", fake, mark))
+
+
+def _type(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+    """Its name; or a conversion, as `to` does it."""
+    dtype = args[1] if len(args) > 1 else options.get("dtype")
+    if isinstance(dtype, torch.dtype):
+        return _move(session, _tensor.to, mark, (args[0], dtype), {})
+    if dtype is None:
+        with torch._C.DisableTorchFunction(), modes.put_aside():
+            name = torch.empty(0, dtype=args[0].dtype).type()
+        return name.replace("torch.", "torch.cuda.") if mark.device.type == "cuda" else name
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **options)
 
 
 def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
@@ -135,7 +164,8 @@ def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict
         with torch._C.DisableTorchFunctionSubclass():
             return torch.Tensor.to(args[0], dtype=dtype or args[0].dtype, copy=copies, **more)
     if device.type == "cuda" and not torch.cuda.is_available() and not session.fake_cuda:
-        return function(*args, **options)  # as torch refuses it
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **options)  # as torch refuses it
     before, session.claim = session.claim, None if device.type == "meta" else device
     try:
         wanted = args[0].dtype if dtype is None else dtype
@@ -197,7 +227,8 @@ HANDLERS: dict[Any, Handler] = {
     _tensor.__dlpack__: _no_pointer,
     _tensor.__reduce_ex__: _no_pickle,
     _tensor.share_memory_: _no_pointer,
-    _tensor.data.__set__: _set_data,
+    _tensor.data.__set__: set_data,
+    _tensor.type: _type,
     _tensor.to: _move,
     _tensor.cpu: _move,
     _tensor.cuda: _move,

@@ -26,6 +26,7 @@ _size, _stride, _offset = _c_tensor.size, _c_tensor.stride, _c_tensor.storage_of
 _is_conj, _is_neg = _c_tensor.is_conj, _c_tensor.is_neg
 _NAME = "_memstore_fake"
 META = torch.device("meta")
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
 class Mark:
@@ -98,8 +99,11 @@ def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(_size(tensor), _stride(tensor), dtype=_dtype(tensor), device=META)
 
 
-def is_strided(tensor: torch.Tensor) -> bool:
-    return _layout(tensor) is torch.strided
+def form_of(tensor: torch.Tensor) -> str:
+    """The form in which it has its values, for those that can't be fake; else ""."""
+    if _dtype(tensor) in _QUANTIZED:
+        return "quantized"
+    return "" if _layout(tensor) is torch.strided else "sparse"
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:

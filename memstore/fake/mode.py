@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch._guards import TracingContext
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstore import modes
-from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN
+from memstore.errors import UnsupportedValueError
+from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN, set_data, set_real_data
 from memstore.fake.marks import META, mark_of, meta_twin, requires_grad, tensors_in
 from memstore.fake.recorder import Recorder
 from memstore.fake.session import Session
@@ -80,16 +82,19 @@ def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[s
         mark = mark_of(args[0]) if handler is not None and args and isinstance(args[0], torch.Tensor) else None
     if handler is not None and mark is not None:
         return handler(session, function, mark, args, options)
+    if handler is set_data and isinstance(args[1], torch.Tensor) and claim is not None:
+        return set_real_data(session, function, args)
     if session.fake_cuda:
         if function in MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
             return _move_real(session, function, args, options)
         claim, args, options = _without_cuda(claim, args, options)
-    before, lifted = session.claim, session.lifts
+    before, lifted, cast = session.claim, session.lifts, session.casts
     session.claim, session.lifts = claim, is_made or lifted
+    session.casts = cast or claim is not None and torch.is_autocast_enabled(claim.type)  # operators see it off
     try:
         return function(*args, **options)
     finally:
-        session.claim, session.lifts = before, lifted
+        session.claim, session.lifts, session.casts = before, lifted, cast
 
 
 def _without_cuda(
@@ -139,6 +144,10 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
     if session is not None or function in PLAIN:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **options)
+    if TracingContext.try_get() is not None:
+        raise UnsupportedValueError(
+            "torch.compile can't trace tensors that are fake or deferred: materialize the module first"
+        )
     recorder: Recorder | None = None
     with torch._C.DisableTorchFunction():
         for one in tensors_in((*args, *options.values())):
@@ -146,7 +155,7 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
             if mark is not None and mark.history is not None:
                 recorder = mark.history.recorder()
                 break
-    with in_session(Session(recorder, fake_cuda=True)):
+    with in_session(Session(recorder, fake_cuda=recorder is None)):
         return function(*args, **options)
 
 

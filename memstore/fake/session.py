@@ -16,30 +16,28 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from memstore.errors import UnsupportedValueError
-from memstore.fake.marks import (
-    META,
-    Mark,
-    Ref,
-    is_strided,
-    map_tensors,
-    mark_of,
-    meta_twin,
-    ref_of,
-    set_mark,
-    tensors_in,
+from memstore.fake.arguments import (
+    as_meta,
+    as_ref,
+    is_about_meta,
+    leaves_meta,
+    map_options,
+    on_meta,
+    with_arguments,
+    with_index,
 )
-from memstore.fake.operators import Kind, kind_of, written_in
+from memstore.fake.marks import Mark, Ref, form_of, map_tensors, mark_of, meta_twin, ref_of, set_mark, tensors_in
+from memstore.fake.operators import Kind, is_autocast, kind_of, written_in
 from memstore.fake.recorder import Recorder
+from memstore.fake.storages import set_storage
 
 _CPU = torch.device("cpu")
 _lift_fresh: Any = torch.ops.aten.lift_fresh.default
-Options = Mapping[str, Any]
 
 
 class _Thread(threading.local):
@@ -58,12 +56,14 @@ class Session:
     Attributes:
         claim: the device of the fake tensor that the torch function which runs now was given, if any.
         lifts: whether the torch function which runs now makes a tensor of Python's values.
+        casts: whether torch.autocast is on for it.
     """
 
     def __init__(self, recorder: Recorder | None, *, fake_cuda: bool = False) -> None:
         self.recorder, self.fake_cuda = recorder, fake_cuda and not torch.cuda.is_available()
         self.claim: torch.device | None = None
         self.lifts = False
+        self.casts = False
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def note(self, tensor: torch.Tensor) -> None:
@@ -93,7 +93,8 @@ class Session:
             return self._run_fakes(operator, kind, args, options, fakes)
         if operator is _lift_fresh:
             return self.lift(args[0]) if self.lifts else operator(*args, **options)
-        if marks or not kind.makes or options.get("layout") not in (None, torch.strided):
+        is_real = bool(marks) and not (kind.takes_shape and leaves_meta(args[0], options))
+        if is_real or not kind.makes or options.get("layout") not in (None, torch.strided):
             return self._run_reals(operator, kind, args, options)
         return self._make(operator, args, options)
 
@@ -109,7 +110,7 @@ class Session:
         recorder = self.recorder
         event = None if recorder is None else recorder.begin(operator, args, {**options, "device": device})
         try:
-            result = operator(*args, **_on_meta(options, makes=True))
+            result = operator(*args, **on_meta(options, makes=True))
         except (NotImplementedError, RuntimeError) as error:
             result = self._by_values(operator, kind_of(operator), event, recorder, error)
         return self._finish(operator, event, recorder, result, device, [])
@@ -123,7 +124,7 @@ class Session:
     def _device(self, asked: torch.device | None) -> torch.device | None:
         """What a new tensor claims; None: it was asked for on meta."""
         if asked is None or asked.type != "meta":
-            return _with_index(asked) if asked is not None else _CPU
+            return with_index(asked) if asked is not None else _CPU
         return self.claim
 
     # --- with fake arguments ------------------------------------------------------------------------------------------
@@ -137,26 +138,36 @@ class Session:
             if chosen is None:
                 return operator(*args, **options)  # `.to("meta")`
             device = chosen
+        if kind.sets and mark_of(args[0]) is not None:
+            return set_storage(operator, args, self.lift)
         written = list(tensors_in(written_in(kind, args, options)))
         marks_written = [mark_of(one) for one in written]
         recorder = self._recorder_for(marks_written)
+        if kind.collective and recorder is not None:
+            raise UnsupportedValueError(
+                f"{operator} is a collective, and can't be deferred: materialize what it is given first"
+            )
+        if kind.quantizes:
+            raise UnsupportedValueError(f"{operator} returns a quantized tensor, which can't be fake: make it later")
+        if self.casts and is_autocast(kind, tensors_in(args)):
+            raise UnsupportedValueError(
+                f"{operator} is called under autocast, which doesn't reach tensors that are fake or deferred: convert "
+                "its arguments, or call it when they are real"
+            )
         event = None
         if recorder is not None:
             named = {**options, "device": device} if options.get("device") is not None else options
-            event = recorder.begin(operator, map_tensors(_as_ref, args), _map_options(_as_ref, named))
+            event = recorder.begin(operator, map_tensors(as_ref, args), map_options(as_ref, named))
         if written and None in marks_written:
             return self._write_real(operator, event, recorder)
         if kind.by_values:
             result = self._by_values(operator, kind, event, recorder, None)
         else:
             try:
-                result = operator(*map_tensors(_as_meta, args), **_on_meta(_map_options(_as_meta, options)))
+                result = operator(*map_tensors(as_meta, args), **on_meta(map_options(as_meta, options)))
             except Exception as error:
                 result = self._by_values(operator, kind, event, recorder, error)
-        result = _with_arguments(result, written)
-        if kind.sets:
-            lend(args[0])
-            return result
+        result = with_arguments(result, written)
         return self._finish(operator, event, recorder, result, device, marks_written)
 
     def _recorder_for(self, written: list[Mark | None]) -> Recorder | None:
@@ -172,7 +183,7 @@ class Session:
     ) -> Any:
         if recorder is not None:
             return recorder.compute(event)
-        if error is not None and not kind.by_values and not _is_about_meta(error):
+        if error is not None and not kind.by_values and not is_about_meta(error):
             raise error
         raise UnsupportedValueError(
             f"{operator} needs values, and a fake tensor has none: leave it out, or use deferred_init, which has them"
@@ -198,8 +209,9 @@ class Session:
         made: list[tuple[int, Ref]] = []
         twins: dict[int, torch.Tensor] = {}
         for number, one in enumerate(tensors_in((result,))):
-            if not is_strided(one):
-                raise UnsupportedValueError(f"{operator} returns a sparse tensor, which can't be fake: make it later")
+            form = form_of(one)
+            if form:
+                raise UnsupportedValueError(f"{operator} returns a {form} tensor, which can't be fake: make it later")
             twin = one if one.is_meta else meta_twin(one)
             if twin is not one:
                 twins[id(one)] = twin
@@ -212,52 +224,3 @@ class Session:
         if recorder is not None and (made or written):
             recorder.commit(event, made, [one for one in written if one is not None])
         return map_tensors(lambda one: twins.get(id(one), one), result) if twins else result
-
-
-def lend(tensor: torch.Tensor) -> None:
-    """Notes that a tensor was moved to another storage."""
-    mark = mark_of(tensor)
-    if mark is not None:
-        mark.is_lent = True
-
-
-def _as_ref(tensor: torch.Tensor) -> Any:
-    mark = mark_of(tensor)
-    return tensor if mark is None else ref_of(tensor, mark)
-
-
-def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_meta else meta_twin(tensor)
-
-
-def _map_options(change: Any, options: Options) -> dict[str, Any]:
-    return {name: map_tensors(change, one) for name, one in options.items()}
-
-
-def _on_meta(options: Options, *, makes: bool = False) -> dict[str, Any]:
-    """Options for the same on meta tensors, which are not pinned, and draw nothing."""
-    changed = {name: one for name, one in options.items() if name != "pin_memory"}
-    if makes or changed.get("device") is not None:
-        changed["device"] = META
-    if changed.get("generator") is not None:
-        changed["generator"] = None
-    return changed
-
-
-def _with_arguments(result: Any, written: list[torch.Tensor]) -> Any:
-    """In place operators computed on values return those, in place of their fake arguments."""
-    if not written:
-        return result
-    found = list(tensors_in((result,)))
-    if len(found) != len(written) or all(one.is_meta for one in found):
-        return result
-    by_id = {id(one): fake for one, fake in zip(found, written, strict=True)}
-    return map_tensors(lambda one: by_id[id(one)], result)
-
-
-def _with_index(device: torch.device) -> torch.device:
-    return torch.device("cuda:0") if device == torch.device("cuda") else device
-
-
-def _is_about_meta(error: Exception) -> bool:
-    return isinstance(error, NotImplementedError) or "meta" in str(error)

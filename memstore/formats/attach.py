@@ -52,10 +52,14 @@ def describe_files(key: str, path: str | os.PathLike[str], format: Format | None
 
 @modes.put_aside()
 def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
-    """The value itself, over the mapped files; what can't be served from there is loaded."""
+    """The value itself, over the mapped files; what can't be served from there is loaded.
+
+    Args:
+        key: that errors name; "": none.
+    """
     name = _checked(path, format)
     with _naming(key, name):
-        if not os.path.isdir(name) and (format or _format_of(name)) == "torch":
+        if not os.path.isdir(name) and (format or file_format(name)) == "torch":
             return load_torch(name, allow_pickle)
     content = describe_files(key, path, format, allow_pickle=allow_pickle)
     assert content.adopted is not None
@@ -83,18 +87,19 @@ def _naming(key: str, name: str) -> Generator[None]:
     except CorruptionError as error:
         where = error.path or name
         text = error.message if where in error.message else f"{where}: {error.message}"
-        raise CorruptionError(f"{key!r}: {text}", key=key, path=where, detail=error.detail) from error
+        text = f"{key!r}: {text}" if key else text
+        raise CorruptionError(text, key=key or None, path=where, detail=error.detail) from error
     except FileNotFoundError as error:
-        if error.filename in (name, os.path.realpath(name)):
+        if key and error.filename in (name, os.path.realpath(name)):
             raise FileNotFoundError(error.errno, "there is nothing to attach", name) from None
         raise
     except MemstoreError as error:
-        error.key = key
+        error.key = key or None
         raise
 
 
 def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
-    found = format or _format_of(path)
+    found = format or file_format(path)
     if found == "safetensors":
         target = find_in_folder(path) if os.path.isdir(path) else path
         if target is None:
@@ -110,7 +115,8 @@ def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle
     return read_npy(path, sources)
 
 
-def _format_of(path: str) -> Format:
+def file_format(path: str) -> Format:
+    """Which format a file or folder has. Raises UnsupportedValueError for none that is known."""
     if os.path.isdir(path):
         if find_in_folder(path) is not None:
             return "safetensors"

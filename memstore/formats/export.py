@@ -71,11 +71,25 @@ def export_value(
             write_memmap(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
-                _save(value, file)
+                save_torch(value, file)
     except UnsupportedValueError as error:
         error.key = key
         raise
     meter.finish()
+
+
+def as_tensordict(value: Any) -> Any:
+    """The TensorDict that is exported for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
+    with between_forks():
+        from memstore.formats.memmap_export import as_collection
+    return as_collection(value)
+
+
+def make_memmap_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
+    """All of a TensorDict but the bytes of its tensors, in an empty folder: each with the file that is to have them."""
+    with between_forks():
+        from memstore.formats.memmap_export import make_folder
+    return make_folder(folder, source, allow_pickle=allow_pickle)
 
 
 class _Sink:
@@ -100,7 +114,8 @@ class _Sink:
         """Nothing is kept back."""
 
 
-def _save(value: Any, file: NewFile) -> None:
+def save_torch(value: Any, file: NewFile) -> None:
+    """As torch.save does. Raises UnsupportedValueError."""
     sink = _Sink(file)
     try:
         torch.save(value, sink)  # pyright: ignore[reportArgumentType]

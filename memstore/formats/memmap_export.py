@@ -28,30 +28,43 @@ def write_memmap(path: str, value: Any, meter: Meter, *, durable: bool, allow_pi
 
     Those it would write through mappings, where a full disk ends the process.
     """
+    source = as_collection(value)
+    meter.total = sum(tensor.numel() * tensor.itemsize for _, tensor in structure.iter_tensors(source))
+    with new_folder(path, durable=durable) as folder:
+        for tensor, name in make_folder(folder, source, allow_pickle=allow_pickle):
+            with new_file(name, meter, durable=False) as file:
+                file.write_tensor(tensor)
+
+
+def as_collection(value: Any) -> Any:
+    """The TensorDict that is written for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
     source = _as_collection(value, ())
-    meter.total = 0
     for name, tensor in structure.iter_tensors(source):
         special = what_special(tensor)
         if special:
             raise _refusal(name, special)
         if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
             raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
-        meter.total += tensor.numel() * tensor.itemsize
         for part in _TAKEN.intersection(name):
             raise _refusal(name, f"the key {part!r}, which the layout uses itself")
-    with new_folder(path, durable=durable) as folder:
-        try:
-            target = source.memmap_like(folder, copy_existing=True)
-        except OSError:
-            raise
-        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
-            raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
-        if not allow_pickle:
-            _check_no_pickles(folder)
-        for (_, tensor), (_, place) in zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True):
-            if tensor.numel():
-                with new_file(str(place.filename), meter, durable=False) as file:  # type: ignore[attr-defined]
-                    file.write_tensor(tensor)
+    return source
+
+
+def make_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
+    """All of a TensorDict but the bytes of its tensors, in an empty folder.
+
+    Returns: the tensors that have elements, each with the file that is to have them, which has holes as yet.
+    """
+    try:
+        target = source.memmap_like(folder, copy_existing=True)
+    except OSError:
+        raise
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+        raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
+    if not allow_pickle:
+        _check_no_pickles(folder)
+    pairs = zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True)
+    return [(tensor, str(place.filename)) for (_, tensor), (_, place) in pairs if tensor.numel()]  # type: ignore[attr-defined]
 
 
 def _as_collection(value: Any, path: Path) -> Any:

@@ -17,9 +17,12 @@ import torch
 
 from memstore.engine import syscalls
 from memstore.errors import AlreadyExistsError, MemstoreError
+from memstore.figures import pieces
 
 Progress = Callable[[int, int], None]
 _CHUNK = 16 << 20  # bytes between reports
+_PIECE = 1 << 22  # elements
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OF_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})  # errors that name no file
 
 
@@ -27,7 +30,7 @@ def what_special(tensor: torch.Tensor) -> str | None:
     """Names a tensor that is more than its elements: nested, sparse, unbatched. None for all others."""
     if tensor.layout is not torch.strided:
         return f"a {type(tensor).__name__} of the layout {tensor.layout}"
-    if tensor.is_nested or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if tensor.is_nested or type(tensor) not in _PLAIN:
         return f"a {type(tensor).__name__}"
     return None
 
@@ -66,8 +69,11 @@ class NewFile:
         self._at += len(data)
 
     def write_tensor(self, tensor: torch.Tensor) -> None:
-        """Writes the elements in C order."""
-        if tensor.numel():
+        """Writes the elements in C order. Of those that would have to be copied for it, some at a time."""
+        if not (type(tensor) in _PLAIN and tensor.is_contiguous()) and tensor.numel() > _PIECE:
+            for piece in pieces(tensor, _PIECE):
+                self.write_tensor(piece)
+        elif tensor.numel():
             flat = tensor.detach().contiguous().reshape(-1)
             self.write(flat.view(torch.uint8).numpy().data)
 
@@ -107,7 +113,7 @@ def new_folder(path: str, *, durable: bool) -> Generator[str]:
         with _naming(given, beside):
             yield beside
         if durable:
-            _sync_all(beside)
+            sync_all(beside)
         try:
             syscalls.rename(beside, path)
         except OSError as error:
@@ -142,7 +148,8 @@ def _beside(path: str) -> str:
     return f"{os.path.dirname(path)}/.{uuid.uuid4().hex}.new"
 
 
-def _sync_all(folder: str) -> None:
+def sync_all(folder: str) -> None:
+    """A folder, and all that is in it."""
     for parent, _, names in os.walk(folder):
         for name in names:
             fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY)

@@ -32,7 +32,7 @@ from memstore.formats.output import Meter, new_file, new_folder
 from memstore.structure import DTYPE_NAMES
 from memstore.wording import short
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # of a file
 _MOST_DIMENSIONS = 64  # of a tensor
 
@@ -40,7 +40,7 @@ _MOST_DIMENSIONS = 64  # of a tensor
 def find_in_folder(folder: str) -> str | None:
     """The path of the file that a checkpoint begins with, as transformers chooses it; None if the folder has none."""
     names = sorted(os.listdir(folder))
-    for ending in ("model.safetensors", _INDEX, ".safetensors.index.json", ".safetensors"):
+    for ending in ("model.safetensors", INDEX, ".safetensors.index.json", ".safetensors"):
         found = [name for name in names if name == ending or (name.endswith(ending) and ending.startswith("."))]
         if len(found) > 1:
             raise UnsupportedValueError(f"{folder} has several *{ending}, attach one of them: {', '.join(found[:5])}")
@@ -149,7 +149,7 @@ def why_not(name: str, tensor: torch.Tensor) -> str | None:
 
 def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: Meter, *, durable: bool) -> None:
     """A file by itself, in place of one that is there."""
-    header, order = _header(tensors)
+    header, order = header_of(tensors)
     with new_file(path, meter, durable=durable) as file:
         file.write_uncounted(header)
         for name in order:
@@ -160,21 +160,31 @@ def write_checkpoint(
     path: str, tensors: dict[str, torch.Tensor], limit: int | None, meter: Meter, *, durable: bool
 ) -> None:
     """A folder as transformers writes it: `model.safetensors`, or shards of up to `limit` bytes and their index."""
-    shards = _shards(tensors, limit)
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = ["model.safetensors"]
+    shards = shards_of(tensors, limit)
+    names = shard_names(len(shards))
     with new_folder(path, durable=durable) as folder:
         for name, shard in zip(names, shards, strict=True):
             write_safetensors(f"{folder}/{name}", shard, meter, durable=False)
         if len(shards) > 1:
             listed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-            index = {"metadata": {"total_size": meter.total}, "weight_map": dict(sorted(listed.items()))}
-            with new_file(f"{folder}/{_INDEX}", meter, durable=False) as file:
-                file.write_uncounted(json.dumps(index, indent=2).encode())
+            with new_file(f"{folder}/{INDEX}", meter, durable=False) as file:
+                file.write_uncounted(index_of(listed, meter.total))
 
 
-def _shards(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[str, torch.Tensor]]:
+def shard_names(count: int) -> list[str]:
+    """Of the files of a checkpoint, as transformers calls them."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+
+
+def index_of(listed: dict[str, str], nbytes: int) -> bytes:
+    """The index of a checkpoint. Args: listed: the file of each tensor; nbytes: of the tensors."""
+    index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(listed.items()))}
+    return json.dumps(index, indent=2).encode()
+
+
+def shards_of(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[str, torch.Tensor]]:
     """Filled in the order of the tensors. One that is larger than the limit has a shard for itself."""
     shards: list[dict[str, torch.Tensor]] = [{}]
     room = limit
@@ -189,7 +199,7 @@ def _shards(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[st
     return shards
 
 
-def _header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, list[str]]:
+def header_of(tensors: dict[str, torch.Tensor]) -> tuple[bytes, list[str]]:
     """And the order of the tensors: by element size, so that each starts on a multiple of its own, as the data does."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     return make_header([_described(name, tensors[name]) for name in order]), order

@@ -27,6 +27,18 @@ _LEGACY = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", b"119547037146038801333356L")  # 
 _PICKLES = tuple(b"\x80%c" % protocol for protocol in range(2, 6))  # older protocols have no mark
 
 
+class Members(NamedTuple):
+    """What a zip has that torch.save wrote of one tensor.
+
+    Attributes:
+        pickle: what describes it.
+        storages: where the bytes of each storage start and stop in the file, by its name.
+    """
+
+    pickle: bytes
+    storages: dict[str, tuple[int, int]]
+
+
 class Archive(NamedTuple):
     """What the directory of such a zip says.
 
@@ -74,7 +86,26 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
         damaged(path, f"it is truncated, or no file of torch.save: {error}")
 
 
-def _read(path: str, fd: int, size: int, archive: zipfile.ZipFile) -> Archive:
+def read_members(path: str, fd: int, start: int, size: int) -> Members:
+    """Of a zip that is `size` bytes of a larger file, from `start` on. Raises as `read_archive`."""
+    file: Any = _Bounded(fd, size, start)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _read(path, fd, size, archive, start)
+            members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+    except MemstoreError:
+        raise
+    except Exception as error:  # of zipfile, to whatever bytes
+        damaged(path, f"at {start:,} it is truncated, or no file of torch.save: {error}")
+    storages: dict[str, tuple[int, int]] = {}
+    for name, member in members.items():
+        if name.startswith("data/"):
+            at = start + _start_of(path, fd, member, start)
+            storages[name.removeprefix("data/")] = (at, at + member.file_size)
+    return Members(_content(path, fd, members["data.pkl"], start), storages)
+
+
+def _read(path: str, fd: int, size: int, archive: zipfile.ZipFile, base: int = 0) -> Archive:
     members = archive.infolist()
     names = {member.filename.partition("/")[2]: member for member in members}
     if "constants.pkl" in names:
@@ -96,19 +127,24 @@ def _read(path: str, fd: int, size: int, archive: zipfile.ZipFile) -> Archive:
     pickle, order = names["data.pkl"], names.get("byteorder")
     if pickle.file_size > HEADER_LIMIT:
         damaged(path, f"its data.pkl has {pickle.file_size:,} bytes, and {HEADER_LIMIT:,} are the limit")
-    if order is not None and (order.file_size > 16 or archive.read(order) != b"little"):
+    if order is not None and (order.file_size > 16 or _content(path, fd, order, base) != b"little"):
         raise UnsupportedValueError(
             f"{path} was written on a machine of another byte order: load it with torch.load, and put the value"
         )
-    content = syscalls.read_at(fd, pickle.file_size, _start_of(path, fd, pickle))
-    return Archive(_places(path, fd, members, size), zlib.crc32(content) == pickle.CRC)
+    content = _content(path, fd, pickle, base)
+    return Archive(_places(path, fd, members, size, base), zlib.crc32(content) == pickle.CRC)
 
 
-def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int) -> list[tuple[int, int]]:
+def _content(path: str, fd: int, member: zipfile.ZipInfo, base: int) -> bytes:
+    """The bytes of a member, which need not fit its checksum: torch can be told to write none."""
+    return syscalls.read_at(fd, member.file_size, base + _start_of(path, fd, member, base))
+
+
+def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int, base: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for member in members:
         if member.file_size and _STORAGE.fullmatch(member.filename):
-            start = _start_of(path, fd, member)
+            start = _start_of(path, fd, member, base)
             found.append((start, start + member.file_size))
     found.sort()
     for (_, end), (start, stop) in zip([(0, 0), *found], found, strict=False):
@@ -117,8 +153,9 @@ def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int) -
     return found
 
 
-def _start_of(path: str, fd: int, member: zipfile.ZipInfo) -> int:
-    head = syscalls.read_at(fd, _LOCAL_HEADER, member.header_offset)
+def _start_of(path: str, fd: int, member: zipfile.ZipInfo, base: int) -> int:
+    """Where its bytes start, counted from `base`, the start of the zip in the file."""
+    head = syscalls.read_at(fd, _LOCAL_HEADER, base + member.header_offset)
     if len(head) < _LOCAL_HEADER or not head.startswith(b"PK\3\4"):
         damaged(path, f"its directory says that {member.filename} is where it is not")
     lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
@@ -126,10 +163,10 @@ def _start_of(path: str, fd: int, member: zipfile.ZipInfo) -> int:
 
 
 class _Bounded:
-    """A file for zipfile, which would read a directory of any size."""
+    """A file, or a part of one, for zipfile, which would read a directory of any size."""
 
-    def __init__(self, fd: int, size: int) -> None:
-        self._fd, self._size, self._at = fd, size, 0
+    def __init__(self, fd: int, size: int, start: int = 0) -> None:
+        self._fd, self._size, self._start, self._at = fd, size, start, 0
 
     def seekable(self) -> bool:
         return True
@@ -148,6 +185,6 @@ class _Bounded:
         size = left if size < 0 else min(size, left)
         if size > HEADER_LIMIT:
             raise ValueError(f"a part of {size:,} bytes beside the tensors")
-        data = syscalls.read_at(self._fd, size, self._at)
+        data = syscalls.read_at(self._fd, size, self._start + self._at)
         self._at += len(data)
         return data

@@ -17,7 +17,8 @@ import msgspec
 from memstore.engine import Record, index, plan_bytes
 from memstore.keys import encode_prefix
 from memstore.listing.keyspace import Keyspace, opened, timeout_of
-from memstore.wording import age, size
+from memstore.listing.outline import is_one_array, type_name
+from memstore.wording import age, count_of, size
 
 _BITS = re.compile(r"[0-9]+")  # in the name of a dtype
 
@@ -32,14 +33,24 @@ class Listed:
     nbytes: int
     created: float  # Unix seconds
     leaves: int  # tensors
+    type: str  # of the value: "TensorDict[3]"; of an entry whose rows are written in place its kind
+    dtype: str | None = None  # of a value that is a single array; None: it is another one
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def content(self) -> str:
+        """ "float32 [3, 4]", or "2 leaves"."""
+        if self.dtype is not None:
+            return f"{self.dtype} {list(self.shape or ())}"
+        return count_of(self.leaves, "leaf", "leaves") if self.leaves else ""
 
 
-COLUMNS = ("key", "version", "kind", "leaves", "size", "age")
+COLUMNS = ("key", "type", "content", "size", "version", "age")
 
 
 def cells(one: Listed) -> tuple[str, ...]:
     """As text, under COLUMNS."""
-    return one.key, str(one.version), one.kind, str(one.leaves), size(one.nbytes), age(one.created)
+    return one.key, one.type, one.content, size(one.nbytes), str(one.version), age(one.created)
 
 
 def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
@@ -49,9 +60,14 @@ def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
 
 
 def _listed(key: bytes, record: Record) -> Listed:
-    leaves = msgspec.msgpack.decode(plan_bytes(record.description))[1]
+    tree, leaves, _ = msgspec.msgpack.decode(plan_bytes(record.description))
     nbytes = _nbytes(leaves) if record.boxes is not None else record.nbytes
-    return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves))
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    if is_one_array(tree):
+        dtype, shape = leaves[0][0], tuple(leaves[0][1])
+    kind = type_name(tree) if not record.is_mutable else record.kind
+    return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape)
 
 
 def _nbytes(leaves: list[Any]) -> int:

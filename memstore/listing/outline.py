@@ -34,7 +34,21 @@ _WRAPPERS = {
     "metadata": 5,
     "values": 2,
 }  # kind -> where the inner tree stands
-_NAMES = {"ordered": "OrderedDict", "td": "TensorDict", "lazy": "LazyStackedTensorDict", "params": "TensorDictParams"}
+_NAMES = {
+    "ordered": "OrderedDict",
+    "td": "TensorDict",
+    "lazy": "LazyStackedTensorDict",
+    "params": "TensorDictParams",
+    "ndarray": "numpy array",
+    "jagged": "nested tensor",
+    "nested": "nested tensor",
+    "sparse": "sparse tensor",
+    "quantized": "quantized tensor",
+    "quantized_channels": "quantized tensor",
+    "namespace": "namespace",
+}
+_NAMED = frozenset({"tensorclass", "namedtuple", "dataclass", "mapping", "typed", "wrapper", "structseq"})
+_BARE = frozenset({"ndarray", "quantized", "quantized_channels"})  # kinds of one array, whose leaf is like it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ def outline(description: bytes) -> tuple[str, list[Leaf]]:
         if isinstance(entry, int):  # the same tensor as that earlier one
             entry = written[entry]
         leaves.append(Leaf(name, entry[0], tuple(entry[1])))
-    return _type_name(tree), leaves
+    return type_name(tree), leaves
 
 
 def _walk(tree: Any, name: Path) -> Iterator[tuple[Path, int]]:
@@ -90,11 +104,17 @@ def _walk(tree: Any, name: Path) -> Iterator[tuple[Path, int]]:
         raise UnknownKindError(kind)
 
 
-def _type_name(tree: Any) -> str:
+def is_one_array(tree: Any) -> bool:
+    """Whether a value is like its only leaf."""
+    return tree == _TENSOR or (tree != _OBJECT and tree[0] in _BARE)
+
+
+def type_name(tree: Any) -> str:
+    """As people call it: "TensorDict[3]", "sparse tensor"."""
     if tree in (_TENSOR, _OBJECT):
         return "Tensor" if tree == _TENSOR else "object"
     if tree[0] == "td":
         return f"TensorDict{tree[1]}"
-    if tree[0] in ("tensorclass", "namedtuple"):
+    if tree[0] in _NAMED:
         return str(tree[1]).rpartition(":")[2]
     return _NAMES.get(tree[0], str(tree[0]))

@@ -45,8 +45,9 @@ class KeyTree:
     def __init__(self, root: str, prefix: str, listed: Iterator[Listed]) -> None:
         self.root, self.prefix = root, prefix
         self._top = _Folder()
+        start = prefix.rfind("/") + 1  # "pol" draws "policy/" and "polish"
         for entry in listed:
-            self._top.add(entry, len(prefix))
+            self._top.add(entry, start)
 
     def __len__(self) -> int:
         """How many keys it has."""

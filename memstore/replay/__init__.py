@@ -17,12 +17,14 @@ samples     what a user gets
 creating    what a put writes of a new one; opening: opened, or made
 filled      the part of ReplayBuffer that writes
 buffer      ReplayBuffer: what a user calls
+looking     rows for who only looks
 """
 
 from __future__ import annotations
 
 from memstore.replay.buffer import ReplayBuffer
 from memstore.replay.limits import RateLimiter
+from memstore.replay.looking import BufferRows, look_at_rows
 from memstore.replay.sum_tree import SumTree
 
-__all__ = ["RateLimiter", "ReplayBuffer", "SumTree"]
+__all__ = ["BufferRows", "RateLimiter", "ReplayBuffer", "SumTree", "look_at_rows"]

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
-    from memstore.snapshot import planned, staging
+    from memstore.snapshot import planned, read, staging, storage
     from memstore.snapshot.comparing import differences
     from memstore.snapshot.format import is_snapshot, load_manifest
+    from memstore.snapshot.parallel import in_parallel
     from memstore.snapshot.read import TensorEntry
     from memstore.snapshot.served import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
@@ -45,6 +46,7 @@ _HOMES = {
     "StateDict": "memstore.snapshot.stateful",
     "TensorEntry": "memstore.snapshot.read",
     "describe_snapshot": "memstore.snapshot.served",
+    "in_parallel": "memstore.snapshot.parallel",
     "differences": "memstore.snapshot.comparing",
     "is_snapshot": "memstore.snapshot.format",
     "load_manifest": "memstore.snapshot.format",
@@ -62,11 +64,14 @@ __all__ = [
     "TensorEntry",
     "describe_snapshot",
     "differences",
+    "in_parallel",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",
-    "planned",  # rooms with doors of their own, for integrations
+    "planned",  # rooms with doors of their own, for integrations and conversions
+    "read",
     "staging",
+    "storage",
 ]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from memstore.figures import compare
 from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.read import PICKLED, Leaf, Stored, leaves_of, read_tensor
 from memstore.snapshot.snapshot import Snapshot
-from memstore.structure import traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,5 @@ def _compare_tensors(left: Stored, right: Stored, path: str, ours: StoredTensor,
         return f"{ours.dtype}{list(ours.shape)} and {theirs.dtype}{list(theirs.shape)}"
     one: torch.Tensor = read_tensor(left, path, ours, None, None)
     other: torch.Tensor = read_tensor(right, path, theirs, None, None)
-    unequal = _bits(one) != _bits(other)
-    count = int(unequal.reshape(one.numel(), -1).any(1).sum()) if one.numel() else 0
-    if not count:
-        return ""
-    text = f"{count:,} of {one.numel():,} elements differ"
-    if one.dtype.is_floating_point and one.dtype not in traits.WITHOUT_COPY:
-        text += f", by up to {float((one.double() - other.double()).abs().max()):.3g}"
-    return text
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    unequal = compare(one, other)
+    return "" if unequal is None else str(unequal)

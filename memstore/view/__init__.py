@@ -18,6 +18,7 @@ distribute   a rank's part of a leaf, as a DTensor
 leaf         StoredTensor, the lazy leaf that users have
 loading      lazy leaves loaded one by one, also into memory of their own
 build        views of held versions
+parts        the tensors and objects of one by name, without its containers
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
 from memstore.view.leaves import lazy_leaf
 from memstore.view.loading import load_leaf, own_leaf
+from memstore.view.parts import Parts, parts_of
 from memstore.view.points import Points
 from memstore.view.source import Memory, Source
 from memstore.view.stored_leaf import StoredLeaf
@@ -36,6 +38,7 @@ __all__ = [
     "LeafBoxes",
     "LeafBytes",
     "Memory",
+    "Parts",
     "Points",
     "Source",
     "StoredLeaf",
@@ -43,5 +46,6 @@ __all__ = [
     "lazy_leaf",
     "load_leaf",
     "own_leaf",
+    "parts_of",
     "view",
 ]

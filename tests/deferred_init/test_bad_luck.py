@@ -132,15 +132,29 @@ def test_a_tensor_of_another_deferred_module_is_one_with_a_past() -> None:
 
 
 def test_what_was_given_and_written_since_is_an_error() -> None:
-    factor = torch.ones(3)
-    made = deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(3) * factor)]))
+    factor = torch.ones(1 << 15)
+    made = deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(1) * factor)]))
     factor.add_(1)
     with pytest.raises(UnsupportedValueError, match="aten.mul.Tensor.*written since"):
         materialize_module(made)
     with torch.inference_mode():
-        unseen = torch.ones(3)
-    with pytest.raises(UnsupportedValueError, match="aten.mul.Tensor.*inference tensor"):
-        materialize_module(deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(3) * unseen)])))
+        unseen = torch.ones(1 << 15)
+        kept = deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(1) * unseen)]))
+        made = deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(1) * unseen)]))
+    materialize_module(kept)
+    assert torch.equal(kept[0], unseen)
+    with torch.inference_mode():
+        unseen.add_(1)
+    with pytest.raises(UnsupportedValueError, match="aten.mul.Tensor.*written since"):
+        materialize_module(made)
+
+
+def test_a_small_tensor_that_was_given_may_be_written() -> None:
+    factor = torch.ones(3)
+    made = deferred_init(lambda: nn.ParameterList([nn.Parameter(torch.ones(3) * factor)]))
+    factor.add_(1)
+    materialize_module(made)
+    assert made[0].tolist() == [1, 1, 1]
 
 
 def test_a_deferred_module_is_not_pickled_or_saved(root: str) -> None:
@@ -217,3 +231,24 @@ def test_a_loop_of_modules_leaves_no_memory() -> None:
     materialize_module(made)
     gc.collect()
     assert ghost() is None
+
+
+def test_threads_that_materialize_at_once_get_the_same() -> None:
+    made = deferred(lambda: nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64)))
+    start, found = threading.Barrier(4), []
+
+    def materialize() -> None:
+        start.wait()
+        found.append([materialize_tensor(one) for one in parameters])
+        materialize_module(made)
+
+    parameters = list(made.parameters())
+    threads = [threading.Thread(target=materialize) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(found) == 4
+    for tensors in zip(*found, made.parameters(), strict=True):
+        assert len({id(one) for one in tensors}) == 1
+    assert_made_as(eager(lambda: nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64))), made)

@@ -232,3 +232,31 @@ def check_rank(path: str, rank: int) -> None:
         local: Any = made.embed.weight
         assert local.to_local().shape == (32, 4) and local.dtype == torch.bfloat16
         assert type(made.layers[0].bias) is nn.Parameter, "left whole"
+
+
+def test_a_rank_that_replays_never_has_all(tmp_path: Path) -> None:
+    in_child(check_replayed_memory, timeout=100.0)
+
+
+def check_replayed_memory() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    layers, nbytes = 32, 4 << 20
+    with as_rank(0, 4):
+        mesh = init_device_mesh("cpu", (4,))
+        made = deferred_init(lambda: nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
+        seen: list[int] = []
+
+        def placements(name: str, tensor: torch.Tensor) -> Any:
+            seen.append(anonymous())
+            return [Shard(0)]
+
+        materialize_module(made, mesh=mesh, placements=placements)
+    assert len(seen) >= layers and max(seen) - seen[0] < layers * nbytes // 2
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process that lie in no file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

@@ -21,7 +21,7 @@ from tests.documents.pages import ROOT
 from tests.source_tree import Module
 
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
-ROOMS = ("aio", "deferred_init", "fake")  # public besides memstore itself, integrations/ and testing/
+ROOMS = ("aio", "convert", "deferred_init", "fake")  # public besides memstore itself, integrations/ and testing/
 TESTING = ("explore", "fork_server", "faults")  # and its packages; its other files are for memstore's own tests
 SPHINX = ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton")
 

@@ -121,6 +121,7 @@ def test_keys_are_drawn_as_a_tree(store: memstore.Store) -> None:
     ]
     assert len(tree) == 4 and len(store.tree("runs/1/")) == 2
     assert str(store.tree("runs/1/")).splitlines()[1].startswith("├── policy")
+    assert str(store.tree("run")).splitlines()[1].startswith("└── runs/  3 keys")
     assert tree._repr_html_().startswith("<pre>")
 
 

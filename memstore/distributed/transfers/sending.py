@@ -54,7 +54,7 @@ IDLE = 600.0  # seconds without a request
 def prepare(stream: socket.socket) -> None:
     """Whoever is on the other side has so long for each step, and no longer."""
     stream.settimeout(None)
-    wait = struct.pack("@ll", int(STALLED), 0)
+    wait = struct.pack("@ll", *divmod(int(STALLED * 1e6), 1_000_000))
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 

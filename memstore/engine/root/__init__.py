@@ -21,7 +21,7 @@ from memstore.engine.root.folder import (
     create_file,
     give_to_group,
 )
-from memstore.engine.root.holders import holders_of, lock_holders
+from memstore.engine.root.holders import holders_of, lock_holders, mappers_of
 from memstore.engine.root.registry import RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.root import KeptFile, Root
 from memstore.engine.root.settings import CLUSTER, MUTABLE, SHARDED, Feature, Settings, Shared, new_settings
@@ -78,6 +78,7 @@ __all__ = [
     "give_to_group",
     "holders_of",
     "lock_holders",
+    "mappers_of",
     "mappings_keep_locks",
     "new_settings",
     "new_shared",

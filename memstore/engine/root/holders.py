@@ -76,3 +76,10 @@ def _all_maps() -> Iterator[tuple[int, bytes]]:
                     yield int(name), file.read()
             except OSError:  # ended, or another user's
                 continue
+
+
+def mappers_of(file: Identity) -> set[int]:
+    """The pids that map a file, whichever way, as far as their maps can be read."""
+    device, inode = file
+    wanted = re.compile(rf" [0-9a-f]+ {os.major(device):02x}:{os.minor(device):02x} {inode} ".encode())
+    return {pid for pid, maps in _all_maps() if wanted.search(maps)}

@@ -83,6 +83,10 @@ class Doorbell:
     def load(self, bell: int) -> int:
         return self._words[bell]
 
+    def words(self) -> list[int]:
+        """All of them, by bell: for who counts changes."""
+        return [self._words[bell] for bell in range(self._count)]
+
     def change(self, bell: int) -> None:
         """Under a mutex, so that no change is lost."""
         self._words[bell] = (self._words[bell] + 1) & 0xFFFFFFFF

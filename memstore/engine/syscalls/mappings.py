@@ -40,6 +40,7 @@ unmap = bind(releasing_gil, "munmap", Int, Pointer, Size)
 _madvise = bind(releasing_gil, "madvise", Int, Pointer, Size, Int)
 _msync = bind(releasing_gil, "msync", Int, Pointer, Size, Int)
 _mincore = bind(releasing_gil, "mincore", Int, Pointer, Size, Pointer)
+_malloc_trim = bind(releasing_gil, "malloc_trim", Int, Size)
 
 
 class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can't have one
@@ -195,6 +196,11 @@ def populate(address: int, size: int) -> bool:
 def populate_for_reading(address: int, size: int) -> bool:
     """Maps pages that are in memory already (Linux 5.14): no faults later. False where refused."""
     return not _madvise(address, size, _MADV_POPULATE_READ)
+
+
+def trim_heap() -> None:
+    """Gives pages of memory that was freed back, also such as lie between blocks in use."""
+    _malloc_trim(0)
 
 
 def will_need(addresses: Iterable[int], sizes: Iterable[int]) -> None:

@@ -3,12 +3,14 @@
 writing      the boxes of one rank, as a file
 publishing   the files of all ranks as one snapshot, in the place of an earlier one of the same kind
 reading      such a snapshot, and boxes of it
+values       a snapshot of values that lie in files of others
 """
 
 from __future__ import annotations
 
 from memstore.snapshot.planned.publishing import Planned, Whole, begin, check_folder, new_save, publish_planned
 from memstore.snapshot.planned.reading import PlannedSnapshot, Wanted
+from memstore.snapshot.planned.values import write_values
 from memstore.snapshot.planned.writing import PlannedBox, WrittenFile, write_boxes
 
 __all__ = [
@@ -23,4 +25,5 @@ __all__ = [
     "new_save",
     "publish_planned",
     "write_boxes",
+    "write_values",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.read.entries import (
     PICKLED,
     Entry,
@@ -29,6 +30,7 @@ __all__ = [
     "Places",
     "SnapshotMetadata",
     "Stored",
+    "StoredTensor",
     "Target",
     "TensorEntry",
     "Value",

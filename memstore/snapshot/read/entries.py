@@ -15,7 +15,7 @@ from memstore.errors import KeyNotFoundError, UnsupportedValueError
 from memstore.listing import near
 from memstore.snapshot.format import StoredTensor, path_of
 from memstore.snapshot.read.stored import Stored, Value
-from memstore.structure import DTYPES, name_of
+from memstore.structure import DTYPES, PICKLED, name_of
 from memstore.undecodable import UNDECODABLE
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -48,16 +48,6 @@ class ObjectEntry:
 
 
 Entry = TensorEntry | ObjectEntry
-
-
-class _Pickled:
-    """Stands for objects that only pickle could read, where nobody said that the snapshot is to be trusted."""
-
-    def __repr__(self) -> str:
-        return "<stored with pickle>"
-
-
-PICKLED = _Pickled()
 
 
 @dataclass(frozen=True, slots=True)

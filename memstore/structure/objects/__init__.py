@@ -26,8 +26,8 @@ from memstore.structure.objects.attributes import (
     write_attributes,
 )
 from memstore.structure.objects.classes import class_name, dotted, find_class, make_bare, short
-from memstore.structure.objects.pickled import read_pickle
-from memstore.structure.objects.reading import decode_objects
+from memstore.structure.objects.pickled import read_known_pickle, read_pickle
+from memstore.structure.objects.reading import PICKLED, decode_objects, show_objects
 from memstore.structure.objects.writing import (
     NATIVE,
     encode_objects,
@@ -42,6 +42,7 @@ from memstore.structure.objects.writing import (
 __all__ = [
     "NAMESPACES",
     "NATIVE",
+    "PICKLED",
     "alternative",
     "class_name",
     "decode_objects",
@@ -58,8 +59,10 @@ __all__ = [
     "join_tuple",
     "make_bare",
     "read_attributes",
+    "read_known_pickle",
     "read_pickle",
     "short",
+    "show_objects",
     "shown_attributes",
     "slots_of",
     "write_attributes",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,11 +24,40 @@ class _PickleRefused(Exception):
     pass
 
 
+class Pickled:
+    """Stands for an object that only pickle could read, where nobody said that its writer is to be trusted."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pickled) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def __repr__(self) -> str:
+        return "<stored with pickle>"
+
+
+PICKLED = Pickled()  # for who doesn't compare the bytes
+
+
 def decode_objects(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
     """The objects back. CorruptionError for anything that `encode_objects` didn't write."""
     if not data and not count:
         return []
-    decoder = _UNPICKLING if allow_pickle else _SAFE
+    return _decode(data, count, _UNPICKLING if allow_pickle else _SAFE)
+
+
+def show_objects(data: bytes, count: int) -> list[Any]:
+    """As `decode_objects`, with a Pickled in the place of what was stored with pickle: nothing is run."""
+    return _decode(data, count, _SHOWING) if data or count else []
+
+
+def _decode(data: bytes, count: int, decoder: msgspec.msgpack.Decoder[Any]) -> list[Any]:
     try:
         objects = decoder.decode(data)
     except MemoryError:
@@ -96,9 +125,9 @@ _READERS: dict[int, Callable[[bytes], Any]] = {
 }
 
 
-def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
+def _extension_hook(pickles: Literal["refuse", "load", "show"]) -> Callable[[int, memoryview], Any]:
     def read(code: int, view: memoryview) -> Any:
-        decoder = _UNPICKLING if allow_pickle else _SAFE
+        decoder = _DECODERS[pickles]
         data = bytes(view)
         if code == codes.TUPLE:
             items = decoder.decode(data)
@@ -111,9 +140,9 @@ def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
         if code == codes.TREE:
             return _read_tree(decoder, data)
         if code == codes.PICKLE:
-            if not allow_pickle:
+            if pickles == "refuse":
                 raise _PickleRefused
-            return read_pickle(data)
+            return read_pickle(data) if pickles == "load" else Pickled(data)
         reader = _READERS.get(code)
         if reader is None:
             raise MalformedError(f"no extension has the code {code}")
@@ -122,5 +151,7 @@ def _extension_hook(allow_pickle: bool) -> Callable[[int, memoryview], Any]:
     return read
 
 
-_SAFE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook(False))
-_UNPICKLING: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook(True))
+_SAFE: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook("refuse"))
+_UNPICKLING: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook("load"))
+_SHOWING: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_extension_hook("show"))
+_DECODERS = {"refuse": _SAFE, "load": _UNPICKLING, "show": _SHOWING}

@@ -1,0 +1,8 @@
+"""Exit codes, as docs/command-line.md has them; 0 is done, and 2, a wrong call, is click's."""
+
+from __future__ import annotations
+
+DAMAGED = DIFFERENT = 1  # damage was found, or something was lost; two values differ
+REFUSED = 3
+MISSING = 4
+INTERRUPTED = 130

@@ -1,0 +1,51 @@
+"""The command that makes a checkpoint of one format into one of another."""
+
+from __future__ import annotations
+
+import click
+
+from memstore.cli import render
+from memstore.cli.group import as_json, cli
+
+FORMATS = ("dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch", "torchsnapshot")
+TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
+
+
+@cli.command()
+@click.argument("source", metavar="SRC", type=click.Path())
+@click.argument("target", metavar="DST", type=click.Path())
+@click.option("--from", "source_as", type=click.Choice(FORMATS), help="What SRC is, if it can't be seen.")
+@click.option(
+    "--to",
+    "target_as",
+    type=click.Choice(TARGETS),
+    help="What DST becomes; without it its ending says so, and a path without one is a snapshot.",
+)
+@click.option("--allow-pickle", is_flag=True, help="Read objects that need pickle, which can run code.")
+@click.option("--untie", is_flag=True, help="Store tensors that share memory one by one, if DST can't keep that.")
+@as_json
+def convert(
+    source: str,
+    target: str,
+    source_as: str | None,
+    target_as: str | None,
+    allow_pickle: bool,
+    untie: bool,
+    as_json: bool,
+) -> None:
+    """Convert the checkpoint SRC into DST, which appears whole and compared with SRC, or not at all."""
+    from memstore.convert import convert as run
+
+    with render.progress("converting") as advance:
+        done = run(
+            source,
+            target,
+            source_as=source_as,
+            target_as=target_as,
+            allow_pickle=allow_pickle,
+            untie=untie,
+            progress=advance,
+        )
+    many = "1 tensor" if done.tensors == 1 else f"{done.tensors:,} tensors"
+    text = f"{done.source_format} to {done.target_format}: {many}, {render.size(done.nbytes)}, compared"
+    render.tell(done, render.printable(text), as_json=as_json)

@@ -1,0 +1,160 @@
+"""`memstore diff`: which leaves of two keys, or files, differ, and by how much."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from memstore.cli import columns, looking, render
+from memstore.cli.codes import DIFFERENT
+from memstore.cli.completing import keys_of
+from memstore.cli.group import allow_pickle, as_json, cli
+from memstore.engine import Path
+from memstore.errors import UnsupportedValueError
+from memstore.wording import count_of
+
+if TYPE_CHECKING:
+    import torch
+
+_SHOWN = 60  # characters of an object
+
+
+class Difference(NamedTuple):
+    """A leaf, and how what two values have there differs."""
+
+    leaf: Path
+    what: str
+
+
+class Side(NamedTuple):
+    """A key of a store; or a file, if there is no key."""
+
+    path: str
+    key: str | None = None
+
+    @property
+    def title(self) -> str:
+        return self.path if self.key is None else f"{self.key!r} of {self.path}"
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    before: tuple[str, ...] = context.params.get("names") or ()
+    keys = keys_of(before[0], incomplete) if before else []
+    return [CompletionItem(key) for key in keys] or [CompletionItem(incomplete, type="file")]
+
+
+@cli.command(short_help="Compare two keys or files, leaf by leaf.")
+@click.argument("names", nargs=-1, metavar="ROOT KEY OTHER", shell_complete=_complete)
+@allow_pickle
+@as_json
+def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
+    """Compare two values leaf by leaf: which differ, and by how much. Exit code 1 if any do.
+
+    \b
+    ROOT KEY OTHER            another key, a file, or another store with KEY
+    ROOT KEY OTHER_ROOT KEY   keys of two stores
+    FILE OTHER                two files, or folders of checkpoints
+
+    Elements are equal if their bits are. Of two snapshots, `memstore snapshot diff` compares all ranks.
+    """
+    one, other = _sides(names)
+    with (
+        _opened(one, allow_pickle=allow_pickle) as ours,
+        _opened(other, allow_pickle=allow_pickle) as theirs,
+        render.progress("comparing") as advance,
+    ):
+        found = differences(ours, theirs, (one.title, other.title), advance)
+        leaves = len(ours.tensors) + len(ours.objects)
+    if as_json:
+        render.print_json([one._asdict() for one in found])
+    elif found:
+        columns.write(("leaf", "difference"), [(looking.text_of(one.leaf), one.what) for one in found])
+    else:
+        render.console.print(f"equal: {count_of(leaves, 'leaf', 'leaves')}")
+    if found:
+        sys.exit(DIFFERENT)
+
+
+def _sides(names: tuple[str, ...]) -> tuple[Side, Side]:
+    if len(names) == 2:
+        return Side(names[0]), Side(names[1])
+    if len(names) == 4:
+        return Side(names[0], names[1]), Side(names[2], names[3])
+    if len(names) != 3:
+        raise click.UsageError("say ROOT KEY OTHER, ROOT KEY OTHER_ROOT KEY, or FILE OTHER")
+    root, key, other = names
+    if looking.has_key(root, other) or not os.path.lexists(other):
+        return Side(root, key), Side(root, other)
+    return Side(root, key), Side(other, key) if looking.is_store(other) else Side(other)
+
+
+@contextlib.contextmanager
+def _opened(side: Side, *, allow_pickle: bool) -> Generator[looking.Looked]:
+    if side.key is not None:
+        with looking.key_of(side.path, side.key) as found:
+            yield found
+        return
+    if looking.is_store(side.path):
+        raise UnsupportedValueError(f"{side.path} is a store: say which KEY of it is meant")
+    yield looking.file_of(side.path, allow_pickle=allow_pickle)
+
+
+def differences(
+    ours: looking.Looked,
+    theirs: looking.Looked,
+    titles: tuple[str, str],
+    done: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Difference]:
+    """By leaf, in the order of the first value.
+
+    Args:
+        titles: what the two are called.
+        done: called with the bytes that have been compared, and those in all.
+    """
+    names = list(dict.fromkeys([*ours.tensors, *ours.objects, *theirs.tensors, *theirs.objects]))
+    total = sum(tensor.numel() * tensor.itemsize for tensor in ours.tensors.values())
+    compared, found = 0, list[Difference]()
+    for name in names:
+        here, there = (name in side.tensors or name in side.objects for side in (ours, theirs))
+        if not (here and there):
+            what = f"only in {titles[0] if here else titles[1]}"
+        elif name in ours.tensors and name in theirs.tensors:
+            what = _between_tensors(ours.tensors[name], theirs.tensors[name])
+        elif name in ours.objects and name in theirs.objects:
+            what = _between_objects(ours.objects[name], theirs.objects[name])
+        else:
+            what = "a tensor in one, an object in the other"
+        if what:
+            found.append(Difference(name, what))
+        if name in ours.tensors:
+            compared += ours.tensors[name].numel() * ours.tensors[name].itemsize
+            done(compared, total)
+    return found
+
+
+def _between_tensors(one: torch.Tensor, other: torch.Tensor) -> str:
+    """ "" if they are equal."""
+    from memstore import figures
+    from memstore.cli.figures import content
+
+    kinds = "" if (one.dtype, one.shape) == (other.dtype, other.shape) else f"{content(one)} and {content(other)}"
+    if one.shape != other.shape:
+        return kinds
+    unequal = figures.compare(one, other)
+    return "; ".join(filter(None, [kinds, str(unequal) if unequal else ""]))
+
+
+def _between_objects(one: Any, other: Any) -> str:
+    """ "" if they are equal. What was stored with pickle is compared as bytes."""
+    try:
+        same = type(one) is type(other) and bool(one == other or (one != one and other != other))
+    except (TypeError, ValueError, RuntimeError):  # of arrays
+        same = repr(one) == repr(other)
+    ours, theirs = f"{one!r:.{_SHOWN}}", f"{other!r:.{_SHOWN}}"
+    return "" if same else f"{ours} and {theirs}" if ours != theirs else f"both are {ours}, as other bytes"

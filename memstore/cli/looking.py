@@ -1,0 +1,138 @@
+"""What commands look into: the tensors and objects of a key, or of a file, by name. Nothing is unpickled unasked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memstore.engine import (
+    MappedEntry,
+    Path,
+    PinOptions,
+    Record,
+    Root,
+    deadline_after,
+    hold,
+    resource_errors,
+)
+from memstore.errors import KeyNotFoundError
+from memstore.keys import encode_key
+from memstore.listing import no_value, open_keyspace, opened
+
+if TYPE_CHECKING:
+    import torch
+
+_TIMEOUT = 30.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A value, taken apart.
+
+    Attributes:
+        title: of a key its version and age, of a file its path.
+        structure: "dict of 2 leaves".
+        tensors: lazy, or mapped.
+        objects: all other leaves.
+    """
+
+    title: str
+    structure: str
+    tensors: Mapping[Path, torch.Tensor]
+    objects: Mapping[Path, Any]
+    record: Record | None = None
+
+    def below(self, leaf: str) -> Looked:
+        """Just the leaf of this name, or all leaves below it. Raises KeyNotFoundError."""
+        names = [name for name in (*self.tensors, *self.objects) if is_below(name, leaf)]
+        if not names:
+            raise KeyNotFoundError(f"{self.title} has no leaf {leaf!r}: {self._has()}")
+        tensors = {name: self.tensors[name] for name in names if name in self.tensors}
+        objects = {name: self.objects[name] for name in names if name in self.objects}
+        return Looked(self.title, self.structure, tensors, objects, self.record)
+
+    def _has(self) -> str:
+        names = [text_of(name) for name in (*self.tensors, *self.objects)]
+        if names == ["value"]:
+            return "it is one by itself"
+        more = f", and {len(names) - 8:,} more: `memstore info` lists them" if len(names) > 8 else ""
+        return f"it has {', '.join(map(repr, names[:8]))}{more}"
+
+
+def text_of(name: Path) -> str:
+    """ "layer/w", as LEAF is written."""
+    return "/".join(map(str, name)) if name else "value"
+
+
+def is_below(name: Path, leaf: str) -> bool:
+    """Whether `leaf` is the name, or a start of it, with its parts joined by "/" or "."."""
+    return any(joiner.join(map(str, name[:end])) == leaf for joiner in "/." for end in range(1, len(name) + 1))
+
+
+@contextlib.contextmanager
+def key_of(root: str, key: str) -> Generator[Looked]:
+    """The present version of a key, held as long as it is looked at. Raises KeyNotFoundError."""
+    with open_keyspace(root, "r") as store, resource_errors(root, key):
+        yield _look(opened(store), key)
+
+
+def _look(root: Root, key: str) -> Looked:
+    from memstore.view import parts_of
+
+    name = encode_key(key)
+    (held,) = hold(root, (name,), deadline_after(_TIMEOUT), may_lock=False, lazily=True)
+    if held is None:
+        raise no_value(root, name)
+    record = held.record
+    if record.is_mutable and record.mutable_kind == "buffer":
+        return _look_at_buffer(root, key, record)
+    if record.is_mutable:
+        held = _rows_of_dataset(root, key)
+    found = parts_of(root, key, held, PinOptions("r", _TIMEOUT, False, False))
+    shown = f"a dataset of {found.structure}" if record.is_mutable else found.structure
+    return Looked(f"{key!r}", shown, found.tensors, found.objects, record)
+
+
+def _rows_of_dataset(root: Root, key: str) -> MappedEntry:
+    from memstore.datasets import hold_rows
+
+    return hold_rows(root, key, _TIMEOUT)
+
+
+def _look_at_buffer(root: Root, key: str, record: Record) -> Looked:
+    from memstore.replay import look_at_rows
+
+    found = look_at_rows(root, key, _TIMEOUT)
+    shown = f"a replay buffer with {found.rows:,} rows in {found.capacity:,} slots"
+    return Looked(f"{key!r}", shown, found.tensors, {}, record)
+
+
+def file_of(path: str, *, allow_pickle: bool) -> Looked:
+    """A file or folder of another format, or a snapshot: of that, what rank 0 has."""
+    from memstore import structure
+    from memstore.formats import load_files
+    from memstore.snapshot import Snapshot, is_snapshot
+
+    if is_snapshot(path):
+        value = Snapshot(path, storage_options={"allow_pickle": allow_pickle}).view()
+    else:
+        value = load_files(os.path.basename(path) or path, path, None, allow_pickle=allow_pickle)
+    flat = structure.flatten(value, allow_pickle=allow_pickle)
+    plan = flat.plan
+    tensors = {leaf.name: tensor for leaf, tensor in zip(plan.leaves, flat.tensors, strict=True)}
+    objects = structure.show_objects(flat.objects, plan.object_count)
+    return Looked(path, structure.structure_text(plan), tensors, dict(zip(plan.object_names, objects, strict=True)))
+
+
+def is_store(path: str) -> bool:
+    """Whether a folder has a store in it."""
+    return os.path.lexists(os.path.join(path, "memstore.json"))
+
+
+def has_key(root: str, key: str) -> bool:
+    """Whether a store has this key. Raises NotAStoreError."""
+    with open_keyspace(root, "r") as store:
+        return key in store

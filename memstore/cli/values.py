@@ -1,0 +1,148 @@
+"""`memstore get` and `memstore put`: one value, shown or written to a file; and a file, put."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import click
+
+import memstore
+from memstore.cli import columns, looking, render
+from memstore.cli.group import allow_pickle, as_json, cli, complete_leaf, key, root
+from memstore.errors import UnsupportedValueError
+
+_LABEL = 40  # columns, at most, with which objects are aligned
+_ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "safetensors"}
+
+
+@cli.command(short_help="Show a value in figures, or write it to a file.")
+@root
+@key
+@click.argument("leaf", default="", shell_complete=complete_leaf)
+@click.option("-o", "--output", type=click.Path(), help="Write it to this .npy, .pt or .safetensors instead.")
+@click.option("--bins", default=10, show_default=True, type=click.IntRange(1, 1000), help="Of the histogram.")
+@allow_pickle
+@as_json
+def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pickle: bool, as_json: bool) -> None:
+    """Show the value of KEY, or its leaf LEAF: first elements, minimum, mean, maximum, what is no number; a histogram.
+
+    LEAF is a name as `memstore info` has it, with its parts joined by "/" or ".": all leaves below it, if it has some.
+    """
+    if output is not None:
+        _write(root, key, leaf, output, allow_pickle=allow_pickle, as_json=as_json)
+        return
+    with looking.key_of(root, key) as found:
+        shown = found.below(leaf) if leaf else found
+        if as_json:
+            render.print_json(_described(key, shown, bins))
+        else:
+            _show(key, leaf, shown, bins)
+
+
+def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
+    from memstore import figures
+    from memstore.cli import figures as shown
+
+    record = found.record
+    assert record is not None, "of a key"
+    age = f"version {record.version}, {render.age(record.created)} old"
+    names = [*found.tensors, *found.objects]
+    told = [found.structure] if not leaf and (len(names) > 1 or record.is_mutable) else []
+    if len(found.tensors) == 1 == len(names):
+        (tensor,) = found.tensors.values()
+        told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
+    title = f"[bold]{render.printable(' '.join([key, *([leaf] if leaf else [])]))}[/]"
+    render.console.print(f"{title}  {render.printable(', '.join([*told, age]))}")
+    if len(names) == 1:
+        for tensor in found.tensors.values():
+            summary = figures.summarize(tensor)
+            shown.show(tensor, summary, figures.histogram(tensor, summary, bins) if summary else [])
+    elif found.tensors:
+        widths = shown.widths(found.tensors.items(), found.objects)
+        columns.write(shown.TITLES, shown.rows(found.tensors.items()), right=shown.RIGHT, widths=widths, page=1)
+    label = max(columns.width(looking.text_of(name)) for name in names) if len(names) > 1 else 0
+    for name, value in found.objects.items():
+        text = f"{looking.text_of(name):<{min(label, _LABEL)}}  " if label else ""
+        render.console.print(render.printable(f"{text}{shown.shown_object(value)}"))
+
+
+def _described(key: str, found: looking.Looked, bins: int) -> dict[str, Any]:
+    from memstore import figures
+
+    record = found.record
+    leaves: list[dict[str, Any]] = []
+    for name, tensor in found.tensors.items():
+        summary = figures.summarize(tensor)
+        counted = None if summary is None else dataclasses.asdict(summary)
+        drawn = figures.histogram(tensor, summary, bins) if summary is not None else []
+        about = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+        leaves.append({"name": name, **about, "statistics": counted, "histogram": drawn})
+    return {
+        "key": key,
+        "version": None if record is None else record.version,
+        "structure": found.structure,
+        "leaves": leaves,
+        "objects": [{"name": name, "value": repr(value)} for name, value in found.objects.items()],
+    }
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _write(root: str, key: str, leaf: str, output: str, *, allow_pickle: bool, as_json: bool) -> None:
+    ending = os.path.splitext(output)[1]
+    kind: Any = _ENDINGS.get(ending)
+    if kind is None:
+        raise click.UsageError(f"-o writes {', '.join(_ENDINGS)}, and {output!r} ends with none of them")
+    with render.progress("writing") as advance:
+        if leaf or kind == "npy":
+            nbytes = _write_leaf(root, key, leaf, output, advance)
+        else:
+            with memstore.open(root, "r", allow_pickle=allow_pickle) as store:
+                store.export(key, output, format=kind, progress=advance)
+            nbytes = os.path.getsize(output)
+    text = f"{render.size(nbytes)} written to {render.printable(output)}"
+    render.tell({"path": output, "nbytes": nbytes}, text, as_json=as_json)
+
+
+def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> int:
+    from memstore.formats import write_tensor
+
+    with looking.key_of(root, key) as found:
+        shown = found.below(leaf) if leaf else found
+        names = [looking.text_of(name) for name in (*shown.tensors, *shown.objects)]
+        if len(names) != 1 or not shown.tensors:
+            what = f"{leaf!r} of {key!r}" if leaf else f"{key!r}"
+            has = "is no tensor" if len(names) == 1 else f"has {len(names):,} leaves ({', '.join(names[:5])}, ...)"
+            raise UnsupportedValueError(
+                f"{what} {has}, and this file takes one tensor: name a LEAF that is one", key=key
+            )
+        ((name, tensor),) = shown.tensors.items()
+        write_tensor(output, ".".join(map(str, name)) or "tensor", tensor, advance)
+        return os.path.getsize(output)
+
+
+@cli.command(short_help="Put what is in a file.")
+@root
+@key
+@click.argument("file", type=click.Path())
+@click.option("--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Else told by the name.")
+@click.option("--expect-version", type=int, help="The version that KEY must have; 0: it must not exist.")
+@allow_pickle
+@as_json
+def put(
+    root: str, key: str, file: str, format: Any, expect_version: int | None, allow_pickle: bool, as_json: bool
+) -> None:
+    """Put what is in FILE as the new version of KEY; ROOT is created if need be.
+
+    FILE is a .safetensors, .npy or .pt, a checkpoint of several, a memmap folder, or a snapshot. Its bytes are copied:
+    `memstore attach` serves them where they are.
+    """
+    with memstore.open(root, allow_pickle=allow_pickle) as store:
+        version = store.attach(key, file, format=format, copy=True, expect_version=expect_version)
+        nbytes = store.info(key).nbytes
+    render.tell(
+        {"version": version, "nbytes": nbytes}, f"version {version}, {render.size(nbytes)} put", as_json=as_json
+    )

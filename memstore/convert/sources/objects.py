@@ -1,0 +1,36 @@
+"""Objects beside the tensors that torch.save has written: read in torch's safe way, unless pickle is allowed."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+
+from memstore.convert.rules import Rules
+from memstore.errors import UnsupportedValueError
+
+
+def load_object(what: str, data: bytes, rules: Rules) -> Any:
+    """What torch.save has written.
+
+    Args:
+        what: is read, for errors.
+
+    Raises:
+        UnsupportedValueError: only pickle can read it, or it is damaged.
+    """
+    try:
+        return torch.load(io.BytesIO(data), weights_only=not rules.allow_pickle, map_location="cpu")
+    except MemoryError:
+        raise
+    except Exception as error:  # torch documents none of those that it raises for foreign bytes
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = (
+            ""
+            if rules.allow_pickle
+            else ", which can run code: convert it with --allow-pickle if you trust who saved it"
+        )
+        raise UnsupportedValueError(
+            f"{what} can't be read{' without pickle' if hint else ''} ({detail:.200}){hint}"
+        ) from error

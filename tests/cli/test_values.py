@@ -1,0 +1,238 @@
+"""`memstore get` and `memstore put`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from tensordict import TensorDict
+
+import memstore
+from tests.cli.terminals import in_terminal
+from tests.cli.test_commands import call, call_json
+
+
+class Ours:
+    """What only pickle can store. To read it would run this."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (os.environ["MEMSTORE_TEST_CANARY"],)
+
+
+@pytest.fixture
+def filled(root: str) -> Iterator[str]:
+    with memstore.open(root) as store:
+        w = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)
+        store.put("policy", {"layer": {"w": w, "b": torch.tensor([0, float("nan"), float("inf"), -3])}, "step": 7})
+        store.put("bare", torch.arange(1000))
+    yield root
+
+
+def test_a_value_is_shown_leaf_by_leaf(filled: str) -> None:
+    lines = call("get", filled, "policy").splitlines()
+    assert lines[0].startswith("policy  dict of 2 leaves and 1 object, version 1, ")
+    assert lines[1].split() == ["leaf", "content", "min", "mean", "max", "NaN", "inf"]
+    assert lines[2].split() == ["layer/w", "float32", "[64,", "64]", "-1", lines[2].split()[5], "1", "0", "0"]
+    assert lines[3].split()[3:] == ["-3", "-1.5", "0", "1", "1"]
+    assert lines[4] == "step     7"
+    assert len(call("get", filled, "policy", "layer").splitlines()) == 4
+
+
+@pytest.mark.parametrize("leaf", ["layer/w", "layer.w"])
+def test_a_leaf_is_shown_with_head_statistics_and_histogram(filled: str, leaf: str) -> None:
+    lines = call("get", filled, "policy", leaf).splitlines()
+    assert lines[0].startswith(f"policy {leaf}  float32 [64, 64], 16.0 KiB, version 1")
+    assert lines[1].startswith("[[-1. ") and "..." in lines[4]
+    assert "min -1  mean" in "\n".join(lines) and "4,096 elements: 0 zero, 0 NaN, 0 infinite" in lines
+    bars = [line for line in lines if "█" in line]
+    assert len(bars) == 10 and bars[0].strip().startswith("-1 … -0.8  ") and bars[-1].strip().startswith("0.8 … 1 ")
+
+
+def test_json_has_statistics_and_histogram(filled: str) -> None:
+    found = call_json("get", filled, "policy", "layer/b")
+    (leaf,) = found["leaves"]
+    assert (leaf["name"], leaf["dtype"], leaf["shape"]) == (["layer", "b"], "float32", [4])
+    assert leaf["statistics"] == {
+        "count": 4,
+        "minimum": -3.0,
+        "mean": -1.5,
+        "maximum": 0.0,
+        "deviation": 1.5,
+        "zeros": 1,
+        "nans": 1,
+        "infinities": 1,
+    }
+    assert sum(one["count"] for one in leaf["histogram"]) == 2
+    assert call_json("get", filled, "policy")["objects"] == [{"name": ["step"], "value": "7"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("nothing",), 4, "no key 'nothing'"),
+        (("policy", "layer/x"), 4, "'policy' has no leaf 'layer/x': it has 'layer/w', 'layer/b', 'step'"),
+        (("bare", "x"), 4, "it is one by itself"),
+        (("policy", "-o", "x.txt"), 2, "-o writes .npy, .pt, .pth, .safetensors"),
+        (("policy", "-o", "x.npy"), 3, "has 3 leaves (layer/w, layer/b, step"),
+        (("policy", "step", "-o", "x.npy"), 3, "'step' of 'policy' is no tensor"),
+        (("policy", "-o", "x.safetensors"), 3, "say --format torch"),
+        (("policy", "--bins", "0"), 2, "--bins"),
+    ],
+)
+def test_what_is_not_there_is_named(filled: str, arguments: tuple[str, ...], code: int, says: str) -> None:
+    assert says in " ".join(call("get", filled, *arguments, code=code).split())
+    assert not os.path.exists("x.npy")
+
+
+def test_other_kinds_of_values(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("jagged", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
+        store.put("sparse", torch.eye(3).to_sparse())
+        store.put("quantized", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+        store.put("float8", torch.ones(70, dtype=torch.float8_e4m3fn))
+        store.put("bfloat16", torch.full((2, 3, 4), 0.5, dtype=torch.bfloat16))
+        store.put("complex", torch.tensor([3 + 4j]))
+        store.put("bool", torch.tensor([True, False, True]))
+        store.put("empty", torch.empty(0, 3))
+        store.put("scalar", torch.tensor(2.5))
+        store.put("object", ["text", 3])
+        store.put("td", TensorDict({"x": torch.ones(3)}, [3]))
+    assert "values   float32 [5]" in call("get", root, "jagged")
+    assert "indices" in call("get", root, "sparse") and "values" in call("get", root, "sparse")
+    assert "int8 [3]" in call("get", root, "quantized")
+    assert "min 1  mean 1  max 1  std 0" in call("get", root, "float8")
+    shown = call("get", root, "bfloat16")
+    assert "[0, :, :]" in shown and "[0.5 0.5 0.5 0.5]" in shown
+    assert "magnitudes: min 5" in call("get", root, "complex") and "3.+4.j" in call("get", root, "complex")
+    lines = call("get", root, "bool").splitlines()
+    assert lines[2] == "3 elements: 2 True, 1 False" and lines[3].startswith("False  1") and "True  2" in lines[4]
+    assert call("get", root, "empty").splitlines()[1:] == ["0 elements"]
+    assert "2.5" in call("get", root, "scalar").splitlines()[1]
+    assert call("get", root, "object").splitlines()[1:] == ["0  'text'", "1  3"]
+    assert "x" in call("get", root, "td", "x")
+
+
+def test_datasets_buffers_and_sharded_entries(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("frames", {"x": ((2,), torch.float32)}, capacity=100)
+        data.extend({"x": torch.ones(5, 2)})
+        buffer = memstore.ReplayBuffer(store, "ring", {"y": ((), torch.int64)}, capacity=8)
+        buffer.extend({"y": torch.arange(3)})
+        for rank in range(2):
+            shard = memstore.TensorShard(torch.full((3, 4), rank), (6, 4), (3 * rank, 0))
+            store.put_sharded("model", {"w": shard}, attempt="a", rank=rank, world_size=2, wait=False)
+        del data, buffer
+    assert "a dataset of" in call("get", root, "frames") and "float32 [5, 2]" in call("get", root, "frames")
+    assert "int64 [3]" in call("get", root, "ring") and "max 2" in call("get", root, "ring")
+    shown = call("get", root, "model", "w")
+    assert "int64 [6, 4]" in shown and "[0 0 0 0]" in shown and "24 elements: 12 zero" in shown
+
+
+def test_nothing_is_unpickled_unasked(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = tmp_path / "canary"
+    monkeypatch.setenv("MEMSTORE_TEST_CANARY", str(canary))
+    with memstore.open(root, allow_pickle=True) as store:
+        store.put("pickled", {"w": torch.ones(3), "bad": Ours()})
+    shown = call("get", root, "pickled")
+    assert "bad  <stored with pickle>" in shown and "w " in shown
+    assert call("diff", root, "pickled", "pickled").startswith("equal")
+    text = call("get", root, "pickled", "-o", str(tmp_path / "x.pt"), code=3)
+    assert "say --allow-pickle if you trust" in " ".join(text.split()) and "allow_pickle=" not in text
+    assert not canary.exists() and not (tmp_path / "x.pt").exists()
+    call("get", root, "pickled", "-o", str(tmp_path / "x.pt"), "--allow-pickle")
+    assert canary.exists()
+
+
+def test_a_leaf_is_written_to_each_format(filled: str, tmp_path: Path) -> None:
+    npy, pt, st = (str(tmp_path / f"w{ending}") for ending in (".npy", ".pt", ".safetensors"))
+    for path in (npy, pt, st):
+        assert "KiB written to" in call("get", filled, "policy", "layer/w", "-o", path)
+    wanted = torch.linspace(-1, 1, 64 * 64).reshape(64, 64)
+    assert (np.load(npy) == wanted.numpy()).all()
+    assert torch.equal(torch.load(pt, weights_only=True), wanted)
+    assert torch.equal(safetensors.torch.load_file(st)["layer.w"], wanted)
+    found = call_json("get", filled, "bare", "-o", npy)
+    assert found == {"path": npy, "nbytes": os.path.getsize(npy)} and (np.load(npy) == np.arange(1000)).all()
+    call("get", filled, "policy", "-o", pt)
+    assert torch.load(pt, weights_only=True)["step"] == 7
+    with memstore.open(filled) as store:
+        store.put("half", torch.ones(3, dtype=torch.bfloat16))
+    assert "numpy hasn't: write a .safetensors" in " ".join(call("get", filled, "half", "-o", npy, code=3).split())
+    assert (np.load(npy) == np.arange(1000)).all()  # what was there stays
+
+
+@pytest.mark.parametrize("ending", [".npy", ".pt", ".safetensors"])
+def test_what_get_wrote_is_put(filled: str, tmp_path: Path, ending: str) -> None:
+    path = str(tmp_path / f"file{ending}")
+    call("get", filled, "bare", "-o", path)
+    assert call_json("put", filled, "again", path)["nbytes"] == 8000
+    os.remove(path)  # it is a copy
+    with memstore.open(filled) as store:
+        value = store.get("again")
+        value = value["tensor"] if ending == ".safetensors" else value
+        assert torch.equal(value, torch.arange(1000))
+        assert store.info("again").kind == "segment"
+
+
+def test_put_makes_a_store_and_expects_versions(root: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "x.npy")
+    np.save(path, np.ones(3))
+    assert call("put", root, "key", path) == "version 1, 24 B put\n"
+    assert "version 0 was expected" in " ".join(call("put", root, "key", path, "--expect-version", "0", code=3).split())
+    assert call_json("put", root, "key", path, "--expect-version", "1")["version"] == 2
+    assert "none.npy: there is no such file" in call("put", root, "key", str(tmp_path / "none.npy"), code=3)
+    torch.save({"w": Ours}, tmp_path / "bad.pt")
+    text = " ".join(call("put", root, "key", str(tmp_path / "bad.pt"), code=3).split())
+    assert "say --allow-pickle if you trust" in text
+    (tmp_path / "x.dat").write_bytes(b"what is this")
+    assert "say --format (" in " ".join(call("put", root, "key", str(tmp_path / "x.dat"), code=3).split())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+def test_what_a_person_sees_fits_the_window(filled: str, size: tuple[int, int]) -> None:
+    for arguments in (("policy",), ("policy", "layer/w"), ("bare",)):
+        seen = in_terminal("get", filled, *arguments, size=size)
+        assert seen.code == 0 and all(
+            len(line) <= size[0] for line in seen.text.replace("\r", "").split("\n") if "\x1b" not in line
+        )
+
+
+def test_bars_of_plain_characters_where_there_are_no_others(filled: str) -> None:
+    seen = in_terminal("get", filled, "bare", environment={"PYTHONIOENCODING": "ascii"})
+    assert "#####" in seen.text and ".." in seen.text and seen.text.isascii()
+
+
+_LIMITED = """
+import resource, sys
+from memstore.cli import main
+sys.argv = ["memstore", *sys.argv[1:]]
+try:
+    main()
+finally:
+    text = open("/proc/self/status").read()
+    sys.stderr.write(text[text.index("RssAnon") :].split()[1])
+"""
+
+
+@pytest.mark.full
+def test_a_leaf_that_is_larger_than_the_memory(root: str, tmp_path: Path) -> None:
+    """Its pages are the file's: what the process has for itself stays small."""
+    with memstore.open(root) as store:
+        store.put("large", torch.ones(1 << 26, dtype=torch.float32))
+        store.put("small", torch.ones(1 << 10, dtype=torch.float32))
+
+    def memory(*arguments: str) -> int:
+        command = [sys.executable, "-c", _LIMITED, *arguments]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stderr) << 10
+
+    for options in ((), ("-o", str(tmp_path / "x.npy"))):
+        assert memory("get", root, "large", *options) - memory("get", root, "small", *options) < 100 << 20
+    assert json.loads(call("get", root, "large", "--json"))["leaves"][0]["statistics"]["mean"] == 1

@@ -1,0 +1,180 @@
+"""Exit codes are those that are documented, and errors speak of options, and not of arguments of methods."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import memstore
+from memstore.cli.commands import cli
+from memstore.cli.words import in_words
+from tests.cli.terminals import in_terminal
+from tests.cli.test_commands import COMMAND, call
+
+API = re.compile(r"=True|=None|mode '|memstore\.(?!json)[a-z]+|\bstore\.[a-z]+|with_|[a-z]\(|expect_versions|format=")
+
+
+@pytest.fixture
+def filled(root: str) -> Iterator[str]:
+    with memstore.open(root, allow_pickle=True) as store:
+        store.put("key", torch.ones(3))
+        store.put("complex", {"w": torch.ones(3), "o": object, "c": torch.ones(2, dtype=torch.complex128)})
+        store.create_dataset("frames", {"x": ((2,), torch.float32)}, capacity=10)
+        memstore.ReplayBuffer(store, "ring", {"y": ((), torch.int64)}, capacity=8)
+        part = memstore.TensorShard(torch.ones(3), (6,), (0,))
+        store.put_sharded("waiting", {"w": part}, attempt="a", rank=0, world_size=2, wait=False)
+    yield root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("info", "ROOT", "nothing"), 4),
+        (("get", "ROOT", "nothing"), 4),
+        (("get", "ROOT", "waiting"), 4),
+        (("get", "ROOT", "key", "leaf"), 4),
+        (("rm", "ROOT", "nothing"), 4),
+        (("cp", "ROOT", "nothing", "TMP/target"), 4),
+        (("export", "ROOT", "nothing", "TMP/x"), 4),
+        (("verify", "ROOT", "nothing"), 4),
+        (("diff", "ROOT", "key", "nothing"), 4),
+        (("abort", "ROOT", "nothing", "a"), 4),
+        (("export", "ROOT", "complex", "TMP/x"), 3),
+        (("export", "ROOT", "complex", "TMP/x", "--format", "torch"), 3),
+        (("export", "ROOT", "key", "TMP/x", "--format", "torch", "--max-shard-size", "5GB"), 3),
+        (("export", "ROOT", "frames", "TMP/x"), 3),
+        (("export", "ROOT", "ring", "TMP/x"), 3),
+        (("cp", "ROOT", "ring", "TMP/target"), 3),
+        (("ls", "TMP"), 3),
+        (("ls", "TMP/none"), 3),
+        (("get", "TMP/none", "key"), 3),
+        (("attach", "ROOT", "k", "TMP/none.pt"), 3),
+        (("repair", "TMP"), 3),
+        (("watch", "ROOT", "--interval", "0"), 2),
+        (("get", "ROOT"), 2),
+        (("diff", "ROOT"), 2),
+        ((), 2),
+        (("--help",), 0),
+        (("ls", "--help"), 0),
+    ],
+)
+def test_codes_and_words(filled: str, tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    places = {"ROOT": filled, "TMP": str(tmp_path)}
+    words = [re.sub("^(ROOT|TMP)", lambda match: places[match[1]], word) for word in arguments]
+    said = call(*words, code=code)
+    assert "Traceback" not in said
+    if code > 2 and arguments[0] != "abort":  # which tells what it found
+        assert said.startswith("memstore: ") and not API.search(said.replace("memstore: ", "")), said
+    assert not (tmp_path / "target").exists()
+
+
+REWORDED = """
+k: which only allow_pickle=True can store
+k: which only --allow-pickle can store
+
+served in place: attach it with copy=True
+served in place: attach it with --copy
+
+get it there, or put it with attach(copy=True)
+get it there, or put it with `memstore attach --copy`
+
+x can't be written by this process: open it with mode 'r'
+x can't be written by this process: this command writes to the store
+
+/a is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it
+/a is a snapshot, and no store: `memstore snapshot` looks into it, `memstore attach` serves it
+
+'k' was replaced each time it was read, until the timeout: open the store with mode 'r+', which may wait
+'k' was replaced each time it was read, until the timeout: try it again
+
+the store has none yet; wait('k') waits for its first put
+the store has none yet
+
+[Errno 13] Permission denied: '/a'
+/a: Permission denied
+
+close the store everywhere, and run memstore.repair
+close the store everywhere, and run `memstore repair`
+"""
+
+
+@pytest.mark.parametrize("pair", REWORDED.strip().split("\n\n"))
+def test_a_message_is_reworded(pair: str) -> None:
+    text, said = pair.split("\n")
+    assert in_words(text) == said
+
+
+def test_an_interrupted_command_ends_with_130(filled: str) -> None:
+    seen = in_terminal("watch", filled, "--interval", "0.05", interrupt="puts/s,")
+    assert seen.code == 130 and "Traceback" not in seen.text
+
+
+def test_a_bug_is_no_damage(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1, with which Python ends, says that something was damaged."""
+    monkeypatch.setattr("memstore.cli.upkeep.open_keyspace", lambda *_, **__: 1 / 0)
+    assert "ZeroDivisionError" in call("gc", filled, code=3)
+
+
+@pytest.mark.parametrize("arguments", [("ls",), ("info", "key"), ("stats",), ("ls", "--json")])
+def test_a_pipe_that_ends_early_is_no_error(filled: str, arguments: tuple[str, ...]) -> None:
+    command, *others = arguments
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*COMMAND, command, filled, *others], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and sys.platform == "linux" and not os.path.exists("/usr/bin/setpriv"),
+    reason="root may write anywhere",
+)
+def test_a_store_that_may_only_be_read(filled: str) -> None:
+    with memstore.open(filled) as store:
+        store.abort("waiting", "a")
+    for folder, _, files in os.walk(filled):
+        for name in files:
+            os.chmod(f"{folder}/{name}", 0o444)
+        os.chmod(folder, 0o555)
+    user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"] if os.geteuid() == 0 else []
+    done = subprocess.run([*user, *COMMAND, "gc", filled], capture_output=True, text=True, check=False)
+    for folder, _, files in os.walk(filled):
+        os.chmod(folder, 0o700)
+        for name in files:
+            os.chmod(f"{folder}/{name}", 0o600)
+    assert (
+        done.returncode == 3
+        and "Traceback" not in done.stderr
+        and not API.search(done.stderr.replace("memstore: ", ""))
+    )
+
+
+def test_the_help_has_each_command_in_a_section_with_what_it_does() -> None:
+    lines = call("--help").splitlines()
+    described = dict(line.split(maxsplit=1) for line in lines[lines.index("Look:") :] if line.startswith("  "))
+    assert set(described) == set(cli.commands)
+    assert all(text.endswith(".") and not text.endswith("...") for text in described.values()), described
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("info", "complx"), "no key 'complx': did you mean 'complex'?"),
+        (("get", "complx"), "no key 'complx': did you mean 'complex'?"),
+        (("get", "complex/w"), "'complex' is a key, and 'w' a part of its value: say KEY and LEAF apart"),
+        (("get", "zzz"), "`memstore ls` lists the 4 that the store has"),
+        (("rm", "key", "zzz"), "nothing was deleted; --missing-ok leaves out what isn't there"),
+        (("info", "waiting"), "`memstore abort` gives it up"),
+    ],
+)
+def test_a_key_that_is_not_there_is_told_with_what_to_do(filled: str, arguments: tuple[str, ...], says: str) -> None:
+    command, *others = arguments
+    assert says in call(command, filled, *others, code=4)

@@ -1,0 +1,159 @@
+"""What a target can't express is named, each leaf with its reason, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import memstore
+from memstore.convert import FORMATS, convert
+from memstore.testing.equality import assert_same
+
+TIED = torch.ones(4)
+
+
+def refused(folder: str, value: Any, target: str, **options: Any) -> str:
+    torch.save(value, f"{folder}/source.pt")
+    before = os.listdir(folder)
+    with pytest.raises(memstore.errors.UnsupportedValueError) as caught:
+        convert(f"{folder}/source.pt", f"{folder}/target", target_as=target, **options)
+    assert os.listdir(folder) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["safetensors", "huggingface"])
+def test_all_that_safetensors_lacks_is_named_at_once(folder: str, target: str) -> None:
+    value = {
+        "fine": torch.ones(2),
+        "lr": 0.1,
+        "nested": {"names": ["a"], "none": None},
+        "sparse": torch.eye(3).to_sparse(),
+        "complex": torch.ones(2, dtype=torch.complex128),
+        3: torch.ones(1),
+        "one": TIED,
+        "two": TIED,
+        "__metadata__": torch.ones(1),
+    }
+    said = refused(folder, value, target)
+    for name in ("lr", "nested']['names", "nested']['none", "sparse", "complex", "3", "two", "__metadata__"):
+        assert f"[{name!r}]" in said.replace('"', "'") or f"['{name}']" in said or f"[\"'{name}'\"]" in said, name
+    assert "fine" not in said and "8 leaves" in said or "9 leaves" in said
+    assert "--untie" in said and ": float, and no tensor" in said
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "reason"),
+    [
+        ([torch.ones(1)], "dcp", "a list"),
+        ({"a": {}}, "dcp", "without entries"),
+        ({"a": (torch.ones(1), 2)}, "memstore-dcp", "tuple with tensors"),
+        ({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "dcp", "is called 'a.b' as well"),
+        ({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "safetensors", "is called 'a.b' as well"),
+        ({0: torch.ones(1)}, "dcp", "no text"),
+        ({"x": [torch.ones(1)]}, "memmap", "a list with tensors"),
+        ({"x": {1: torch.ones(1)}}, "memmap", "no text"),
+        (torch.ones(3), "memmap", "a Tensor"),
+        ({"a": TIED[:3], "b": TIED[1:]}, "dcp", "shares memory"),
+    ],
+)
+def test_what_others_lack_is_named(folder: str, value: Any, target: str, reason: str) -> None:
+    assert reason in refused(folder, value, target)
+
+
+def test_a_long_list_is_cut(folder: str) -> None:
+    said = refused(folder, {f"k{i}": i for i in range(1000)}, "safetensors")
+    assert "1,000 leaves" in said and "980 more" in said and len(said) < 3000
+
+
+def test_tied_tensors_are_stored_one_by_one_if_asked(folder: str) -> None:
+    torch.save({"one": TIED, "two": TIED}, f"{folder}/source.pt")
+    convert(f"{folder}/source.pt", f"{folder}/x.safetensors", untie=True)
+    convert(f"{folder}/x.safetensors", f"{folder}/back.pt")
+    assert_same({"one": TIED, "two": TIED.clone()}, torch.load(f"{folder}/back.pt"))
+
+
+def test_formats_that_keep_ties_keep_them(folder: str) -> None:
+    value = {"one": TIED, "two": TIED, "part": TIED[1:]}
+    torch.save({"one": TIED, "two": TIED}, f"{folder}/source.pt")
+    convert(f"{folder}/source.pt", f"{folder}/snapshot")
+    convert(f"{folder}/snapshot", f"{folder}/back.pt")
+    assert_same({"one": TIED, "two": TIED}, torch.load(f"{folder}/back.pt"))
+    torch.save(value, f"{folder}/views.pt")
+    convert(f"{folder}/views.pt", f"{folder}/again.pt")
+    assert_same(value, torch.load(f"{folder}/again.pt"))
+    assert os.path.getsize(f"{folder}/again.pt") < os.path.getsize(f"{folder}/views.pt") + 200
+
+
+@pytest.mark.parametrize("make", [lambda: torch.eye(4).to_sparse(), lambda: torch.ones(2, dtype=torch.complex128)])
+def test_torch_and_snapshots_have_special_tensors(folder: str, make: Callable[[], torch.Tensor]) -> None:
+    torch.save({"x": make()}, f"{folder}/source.pt")
+    convert(f"{folder}/source.pt", f"{folder}/snapshot")
+    convert(f"{folder}/snapshot", f"{folder}/back.pt")
+    assert torch.equal(torch.load(f"{folder}/back.pt")["x"].to_dense(), make().to_dense())
+
+
+# --- the call itself ------------------------------------------------------------------------------------------------
+
+
+def test_a_target_that_is_there_stays_as_it_is(folder: str) -> None:
+    torch.save({"x": torch.ones(3)}, f"{folder}/source.pt")
+    os.mkdir(f"{folder}/empty")
+    with open(f"{folder}/file", "w") as file:
+        file.write("mine")
+    os.symlink("nowhere", f"{folder}/link")
+    for name in ("source.pt", "empty", "file", "link"):
+        for target in ("torch", "snapshot"):
+            with pytest.raises(memstore.errors.AlreadyExistsError, match=name):
+                convert(f"{folder}/source.pt", f"{folder}/{name}", target_as=target)
+    assert sorted(os.listdir(folder)) == ["empty", "file", "link", "source.pt"]
+
+
+def test_a_target_in_its_source_is_refused(folder: str) -> None:
+    torch.save({"x": torch.ones(3)}, f"{folder}/source.pt")
+    convert(f"{folder}/source.pt", f"{folder}/snapshot")
+    with pytest.raises(ValueError, match="lies in the source"):
+        convert(f"{folder}/snapshot", f"{folder}/snapshot/model.pt")
+
+
+def test_paths_and_formats_that_are_wrong(folder: str) -> None:
+    torch.save({"x": torch.ones(3)}, f"{folder}/source.pt")
+    os.mkdir(f"{folder}/nothing")
+    for format in (None, *FORMATS):
+        with pytest.raises(FileNotFoundError, match="no such file or folder: '.*missing'"):
+            convert(f"{folder}/missing", f"{folder}/target", source_as=format)
+    with pytest.raises(memstore.errors.NotAStoreError, match="--from"):
+        convert(f"{folder}/nothing", f"{folder}/target")
+    with pytest.raises(memstore.errors.NotAStoreError, match="make it first"):
+        convert(f"{folder}/source.pt", f"{folder}/no/such/target")
+    with pytest.raises(ValueError, match="'torchsnapshot' is no format"):
+        convert(f"{folder}/source.pt", f"{folder}/target", target_as="torchsnapshot")
+    with pytest.raises(ValueError, match="'gguf'"):
+        convert(f"{folder}/source.pt", f"{folder}/target", source_as="gguf")
+
+
+# --- pickle ---------------------------------------------------------------------------------------------------------
+
+
+class Custom:
+    """Only pickle has a way to store it."""
+
+    def __init__(self, number: int = 7) -> None:
+        self.number = number
+
+
+def test_pickle_is_read_only_where_it_is_allowed(folder: str) -> None:
+    assert "--allow-pickle" in refused(folder, {"x": torch.ones(1), "y": Custom()}, "snapshot")
+    convert(f"{folder}/source.pt", f"{folder}/again.pt", allow_pickle=True)
+    assert torch.load(f"{folder}/again.pt", weights_only=False)["y"].number == 7
+
+
+def test_objects_of_checkpoints_need_it_too(folder: str) -> None:
+    torch.distributed.checkpoint.save({"x": torch.ones(1), "y": Custom()}, checkpoint_id=f"{folder}/c", no_dist=True)
+    with pytest.raises(memstore.errors.UnsupportedValueError, match=r"'y'.*--allow-pickle"):
+        convert(f"{folder}/c", f"{folder}/target.pt")
+    convert(f"{folder}/c", f"{folder}/target.pt", allow_pickle=True)
+    assert torch.load(f"{folder}/target.pt", weights_only=False)["y"].number == 7
