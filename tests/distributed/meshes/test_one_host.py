@@ -87,7 +87,7 @@ def test_a_value_that_is_too_large_for_monarchs_messages_passes_by_its_key(
 def test_it_may_be_called_where_an_asyncio_loop_runs(
     agents: Agents, scratch: str, tmp_path: Path, who: str, in_a_thread: bool
 ) -> None:
-    """In an actor's asynchronous endpoint, in a script or a notebook. Its loop waits, or goes on where a thread does."""
+    """In an actor's asynchronous endpoint, a script or a notebook. Its loop waits, or goes on where a thread does."""
     with Owner(environment(MEMSTORE_PORT=str(free_port())), tmp_path / "owner") as owner:
         (host,) = owner.call(who, scratch, in_a_thread=in_a_thread)
     assert [one.address for one in memstore.Cluster(scratch).status().hosts if one.alive] == [host]
