@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from memstore.cli import render
+from memstore.cli import columns, render
 from memstore.cli.group import as_json, cli, root
 from memstore.info import ClusterStatus, HostStatus
+
+_TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
 
 
 @cli.command(short_help="Serve the store to other hosts.")
@@ -89,9 +91,7 @@ def status(root: str, as_json: bool) -> None:
 
 
 def _show(found: ClusterStatus) -> None:
-    columns = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
-    made = render.table(columns, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
-    render.print_whole(made)
+    columns.write(_TITLES, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
     for host in found.hosts:
         if not host.alive:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)

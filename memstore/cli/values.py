@@ -51,7 +51,9 @@ def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
     assert record is not None, "of a key"
     age = f"version {record.version}, {render.age(record.created)} old"
     names = [*found.tensors, *found.objects]
-    told = [found.structure] if not leaf and (len(names) > 1 or record.is_mutable) else []
+    is_bare = names == [()] and not record.is_mutable
+    told = [found.structure] if not leaf and not is_bare else []
+    leaf = looking.text_of(names[0]) if len(names) == 1 and names[0] else leaf
     if len(found.tensors) == 1 == len(names):
         (tensor,) = found.tensors.values()
         told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
