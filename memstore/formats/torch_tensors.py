@@ -82,7 +82,7 @@ class Frames:
     def locate(self, memory: memoryview, start: int, size: int) -> PlacedTensor | None:
         """As `read`, of a file in memory; None if nothing like it was read before."""
         for frame in self._known.get(size, ()):
-            if all(memory[start + at : start + at + len(data)] == data for at, data in frame.seen):
+            if all(memory[start + at : start + at + len(data)].tobytes() == data for at, data in frame.seen):
                 return frame.tensor._replace(start=frame.tensor.start + start)
         return None
 

@@ -66,7 +66,7 @@ class MappedFiles:
 
     def locate(self, name: str, start: int, size: int) -> PlacedTensor:
         """Where a tensor lies that torch.save wrote into these bytes. Raises as `Frames.read`."""
-        found = self._frames.locate(memoryview(self.bytes(name)), start, size)
+        found = self._frames.locate(self.bytes(name).data, start, size)
         if found is None:
             found = self.with_file(name, lambda path, fd: self._frames.read(path, fd, start, size))
         return found
