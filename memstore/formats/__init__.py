@@ -26,10 +26,11 @@ from memstore.formats.export import (
 from memstore.formats.output import Meter, sync_all, what_special
 from memstore.formats.safetensors import INDEX, header_of, index_of, shard_names, shards_of, why_not
 from memstore.formats.single import write_tensor
-from memstore.formats.torch_tensors import PlacedTensor, locate_tensor
+from memstore.formats.torch_tensors import Frames, PlacedTensor, locate_tensor
 from memstore.formats.torch_zip import is_legacy
 
 __all__ = [
+    "Frames",
     "INDEX",
     "Meter",
     "PlacedTensor",

@@ -31,6 +31,10 @@ _STORAGES = {  # of classes that torch keeps for the files that name them, and w
     "ShortStorage": torch.int16,
 }
 
+_LONG = 8192  # bytes around a tensor, of which torch writes 1,500: more aren't remembered
+_MOST_KNOWN = 4096  # frames that are remembered
+_MOST_ALIKE = 16  # of these of one size: of several shapes, as a rule
+
 
 class PlacedTensor(NamedTuple):
     """A tensor in a file.
@@ -64,14 +68,53 @@ class _Storage(NamedTuple):
     stop: int
 
 
-def locate_tensor(path: str, fd: int, start: int, size: int) -> PlacedTensor:
-    """Where the tensor lies that torch.save wrote into these bytes of a file.
+class Frames:
+    """Finds tensors that torch.save wrote into larger files.
 
-    Raises:
-        UnsupportedValueError: it is no plain tensor.
-        CorruptionError: nothing that torch.save writes.
+    What it has written around tensors of a dtype and a shape is the same, but for checksums. So that is read once, and
+    compared with what it was where the next tensor is: the same bytes mean the same.
     """
-    pickle, storages = read_members(path, fd, start, size)
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[_Frame]] = {}  # by the size of all that was written
+        self._count = 0
+
+    def locate(self, memory: memoryview, start: int, size: int) -> PlacedTensor | None:
+        """As `read`, of a file in memory; None if nothing like it was read before."""
+        for frame in self._known.get(size, ()):
+            if all(memory[start + at : start + at + len(data)].tobytes() == data for at, data in frame.seen):
+                return frame.tensor._replace(start=frame.tensor.start + start)
+        return None
+
+    def read(self, path: str, fd: int, start: int, size: int) -> PlacedTensor:
+        """Where the tensor lies that torch.save wrote into these bytes of a file.
+
+        Raises:
+            UnsupportedValueError: it is no plain tensor.
+            CorruptionError: nothing that torch.save writes.
+        """
+        frame = _read_frame(path, fd, start, size)
+        known = self._known.setdefault(size, [])
+        if len(known) < _MOST_ALIKE and self._count < _MOST_KNOWN and sum(len(data) for _, data in frame.seen) < _LONG:
+            known.append(frame)
+            self._count += 1
+        return frame.tensor._replace(start=frame.tensor.start + start)
+
+
+class _Frame(NamedTuple):
+    """What was written around a tensor: see Members.seen. The tensor's start is counted from that of the frame."""
+
+    seen: tuple[tuple[int, bytes], ...]
+    tensor: PlacedTensor
+
+
+def locate_tensor(path: str, fd: int, start: int, size: int) -> PlacedTensor:
+    """As `Frames.read`, of one tensor."""
+    return Frames().read(path, fd, start, size)
+
+
+def _read_frame(path: str, fd: int, start: int, size: int) -> _Frame:
+    pickle, storages, seen = read_members(path, fd, start, size)
 
     def storage_of(said: Any) -> _Storage:
         if not isinstance(said, tuple) or len(said) < 3 or said[0] != "storage" or said[2] not in storages:
@@ -86,7 +129,7 @@ def locate_tensor(path: str, fd: int, start: int, size: int) -> PlacedTensor:
         raise UnsupportedValueError(f"{path} at {start:,}: no plain tensor: {error.message}") from None
     if not isinstance(found, PlacedTensor):
         raise UnsupportedValueError(f"{path} at {start:,}: a {type(found).__name__}, and no tensor")
-    return found
+    return _Frame(seen, found)
 
 
 def _find(module: str, name: str) -> Any:

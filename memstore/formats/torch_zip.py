@@ -12,10 +12,10 @@ import os
 import re
 import zipfile
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from memstore.engine import HEADER_LIMIT, syscalls
 from memstore.errors import MemstoreError, UnsupportedValueError
@@ -23,6 +23,7 @@ from memstore.formats.documents import damaged
 
 _STORAGE = re.compile(r"[^/]+/data/[^/]+")
 _LOCAL_HEADER = 30  # bytes, then the name and an extra field
+_DIRECTORY_HEADER = 46  # bytes, then the name, an extra field and a comment
 _LEGACY = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", b"119547037146038801333356L")  # the number that it starts with, pickled
 _PICKLES = tuple(b"\x80%c" % protocol for protocol in range(2, 6))  # older protocols have no mark
 
@@ -32,11 +33,13 @@ class Members(NamedTuple):
 
     Attributes:
         pickle: what describes it.
-        storages: where the bytes of each storage start and stop in the file, by its name.
+        storages: where the bytes of each storage start and stop in the zip, by its name.
+        seen: what was looked at, and where in the zip. Whatever has these bytes there has the same members.
     """
 
     pickle: bytes
     storages: dict[str, tuple[int, int]]
+    seen: tuple[tuple[int, bytes], ...]
 
 
 class Archive(NamedTuple):
@@ -76,10 +79,10 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
             f"{path} is a pickle, and none of torch.save. Pickles can run code: if you trust whoever wrote it, load it "
             "with pickle.load, and put the value"
         )
-    file: Any = _Bounded(fd, size)
+    file = _Bounded(fd, size)
     try:
-        with zipfile.ZipFile(file) as archive:
-            return _read(path, fd, size, archive)
+        with zipfile.ZipFile(cast("Any", file)) as archive:
+            return _read(path, file, archive)
     except MemstoreError:
         raise
     except Exception as error:  # of zipfile, to whatever bytes
@@ -88,24 +91,35 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
 
 def read_members(path: str, fd: int, start: int, size: int) -> Members:
     """Of a zip that is `size` bytes of a larger file, from `start` on. Raises as `read_archive`."""
-    file: Any = _Bounded(fd, size, start)
+    file = _Bounded(fd, size, start)
     try:
-        with zipfile.ZipFile(file) as archive:
-            _read(path, fd, size, archive, start)
+        with zipfile.ZipFile(cast("Any", file)) as archive:
+            _read(path, file, archive)
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+            storages: dict[str, tuple[int, int]] = {}
+            for name, member in members.items():
+                if name.startswith("data/"):
+                    at = _start_of(path, file, member)
+                    storages[name.removeprefix("data/")] = (at, at + member.file_size)
+            pickle = _content(path, file, members["data.pkl"])
+            return Members(pickle, storages, file.seen(_sums(file, archive.start_dir, len(members))))
     except MemstoreError:
         raise
     except Exception as error:  # of zipfile, to whatever bytes
         damaged(path, f"at {start:,} it is truncated, or no file of torch.save: {error}")
-    storages: dict[str, tuple[int, int]] = {}
-    for name, member in members.items():
-        if name.startswith("data/"):
-            at = start + _start_of(path, fd, member, start)
-            storages[name.removeprefix("data/")] = (at, at + member.file_size)
-    return Members(_content(path, fd, members["data.pkl"], start), storages)
 
 
-def _read(path: str, fd: int, size: int, archive: zipfile.ZipFile, base: int = 0) -> Archive:
+def _sums(file: _Bounded, directory: int, count: int) -> list[int]:
+    """Where the directory has the checksums of members, which nobody looks at."""
+    found: list[int] = []
+    for _ in range(count):
+        head = file.at(directory, _DIRECTORY_HEADER)
+        found.append(directory + 16)
+        directory += _DIRECTORY_HEADER + sum(int.from_bytes(head[i : i + 2], "little") for i in (28, 30, 32))
+    return found
+
+
+def _read(path: str, file: _Bounded, archive: zipfile.ZipFile) -> Archive:
     members = archive.infolist()
     names = {member.filename.partition("/")[2]: member for member in members}
     if "constants.pkl" in names:
@@ -127,35 +141,35 @@ def _read(path: str, fd: int, size: int, archive: zipfile.ZipFile, base: int = 0
     pickle, order = names["data.pkl"], names.get("byteorder")
     if pickle.file_size > HEADER_LIMIT:
         damaged(path, f"its data.pkl has {pickle.file_size:,} bytes, and {HEADER_LIMIT:,} are the limit")
-    if order is not None and (order.file_size > 16 or _content(path, fd, order, base) != b"little"):
+    if order is not None and (order.file_size > 16 or _content(path, file, order) != b"little"):
         raise UnsupportedValueError(
             f"{path} was written on a machine of another byte order: load it with torch.load, and put the value"
         )
-    content = _content(path, fd, pickle, base)
-    return Archive(_places(path, fd, members, size, base), zlib.crc32(content) == pickle.CRC)
+    content = _content(path, file, pickle)
+    return Archive(_places(path, file, members), zlib.crc32(content) == pickle.CRC)
 
 
-def _content(path: str, fd: int, member: zipfile.ZipInfo, base: int) -> bytes:
+def _content(path: str, file: _Bounded, member: zipfile.ZipInfo) -> bytes:
     """The bytes of a member, which need not fit its checksum: torch can be told to write none."""
-    return syscalls.read_at(fd, member.file_size, base + _start_of(path, fd, member, base))
+    return file.at(_start_of(path, file, member), member.file_size)
 
 
-def _places(path: str, fd: int, members: Sequence[zipfile.ZipInfo], size: int, base: int) -> list[tuple[int, int]]:
+def _places(path: str, file: _Bounded, members: Sequence[zipfile.ZipInfo]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for member in members:
         if member.file_size and _STORAGE.fullmatch(member.filename):
-            start = _start_of(path, fd, member, base)
+            start = _start_of(path, file, member)
             found.append((start, start + member.file_size))
     found.sort()
     for (_, end), (start, stop) in zip([(0, 0), *found], found, strict=False):
-        if start < end or stop > size:
+        if start < end or stop > file.size:
             damaged(path, "storages that overlap, or lie beyond its end")
     return found
 
 
-def _start_of(path: str, fd: int, member: zipfile.ZipInfo, base: int) -> int:
-    """Where its bytes start, counted from `base`, the start of the zip in the file."""
-    head = syscalls.read_at(fd, _LOCAL_HEADER, base + member.header_offset)
+def _start_of(path: str, file: _Bounded, member: zipfile.ZipInfo) -> int:
+    """Where its bytes start in the zip."""
+    head = file.at(member.header_offset, _LOCAL_HEADER)
     if len(head) < _LOCAL_HEADER or not head.startswith(b"PK\3\4"):
         damaged(path, f"its directory says that {member.filename} is where it is not")
     lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
@@ -163,10 +177,12 @@ def _start_of(path: str, fd: int, member: zipfile.ZipInfo, base: int) -> int:
 
 
 class _Bounded:
-    """A file, or a part of one, for zipfile, which would read a directory of any size."""
+    """A file, or a part of one, for zipfile, which would read a directory of any size. Notes what is read."""
 
     def __init__(self, fd: int, size: int, start: int = 0) -> None:
-        self._fd, self._size, self._start, self._at = fd, size, start, 0
+        self.size = size
+        self._fd, self._start, self._at = fd, start, 0
+        self._seen: dict[int, bytes] = {}
 
     def seekable(self) -> bool:
         return True
@@ -175,16 +191,41 @@ class _Bounded:
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
         if self._at < 0:
             raise OSError(errno.EINVAL, "before the start of the file")
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        left = max(self._size - self._at, 0)
+        left = max(self.size - self._at, 0)
         size = left if size < 0 else min(size, left)
         if size > HEADER_LIMIT:
             raise ValueError(f"a part of {size:,} bytes beside the tensors")
-        data = syscalls.read_at(self._fd, size, self._start + self._at)
+        data = self.at(self._at, size)
         self._at += len(data)
         return data
+
+    def at(self, offset: int, size: int) -> bytes:
+        """What is at an offset, which another part may have too."""
+        data = syscalls.read_at(self._fd, size, self._start + offset)
+        if len(data) < size:
+            raise ValueError(f"it ends before byte {offset + size:,}")
+        if len(data) > len(self._seen.get(offset, b"")):
+            self._seen[offset] = data
+        return data
+
+    def seen(self, sums: Sequence[int]) -> tuple[tuple[int, bytes], ...]:
+        """What was read, and where: in order, without what was read twice, and without checksums of four bytes."""
+        found: list[tuple[int, bytes]] = []
+        end, left = 0, [*sums, 1 << 63]
+        for start, data in sorted(self._seen.items()):
+            stop = start + len(data)
+            at = max(start, end)
+            for place in left[bisect_left(left, at - 3) :]:
+                if at < min(place, stop):
+                    found.append((at, data[at - start : min(place, stop) - start]))
+                at = max(at, place + 4)
+                if at >= stop:
+                    break
+            end = max(end, stop)
+        return tuple(found)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from memstore.cli import render
 from memstore.cli.convert import FORMATS, TARGETS
 from memstore.convert import FORMATS as KNOWN
 from memstore.convert import WRITTEN
-from tests.cli import test_commands
+from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import call
 
 
@@ -42,12 +42,10 @@ def test_refusals_have_their_exit_code(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_progress_is_shown_in_a_terminal(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = "from memstore.cli import main, render; render._PATIENCE = -1.0; main()"
-    monkeypatch.setattr(test_commands, "COMMAND", [sys.executable, "-c", at_once])
-    said, code = test_commands.in_terminal("convert", source, f"{tmp_path}/model.safetensors")
-    lines = test_commands.screen(said)
-    assert code == 0 and any("converting" in line and "128/128 bytes" in line for line in lines), said
-    assert any(line.endswith("torch to safetensors: 2 tensors, 64 B, compared") for line in lines)
+    monkeypatch.setattr(render, "_PATIENCE", -1.0)  # the bar is shown at once
+    seen = in_terminal("convert", source, f"{tmp_path}/model.safetensors")
+    assert seen.code == 0 and "converting" in seen.text and "128/128 bytes" in seen.text, seen.text
+    assert any(line.endswith("torch to safetensors: 2 tensors, 64 B, compared") for line in seen.screen)
 
 
 def test_the_command_knows_all_formats_without_importing_torch() -> None:

@@ -14,6 +14,7 @@ from memstore import structure
 from memstore.convert.leaves import Bytes
 from memstore.engine import Mapping, map_file, opened
 from memstore.errors import CorruptionError, PermissionDeniedError
+from memstore.formats import Frames, PlacedTensor
 from memstore.structure import contiguous_stride
 from memstore.wording import short
 
@@ -30,6 +31,7 @@ class MappedFiles:
     def __init__(self, folder: str) -> None:
         self._home = os.path.realpath(folder)
         self._mapped: dict[str, tuple[Mapping | None, Bytes]] = {}
+        self._frames = Frames()
 
     def path(self, name: str) -> str:
         """Of a file. Raises CorruptionError and PermissionDeniedError for a name that leads out of the folder."""
@@ -61,6 +63,13 @@ class MappedFiles:
                 return look(path, fd)
         except (FileNotFoundError, NotADirectoryError):
             self.damaged(name, "the file is missing")
+
+    def locate(self, name: str, start: int, size: int) -> PlacedTensor:
+        """Where a tensor lies that torch.save wrote into these bytes. Raises as `Frames.read`."""
+        found = self._frames.locate(self.bytes(name).data, start, size)
+        if found is None:
+            found = self.with_file(name, lambda path, fd: self._frames.read(path, fd, start, size))
+        return found
 
     def tensor(
         self,

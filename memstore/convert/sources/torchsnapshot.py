@@ -24,7 +24,7 @@ from memstore.convert.rules import Rules
 from memstore.convert.sources.mapped_files import MappedFiles
 from memstore.convert.sources.objects import load_object
 from memstore.errors import CorruptionError, MissingPackageError, UnsupportedValueError
-from memstore.formats import are_sizes, locate_tensor, read_whole
+from memstore.formats import are_sizes, read_whole
 from memstore.late_imports import between_forks
 from memstore.sharding import Box, overlap, uncovered, whole
 from memstore.structure import DTYPES, MAX_DEPTH, count
@@ -204,7 +204,7 @@ class _Snapshot:
                 f"{self._path}: {path} is stored as {entry.serializer!r:.60}, which isn't converted: restore it with "
                 "torchsnapshot"
             )
-        placed = self._files.with_file(entry.location, lambda file, fd: locate_tensor(file, fd, start, stop - start))
+        placed = self._files.locate(entry.location, start, stop - start)
         if (placed.dtype, list(placed.shape)) != (dtype, entry.shape):
             self._damaged(f"{path} is a {placed.dtype}{list(placed.shape)}, and no {dtype}{entry.shape}")
         return self._files.tensor(entry.location, placed.start, dtype, placed.shape, placed.stride, placed.offset)
