@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Hashable
 
 from memstore.aio.lanes import call
@@ -28,6 +29,7 @@ class Elsewhere:
     def __init__(self, root: Root, lane: Hashable) -> None:
         self._root, self._lane = root, lane
         self._bells: set[_Bell] = set()  # of begun waits
+        self._chime = _Chime()
         self._is_ended = False
         self._shared: dict[asyncio.Future[int], tuple[bytes, int]] = {}  # name and version, newer than which
         self._task: asyncio.Task[None] | None = None
@@ -44,7 +46,7 @@ class Elsewhere:
 
     async def wait(self, name: bytes, newer_than: int, deadline: float) -> int | None:
         """The version, or HERE_BY_NOW; None: there was none in time. Raises what a lookup raises."""
-        bell, left = _Bell(), max(deadline - time.monotonic(), 0.0)
+        bell, left = _Bell(self._chime), max(deadline - time.monotonic(), 0.0)
         self._bells.add(bell)
         try:
             begun = await call(self._lane, lambda _: self._begin(name, newer_than, deadline, bell), left)
@@ -73,7 +75,7 @@ class Elsewhere:
 
     async def _go_on(self, begun: BegunWait, bell: _Bell, deadline: float) -> int | None:
         while True:
-            rung = bell.arm()
+            bell.arm()
             self._check_open()
             turn = begun.go_on(None)
             left = max(deadline - time.monotonic(), 0.0)
@@ -85,7 +87,7 @@ class Elsewhere:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            await asyncio.wait((rung,), timeout=min(left, turn.again))
+            await bell.rung_within(min(left, turn.again))
 
     # --- those that are looked up -------------------------------------------------------------------------------------
 
@@ -134,10 +136,35 @@ class Elsewhere:
                 future.set_result(versions[name])
 
 
+class _Chime:
+    """Rings bells of one loop, from any thread: all that are rung while the loop does something else by one call.
+
+    A put of many keys, or one message of a home's, ends many waits; each call into a loop is a system call.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung: deque[_Bell] = deque()
+        self._is_called = False  # and has not begun yet
+
+    def ring(self, bell: _Bell) -> None:
+        self._rung.append(bell)  # before it looks: who is called says so before it takes bells
+        if not self._is_called:
+            self._is_called = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
+                self._loop.call_soon_threadsafe(self._ring_all)
+
+    def _ring_all(self) -> None:
+        self._is_called = False
+        while self._rung:
+            self._rung.popleft().strike()
+
+
 class _Bell:
     """What a begun wait rings, in any thread. Made in the loop whose task listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, chime: _Chime) -> None:
+        self._chime = chime
         self._loop = asyncio.get_running_loop()
         self._rung: asyncio.Future[None] = self._loop.create_future()
 
@@ -147,10 +174,18 @@ class _Bell:
             self._rung = self._loop.create_future()
         return self._rung
 
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
-            self._loop.call_soon_threadsafe(self._ring)
+    async def rung_within(self, seconds: float) -> None:
+        """Returns when it was rung since it was armed, or so many seconds are over."""
+        timer = self._loop.call_later(seconds, self.strike)
+        try:
+            await self._rung
+        finally:
+            timer.cancel()
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        self._chime.ring(self)
+
+    def strike(self) -> None:
+        """In the loop."""
         if not self._rung.done():
             self._rung.set_result(None)
