@@ -130,7 +130,8 @@ class Waits:
             with self._some:
                 while not self._kept:
                     self._some.wait()
-            time.sleep(max(pause_until - time.monotonic(), 0.0))
+            if pause_until > (now := time.monotonic()):
+                time.sleep(pause_until - now)
             self._watch.mark()  # before the look: see `Watch`
             try:
                 pause_until = 0.0 if self._answer_ended() else time.monotonic() + _BETWEEN_LOOKS
