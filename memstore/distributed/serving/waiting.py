@@ -144,9 +144,9 @@ class Waits:
 
     def _answer_ended(self) -> bool:
         """False: nobody was answered, and none is new."""
+        has_new = bool(self._new)
         try:
             with self._some:
-                has_new = bool(self._new)
                 ended = self._look(self._due())
                 answers = [(self._drop(ticket), answer) for ticket, answer in ended]
         except MemstoreError as error:
