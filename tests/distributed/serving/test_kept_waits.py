@@ -13,12 +13,14 @@ from collections.abc import Iterator
 import pytest
 
 import memstore
+from memstore.distributed.actors import Asked
 from memstore.distributed.links import CLIENT, Begun, Links, hello_of_this_process
 from memstore.distributed.rules import Index, IsAt, Wait
 from memstore.distributed.rules.attempt_messages import Look
 from memstore.distributed.rules.messages import Stale
 from memstore.distributed.serving import waiting
 from memstore.distributed.serving.messages import Told, decode_answer, encode
+from memstore.distributed.serving.waiting import Waits
 from tests.distributed.serving.agents import LONG, eventually
 from tests.distributed.serving.homes import AnsweringHome, answering, join
 from tests.inside import root_of
@@ -200,6 +202,26 @@ def test_none_is_missed_when_puts_come_while_waits_begin(store: memstore.Store, 
     told = dict(asker.told() for _ in keys)
     putter.join()
     assert told == {key: IsAt(version) for key, version in versions.items()}
+
+
+def test_a_put_between_the_first_look_and_the_keeping_of_a_wait_is_seen(
+    store: memstore.Store, asker: Asker, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, versions = Waits.keep, dict[str, int]()
+
+    def keep_later(waits: Waits, asked: Asked, wait: Wait | Look) -> None:
+        assert wait.key is not None
+        key = wait.key.decode()
+        versions[key] = store.put(key, 1)
+        keep(waits, asked, wait)
+
+    asker.begin("other")
+    looks.until_kept(1)  # the first look is at all waits
+    monkeypatch.setattr(Waits, "keep", keep_later)
+    for key in ("one", "two"):
+        asker.begin(key)
+        assert asker.told() == (key, IsAt(versions[key]))
+    assert last_of(asker, store) == "other"
 
 
 def test_a_delete_ends_no_wait_and_the_next_put_does(store: memstore.Store, asker: Asker, looks: Looks) -> None:
