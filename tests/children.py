@@ -120,7 +120,7 @@ def _run(function: Callable[..., Any], wire: Wire, parents: Wire, arguments: tup
     wire.send(message)
 
 
-def in_child(function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> Any:
+def in_child(function: Callable[..., Any], *arguments: Any, timeout: float = 240.0) -> Any:
     """Calls `function(*arguments)` in a forked child; returns what it returns, raises what it raises."""
     with Child(_without_wire, function, arguments) as child:
         return child.receive(timeout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Hashable
 
 from memstore.aio.lanes import call
@@ -27,7 +28,8 @@ class Elsewhere:
 
     def __init__(self, root: Root, lane: Hashable) -> None:
         self._root, self._lane = root, lane
-        self._bells: set[_Bell] = set()  # of begun waits
+        self._bells: set[Bell] = set()  # of begun waits
+        self._chime = Chime()
         self._is_ended = False
         self._shared: dict[asyncio.Future[int], tuple[bytes, int]] = {}  # name and version, newer than which
         self._task: asyncio.Task[None] | None = None
@@ -44,7 +46,7 @@ class Elsewhere:
 
     async def wait(self, name: bytes, newer_than: int, deadline: float) -> int | None:
         """The version, or HERE_BY_NOW; None: there was none in time. Raises what a lookup raises."""
-        bell, left = _Bell(), max(deadline - time.monotonic(), 0.0)
+        bell, left = Bell(self._chime), max(deadline - time.monotonic(), 0.0)
         self._bells.add(bell)
         try:
             begun = await call(self._lane, lambda _: self._begin(name, newer_than, deadline, bell), left)
@@ -59,7 +61,7 @@ class Elsewhere:
         finally:
             self._bells.discard(bell)
 
-    def _begin(self, name: bytes, newer_than: int, deadline: float, bell: _Bell) -> BegunWait | int | None:
+    def _begin(self, name: bytes, newer_than: int, deadline: float, bell: Bell) -> BegunWait | int | None:
         """In a thread. A version, if there is one already."""
         there = elsewhere_of(self._root)
         (record,) = there.records([name], deadline)
@@ -71,9 +73,9 @@ class Elsewhere:
 
     # --- begun ones ---------------------------------------------------------------------------------------------------
 
-    async def _go_on(self, begun: BegunWait, bell: _Bell, deadline: float) -> int | None:
+    async def _go_on(self, begun: BegunWait, bell: Bell, deadline: float) -> int | None:
         while True:
-            rung = bell.arm()
+            bell.arm()
             self._check_open()
             turn = begun.go_on(None)
             left = max(deadline - time.monotonic(), 0.0)
@@ -85,11 +87,11 @@ class Elsewhere:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            await asyncio.wait((rung,), timeout=min(left, turn.again))
+            await bell.rung_within(min(left, turn.again))
 
     # --- those that are looked up -------------------------------------------------------------------------------------
 
-    async def _look_now_and_then(self, name: bytes, newer_than: int, bell: _Bell, deadline: float) -> int | None:
+    async def _look_now_and_then(self, name: bytes, newer_than: int, bell: Bell, deadline: float) -> int | None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._shared[future] = name, newer_than
         try:
@@ -134,10 +136,35 @@ class Elsewhere:
                 future.set_result(versions[name])
 
 
-class _Bell:
-    """What a begun wait rings, in any thread. Made in the loop whose task listens."""
+class Chime:
+    """Rings bells of one loop, from any thread: all that are rung while the loop does something else by one call.
+
+    A put of many keys, or one message of a home's, ends many waits; each call into a loop is a system call.
+    """
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung: deque[Bell] = deque()
+        self._is_called = False  # and has not begun yet
+
+    def ring(self, bell: Bell) -> None:
+        self._rung.append(bell)  # before it looks: who is called says so before it takes bells
+        if not self._is_called:
+            self._is_called = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
+                self._loop.call_soon_threadsafe(self._ring_all)
+
+    def _ring_all(self) -> None:
+        self._is_called = False
+        while self._rung:
+            self._rung.popleft().strike()
+
+
+class Bell:
+    """What a begun wait rings, in any thread. Made in the loop whose task listens."""
+
+    def __init__(self, chime: Chime) -> None:
+        self._chime = chime
         self._loop = asyncio.get_running_loop()
         self._rung: asyncio.Future[None] = self._loop.create_future()
 
@@ -147,10 +174,18 @@ class _Bell:
             self._rung = self._loop.create_future()
         return self._rung
 
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
-            self._loop.call_soon_threadsafe(self._ring)
+    async def rung_within(self, seconds: float) -> None:
+        """Returns when it was rung since it was armed, or so many seconds are over."""
+        timer = self._loop.call_later(seconds, self.strike)
+        try:
+            await self._rung
+        finally:
+            timer.cancel()
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        self._chime.ring(self)
+
+    def strike(self) -> None:
+        """In the loop."""
         if not self._rung.done():
             self._rung.set_result(None)

@@ -53,6 +53,7 @@ class CatalogTables(Attempts, Copies):
         self._checked = checked or {}
         self._segments = Segments(transaction, member, effects, sealed)
         self._versions: dict[bytes, int] = {}  # of the records that were written here
+        self._standing: Standing | None = None  # read once: a look at a thousand waits asks for it as often
         self.has_owed = False
 
     @property
@@ -122,18 +123,19 @@ class CatalogTables(Attempts, Copies):
 
     def standing(self) -> Standing | None:
         """Raises CorruptionError if the host is a member, and its row was lost."""
-        said = served.said(self._transaction, served.CLUSTER, served.MEMBERS)
-        if said is not None:
-            return standing_of(said)
-        if self.membership():
+        if self._standing is None:
+            said = served.said(self._transaction, served.CLUSTER, served.MEMBERS)
+            self._standing = None if said is None else standing_of(said)
+        if self._standing is None and self.membership():
             raise CorruptionError(
                 "this store is served as a member of a cluster, and has lost the row that says of which: remove the "
                 "host from its cluster (memstore remove), export what is here, and serve an empty store"
             )
-        return None
+        return self._standing
 
     def put_standing(self, standing: Standing) -> None:
         served.say(self._transaction, served.CLUSTER, served.MEMBERS, encode(standing))
+        self._standing = standing
         self._effects.counters.membership += 1
         self._effects.is_change = self._effects.wakes_all = True
 

@@ -135,10 +135,10 @@ class Outbox:
             self._long.append(_Long(call, milliseconds, body))
             self.nbytes += len(body)
 
-    def add_rest(self, rest: memoryview) -> None:
-        """What is left of a frame that was sent past this, while nothing waited."""
-        self._ready.append(rest)
-        self.nbytes += len(rest)
+    def add_frames(self, frames: memoryview) -> None:
+        """Whole ones; or what is left of some that were sent past this, while nothing waited."""
+        self._ready.append(frames)
+        self.nbytes += len(frames)
 
     def give_up(self, call: int) -> None:
         """Nobody waits for this message's answer any more: what was not sent of it need not be sent."""

@@ -14,7 +14,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
@@ -27,6 +27,7 @@ from memstore.undecodable import UNDECODABLE
 
 LOAD_LIMIT = 2 * MESSAGE_LIMIT
 SLOW = 1 << 20
+SHORT = 256  # bytes of an answer
 _COST = 1024  # of a request, beside its bytes
 
 log = logging.getLogger("memstore")
@@ -60,6 +61,18 @@ class Asked:
             ValueError: the answer has more than 128 MiB.
         """
         self._guest.answer(self._call, message)
+
+    @staticmethod
+    def reply_to_all(answers: Iterable[tuple[Asked, bytes]]) -> None:
+        """As `reply` to each of them, in few system calls where the answers are short."""
+        short: dict[Guest, list[tuple[int, bytes]]] = {}
+        for asked, message in answers:
+            if len(message) > SHORT:
+                asked.reply(message)
+            else:
+                short.setdefault(asked._guest, []).append((asked._call, message))
+        for guest, some in short.items():
+            guest.answer_shortly(some)
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Calls `callback` if the connection ends before the answer: by the listener's thread, or at once."""
@@ -121,14 +134,29 @@ class Guest:
         if len(message) > MESSAGE_LIMIT:
             raise ValueError(f"an answer of {len(message):,} bytes: it may have {MESSAGE_LIMIT:,}")
         with self._lock:
-            asked = self._open.pop(call, None)
-            if asked is None:
-                return
+            is_open = self._take_out(call)
+        if is_open:
+            self._send(lambda: self._outgoing.send(call, 0, message))
+
+    def answer_shortly(self, answers: Sequence[tuple[int, bytes]]) -> None:
+        """Many calls, with at most SHORT bytes each."""
+        with self._lock:
+            still_open = [answer for answer in answers if self._take_out(answer[0])]
+        if still_open:
+            self._send(lambda: self._outgoing.send_short(still_open))
+
+    def _take_out(self, call: int) -> bool:
+        """Under the lock. False: nobody listens any more."""
+        asked = self._open.pop(call, None)
+        if asked is not None:
             self._load -= len(asked.message) + _COST
+        return asked is not None
+
+    def _send(self, send: Callable[[], None]) -> None:
         try:
             if self._outgoing.nbytes > MESSAGE_LIMIT:
                 raise OSError("it doesn't take its answers")
-            self._outgoing.send(call, 0, message)
+            send()
             self._regulate()
         except (OSError, ValueError):
             self._end()

@@ -152,14 +152,21 @@ class Index:
         """Its connection has closed."""
         self._waits.pop(ticket, None)
 
-    def ended_waits(self, tables: Tables) -> list[tuple[int, Answer]]:
-        """Look after each change of the tables, and now and then."""
+    def ended_waits(self, tables: Tables, tickets: Collection[int] | None = None) -> list[tuple[int, Answer]]:
+        """Look after each change of the tables, and now and then.
+
+        Args:
+            tickets: whose waits are looked at: those that the change may have ended, and those whose time is over.
+                None: all.
+        """
         ended: list[tuple[int, Answer]] = []
-        for ticket, (wait, until) in list(self._waits.items()):
+        for ticket in self._waits if tickets is None else tickets:
+            wait, until = self._waits[ticket]
             answer = self._answer_again(tables, wait)
             if until <= self._clock() or not self.may_keep(wait, answer):
-                del self._waits[ticket]
                 ended.append((ticket, answer))
+        for ticket, _ in ended:
+            del self._waits[ticket]
         return ended
 
     def _answer_again(self, tables: Tables, wait: Wait | Look) -> Answer:

@@ -83,6 +83,14 @@ class Doorbell:
     def load(self, bell: int) -> int:
         return self._words[bell]
 
+    def news(self, seen: dict[int, int]) -> list[int]:
+        """The bells whose words aren't those in `seen` any more, which has the new ones then."""
+        words = self._words
+        changed = [bell for bell, word in seen.items() if words[bell] != word]
+        for bell in changed:
+            seen[bell] = words[bell]
+        return changed
+
     def words(self) -> list[int]:
         """All of them, by bell: for who counts changes."""
         return [self._words[bell] for bell in range(self._count)]

@@ -117,3 +117,27 @@ def test_one_that_was_given_up_is_not_told_and_leaves_the_connection_whole(monke
 def test_too_long_a_message_is_refused() -> None:
     with listening() as listener, linked() as links, pytest.raises(ValueError, match="it may have"):
         begin(links, listener, bytes(MESSAGE_LIMIT + 1))
+
+
+def test_many_are_answered_together_the_long_and_those_of_other_connections_too() -> None:
+    kept, told = Kept(), threading.Semaphore(0)
+    with listening(kept.serve) as listener, linked() as links, linked() as others, linked() as gone:
+        sizes = {b"%d!" % number: 10_000 if number % 7 == 0 else number for number in range(300)}
+        requests = {
+            name: begin(others if number % 3 else links, listener, name, told.release)
+            for number, name in enumerate(sizes)
+        }
+        begin(gone, listener, b"gone")
+        until(lambda: len(kept.asked) == 301)
+        ended = threading.Event()
+        kept.asked[b"gone"].on_close(ended.set)
+        gone.close()
+        assert ended.wait(20)
+        Asked.reply_to_all([(asked, bytes(sizes.get(name, 0))) for name, asked in kept.asked.items()])
+        for _ in sizes:
+            assert told.acquire(timeout=20)
+        answers = {name: one.answer for name, one in requests.items()}
+        assert answers == {name: bytes(size) for name, size in sizes.items()}
+        for asked in kept.asked.values():
+            asked.reply(b"twice")  # nobody listens
+        assert links.send(listener.address, MEMBER, b"now", soon()) == b"now"
