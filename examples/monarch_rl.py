@@ -10,8 +10,8 @@ the store is one across all of them, and the actors' lines are the same. They kn
     "scores/greedy"    the evaluator plays each newest policy without chance, and puts its mean return
 
 Monarch starts the actors, and carries a few bytes to each at the start and the end; all tensors pass through the store.
-The trainer learns by PPO, and ends when an evaluation has reached --until; 500 is the most that there is. At the end a
-table tells what was passed. `pip install '.[demo,cluster]'` brings what it needs.
+The trainer learns by PPO, and ends when an evaluation has reached --until; 500 is the maximum. At the end a table shows
+what was passed. `pip install '.[demo,cluster]'` brings what it needs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A data set that one process creates, and others fill: they get a reference to it over torch.distributed.rpc.
+"""A data set that one process creates and others fill: they receive a reference to it over torch.distributed.rpc.
 
     python examples/remote_fill.py [--workers N]
 
-It is what TensorDict's documentation shows with memory maps: the rows aren't sent back, since who has the reference
-writes them where they belong. Here rank 0 creates the data set with room for the digits of scikit-learn. Each worker
-gets the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes them. All
-of them append what they have done to a second data set, a log, where nobody has said who comes when. In the end rank 0
-compares every row, and seals the data set: from then on it is an ordinary entry, with checksums.
+TensorDict's documentation shows the same with memory maps: the rows aren't sent back, because a worker with the
+reference writes them to their place. Here rank 0 creates the data set with room for the digits of scikit-learn. Each
+worker receives the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes
+them. All workers also append a row for each step to a second data set, a log, in any order. At the end rank 0 compares
+every row, and seals the data set: from then on it is an ordinary entry, with checksums.
 """
 
 from __future__ import annotations

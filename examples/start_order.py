@@ -2,8 +2,8 @@
 
     python examples/start_order.py
 
-The follower opens the store with wait=, so nobody has to start in an order. It goes on when a new trainer goes on with
-the store, and opens the store anew when somebody has cleared the folder.
+The follower opens the store with wait=, so the processes can start in any order. It continues when a new trainer
+continues with the store, and opens the path again when somebody has cleared the folder.
 """
 
 from __future__ import annotations

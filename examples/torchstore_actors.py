@@ -1,4 +1,4 @@
-"""A script as one writes it for TorchStore, with one import changed: actors of Monarch hand tensors to each other.
+"""A script for TorchStore with one import changed: actors of Monarch send tensors to each other.
 
 python examples/torchstore_actors.py
 """

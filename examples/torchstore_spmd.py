@@ -1,4 +1,4 @@
-"""A script as one writes it for TorchStore's ranks, with one import changed.
+"""A script for TorchStore's ranks, with one import changed.
 
 torchrun --standalone --nnodes=1 --nproc-per-node=2 examples/torchstore_spmd.py
 """

@@ -1,11 +1,11 @@
-"""A training that is killed, and goes on from its last snapshot: bit for bit, also on another number of ranks.
+"""A training run that is killed and continues from its last snapshot, bit for bit, even with another number of ranks.
 
     python examples/train_and_resume.py [--steps N]
 
-A small network learns the handwritten digits of scikit-learn (extra `demo`). First it is trained by two ranks to the
-end. Then again, with a snapshot every few steps, written while training goes on; in the middle all ranks are killed.
-Last it is resumed from the newest snapshot by two ranks, by one, and by four: each must end with the same weights as
-the training that nobody disturbed.
+A small network learns the handwritten digits of scikit-learn (extra `demo`). First two ranks train it to the end. Then
+they train it again, and take a snapshot every few steps while training goes on; in the middle all ranks are killed. At
+last two ranks, one rank, and four ranks resume from the newest snapshot: each run must end with the same weights as the
+run that was not interrupted.
 
 Sums of floating-point numbers depend on their order. So each batch consists of four parts, whose gradients are added in
 the same order whichever rank computed them.

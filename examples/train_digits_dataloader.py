@@ -1,11 +1,11 @@
-"""A training that reads its rows from a store, is killed in the middle of an epoch, and goes on with the same batches.
+"""A training run that reads rows from a store, is killed in the middle of an epoch, and goes on with the same batches.
 
     python examples/train_digits_dataloader.py [--epochs N] [--workers N]
 
-A classifier of handwritten digits is trained to the end. Then again, with a checkpoint in the store every few steps;
-in the middle of the second epoch the trainer is killed, while its workers are reading ahead. Another trainer takes the
-newest checkpoint. From there on each of its batches must be the one that the training that nobody disturbed had at this
-step, and so must the weights at the end.
+A classifier of handwritten digits is trained to the end. Then it is trained again, with a checkpoint in the store every
+few steps; in the middle of the second epoch the trainer is killed while its workers are reading ahead. Another trainer
+loads the newest checkpoint. From there on, each of its batches must be the same as in the run that was not interrupted,
+and so must the weights at the end.
 """
 
 from __future__ import annotations

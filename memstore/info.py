@@ -22,7 +22,7 @@ class ShardInfo:
 
     Attributes:
         offsets, shape: which elements of the tensor it has.
-        rank: who put it. Of several ranks that held the same part, one has.
+        rank: the rank that put it; one of them, if several ranks held the same part.
         file: the path of its bytes.
     """
 
@@ -40,7 +40,7 @@ class LeafInfo:
         name: its path: ("a", "b") nested; (3, "exp_avg") for int keys.
         nbytes: of the whole tensor.
         shards: its parts, in the order of their offsets, if ranks have put them by `put_sharded`: a plain tensor is one
-            part. None, of other entries and of tensors without elements.
+            part. None for other entries, and for tensors without elements.
     """
 
     name: tuple[str | int, ...]
@@ -57,9 +57,9 @@ class EntryInfo:
     Attributes:
         nbytes: of its tensors. In a segment also of the pads between them; of a sharded entry each part once.
         created: in Unix seconds.
-        kind: where the bytes are: "inline" in the catalog, "segment" in a file of the store, "adopted" in files of
-            others, "sharded" in files of several ranks. Of a "dataset" or "buffer" rows are written in place, and its
-            leaves and `nbytes` are those of all the rows that it has room for.
+        kind: where the bytes are: "inline" in the catalog, "segment" in a file of the store, "adopted" in attached
+            files, "sharded" in files of several ranks. The rows of a "dataset" or "buffer" are written in place; its
+            leaves and `nbytes` are those of its whole capacity.
         files: the paths of its bytes.
     """
 
@@ -93,9 +93,9 @@ def _cells(leaf: LeafInfo) -> tuple[str, ...]:
 class StoreStats:
     """What a store holds, in bytes, and what this process did.
 
-    `pending_bytes` are parts of sharded puts that wait for other ranks.
-    `reusable_bytes` are retired and held by nobody, `pinned_bytes` retired and held or leased; `pinned_by` are the
-    pids that hold them, as far as the kernel tells. `huge_page_bytes` counts this process's mappings.
+    `pending_bytes` are parts of sharded puts that wait for other ranks. `reusable_bytes` are files that are retired and
+    held by nobody; `pinned_bytes` are retired, and held or leased. `pinned_by` are the pids of the processes that hold
+    them, as far as the kernel says. `huge_page_bytes` counts this process's mappings.
     """
 
     keys: int
@@ -160,8 +160,8 @@ class VerifyReport:
 
     Attributes:
         checked: keys whose bytes were compared with checksums, and fit.
-        unchecked: keys whose record and header are whole, but which have no checksums of their bytes.
-        damaged: each names the key, where there is one, the file, and what is wrong with it.
+        unchecked: keys whose record and header are intact, but whose bytes have no checksums.
+        damaged: errors; each names the key, if there is one, the file, and what is wrong with it.
         ok: nothing is damaged.
     """
 
@@ -190,8 +190,8 @@ class RepairReport:
 
     Attributes:
         recovered: the keys that the store has now, sorted.
-        lost: keys that it had, as far as is known, and has no more.
-        swept_bytes: of files that were given back.
+        lost: keys that it had, as far as is known, and no longer has.
+        swept_bytes: of files that were freed.
     """
 
     recovered: tuple[str, ...]

@@ -1,9 +1,9 @@
-"""A trainer publishes a network's weights after every step; two evaluators follow, and one is killed on the way.
+"""A trainer publishes a network's weights after every step; two evaluators follow, and one of them is killed.
 
     python -m examples.follow_policy [--steps N] [--pace SECONDS]
 
-Three processes, one folder, no server. The processes know each other only by keys of the store: the weights are under
-"policy", and what each process has to say is under "report/NAME", which this one reads to draw the picture.
+Three processes share one folder, without a server. They communicate only through keys of the store: the weights are
+under "policy", and each process puts its state under "report/NAME", which this process reads to draw the picture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the demo shows: a live picture on a terminal, a line now and then elsewhere, and the table at the end."""
+"""Shows the demo: a live picture on a terminal, otherwise a line now and then, and the table at the end."""
 
 from __future__ import annotations
 

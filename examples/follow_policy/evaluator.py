@@ -1,4 +1,4 @@
-"""An evaluator: waits for a newer version, gets it, measures it. It may die at any line and owes nothing."""
+"""An evaluator: waits for a newer version, gets it, measures it. It may die at any line, with nothing to clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network, the data, and the stamp by which an evaluator proves that what it got is whole."""
+"""The network, the data, and the stamp by which an evaluator checks that its weights are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer: a step, a put, a step, a put. It knows nothing of who follows."""
+"""The trainer: after each step it puts its weights. It doesn't know which processes follow."""
 
 from __future__ import annotations
 

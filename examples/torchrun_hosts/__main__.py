@@ -1,6 +1,6 @@
-"""Makes hosts of this machine, and starts torchrun on each: what a scheduler does on a cluster.
+"""Makes several hosts on this machine, and starts torchrun on each, as a scheduler does on a cluster.
 
-`ranks.py` is the use of memstore, and all that a script of yours needs. Started by `examples/torchrun_hosts.sh`.
+`ranks.py` shows the use of memstore, and all that your own script needs. Started by `examples/torchrun_hosts.sh`.
 """
 
 from __future__ import annotations

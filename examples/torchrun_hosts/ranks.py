@@ -1,8 +1,8 @@
-"""What each rank does, on whatever host torchrun has started it.
+"""The script of each rank, on whatever host torchrun has started it.
 
-1. All ranks put weights that are spread over them by rows, as one value; each stores its rows on its own host.
-2. Each gets its columns of them: rows of other hosts travel, and no more of them than these columns.
-3. Each puts a batch, and gets the one of a rank on the next host.
+1. All ranks put weights that are sharded over them by rows, as one value; each stores its rows on its own host.
+2. Each rank gets its columns of the weights: only these columns are fetched from the rows of other hosts.
+3. Each rank puts a batch, and gets the batch of a rank on the next host.
 
 Every value is compared with what was put.
 """

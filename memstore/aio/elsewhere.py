@@ -51,7 +51,7 @@ class Elsewhere:
             if isinstance(begun, int):
                 return begun
             if begun is None:
-                return await self._look_now_and_then(name, newer_than, deadline)
+                return await self._look_now_and_then(name, newer_than, bell, deadline)
             try:
                 return await self._go_on(begun, bell, deadline)
             finally:
@@ -67,15 +67,14 @@ class Elsewhere:
             raise mutable_entry(name, record.mutable_kind)
         if record is not None and record.version > newer_than:
             return record.version
-        return there.begin_wait(name, newer_than, bell.ring)
+        return there.begin_wait(name, newer_than, bell.ring, deadline)
 
     # --- begun ones ---------------------------------------------------------------------------------------------------
 
     async def _go_on(self, begun: BegunWait, bell: _Bell, deadline: float) -> int | None:
         while True:
             rung = bell.arm()
-            if self._is_ended:
-                raise StoreClosedError(f"the store {self._root.path} was closed: memstore.aio.open it again")
+            self._check_open()
             turn = begun.go_on(None)
             left = max(deadline - time.monotonic(), 0.0)
             if turn is IN_A_THREAD:
@@ -90,18 +89,28 @@ class Elsewhere:
 
     # --- those that are looked up -------------------------------------------------------------------------------------
 
-    async def _look_now_and_then(self, name: bytes, newer_than: int, deadline: float) -> int | None:
+    async def _look_now_and_then(self, name: bytes, newer_than: int, bell: _Bell, deadline: float) -> int | None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._shared[future] = name, newer_than
-        if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._look())
         try:
-            await asyncio.wait((future,), timeout=max(deadline - time.monotonic(), 0.0))
-            return future.result() if future.done() else None
+            rung = bell.arm()
+            self._check_open()
+            if self._task is None or self._task.done():
+                self._task = asyncio.ensure_future(self._look())
+            left = max(deadline - time.monotonic(), 0.0)
+            await asyncio.wait((future, rung), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if future.done():
+                return future.result()
+            self._check_open()
+            return None
         finally:
             self._shared.pop(future, None)
-            if not self._shared:
+            if not self._shared and self._task is not None:
                 self._task.cancel()
+
+    def _check_open(self) -> None:
+        if self._is_ended:
+            raise StoreClosedError(f"the store {self._root.path} was closed: memstore.aio.open it again")
 
     async def _look(self) -> None:
         while self._shared:

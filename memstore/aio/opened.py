@@ -33,6 +33,7 @@ class Opened(Awaits[Store]):
         root: the folder, as an absolute path.
         ready: the store, if a call of it need not open anything; else None.
         opened_root: of that store.
+        is_closed: by its user.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
@@ -45,7 +46,7 @@ class Opened(Awaits[Store]):
         self._mode: Mode = mode
         self._options = options
         self._store: Store | None = None
-        self._is_closed = False
+        self.is_closed = False
         self._opening = threading.Lock()
         _all.add(self)
 
@@ -58,8 +59,7 @@ class Opened(Awaits[Store]):
 
     def _open_now(self) -> Store:
         with self._opening:
-            if self._is_closed:
-                raise _closed(self.root)
+            self.check_open()
             if self._store is None:  # one without keys is false
                 options = dict(self._options)
                 if self._mode in ("r", "r+"):
@@ -85,9 +85,13 @@ class Opened(Awaits[Store]):
         home: bytes = root.elsewhere.home_of(encode_key(key))
         return HERE if home == root.member_id() and not fetches else home
 
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise StoreClosedError(f"the store {self.root} was closed: memstore.aio.open it again")
+
     def end(self) -> None:
         """Closes it. Takes a moment."""
-        self._is_closed = True
+        self.is_closed = True
         with self._opening:
             store, root = self._store, self.opened_root
             self._store = self.ready = self.opened_root = None
@@ -103,20 +107,15 @@ class Opened(Awaits[Store]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its root, as a Store. What was made when this one was opened is there for others."""
-        if self._is_closed:
-            raise _closed(self.root)
+        self.check_open()
         if self._store is None:
             return type(self), (self.root, self._mode, dict(self._options))
         kept = {name: self._options[name] for name in ("verify", "allow_pickle", "timeout")}
         return type(self), (self.root, "r" if self._mode == "r" else "r+", kept)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "not opened yet" if self._store is None else "open"
+        state = "closed" if self.is_closed else "not opened yet" if self._store is None else "open"
         return f"<memstore.aio.{type(self).__name__} {self.root} ({state})>"
-
-
-def _closed(path: str) -> StoreClosedError:
-    return StoreClosedError(f"the store {path} was closed: memstore.aio.open it again")
 
 
 _all: weakref.WeakSet[Opened] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from typing import Any
 
 from memstore.aio.awaited import Awaits, awaited, called_as
 from memstore.aio.lanes import call
-from memstore.aio.waits import change_of
+from memstore.aio.waits import Owner, change_of
 from memstore.engine import Root, deadline_after
 from memstore.errors import StoreTimeoutError
 from memstore.store.ref import Ref
@@ -62,7 +62,7 @@ class AsyncPendingPut(Awaits[PendingPut]):
         key, attempt: what it is a part of.
     """
 
-    def __init__(self, pending: PendingPut, root: Root, lane: Hashable, owner: object, timeout: float) -> None:
+    def __init__(self, pending: PendingPut, root: Root, lane: Hashable, owner: Owner, timeout: float) -> None:
         self.timeout = timeout
         self.key, self.attempt = pending.key, pending.attempt
         self._pending, self._root, self._lane, self._owner = pending, root, lane, owner

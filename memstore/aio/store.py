@@ -154,6 +154,7 @@ class AsyncStore(Opened):
         name = asyncio.get_running_loop(), lane
         waits = self._elsewhere.setdefault(name, Elsewhere(root, lane))
         try:
+            self.check_open()  # else `end` sees it
             version = await waits.wait(encode_key(key), newer_than, deadline)
             return LOOK_AGAIN if version == HERE_BY_NOW else version
         except StoreTimeoutError:
@@ -205,9 +206,14 @@ class AsyncStore(Opened):
     verify = awaited(Store.verify)
 
     def end(self) -> None:
+        self.is_closed = True  # before it looks at the waits: who comes later looks at this
         for waits in list(self._elsewhere.values()):
             waits.end()
         super().end()
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        self._elsewhere = {}  # tasks of the parent's, which go on there
 
     async def close(self) -> None:
         """Closes the store. Waits raise StoreClosedError; other calls under way end as they can. May be called again.

@@ -17,7 +17,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from memstore.engine import LOOK_EVERY, Record, Root, Transaction, mutable_entry
 from memstore.errors import StoreClosedError
@@ -30,6 +30,12 @@ _BETWEEN_GLANCES = 0.002  # seconds, where nobody can be heard
 _FOR_EVER = 1e7  # seconds: no timer is set for so long
 _CLOSED = "the store {} was closed: memstore.aio.open it again"
 LOOK_AGAIN = -1  # in place of a version: something has changed, such as the hosts of the store
+
+
+class Owner(Protocol):
+    """The store object that waits are asked of."""
+
+    def check_open(self) -> None: ...
 
 
 class Waiting:
@@ -45,7 +51,7 @@ class Waiting:
 
     __slots__ = ("bell", "future", "is_of_any_change", "loop", "membership", "name", "newer_than", "owner", "seen")
 
-    def __init__(self, root: Root, name: bytes, newer_than: int, membership: int, owner: object) -> None:
+    def __init__(self, root: Root, name: bytes, newer_than: int, membership: int, owner: Owner) -> None:
         self.name, self.newer_than, self.membership, self.owner = name, newer_than, membership, owner
         self.bell = root.doorbell.bell(name)
         self.seen = -1
@@ -79,7 +85,7 @@ class _Room:
         self._outgoing.append(waiting)
         self.rouse()
 
-    def end(self, owner: object) -> bool:
+    def end(self, owner: Owner) -> bool:
         """Ends the waits of an owner. Returns whether there are no others."""
         waiting = [*self._incoming, *self._waiting.values()]
         ended = [one for one in waiting if one.owner is owner]
@@ -239,7 +245,7 @@ async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
                 room.drop(waiting)
 
 
-async def change_of(root: Root, name: bytes, seen: int, owner: object, deadline: float) -> None:
+async def change_of(root: Root, name: bytes, seen: int, owner: Owner, deadline: float) -> None:
     """Returns when something has changed for a key since its bell's word was `seen`, or may have; or then."""
     waiting = Waiting(root, name, 0, 0, owner)
     waiting.is_of_any_change, waiting.seen = True, seen
@@ -248,6 +254,7 @@ async def change_of(root: Root, name: bytes, seen: int, owner: object, deadline:
 
 def _enter(root: Root, waiting: Waiting) -> _Room:
     with _lock:
+        waiting.owner.check_open()  # else `end_waits`, which comes later, finds this one
         room = _rooms.get(id(root))
         if room is None:
             room = _Room(root)
@@ -257,8 +264,11 @@ def _enter(root: Root, waiting: Waiting) -> _Room:
         return room
 
 
-def end_waits(root: Root, owner: object) -> None:
-    """Those of a store object that is being closed: they raise StoreClosedError. The thread ends with the last wait."""
+def end_waits(root: Root, owner: Owner) -> None:
+    """Those of a store object whose `check_open` raises from now on: they raise StoreClosedError.
+
+    The thread ends with the last wait.
+    """
     with _lock:
         room = _rooms.get(id(root))
         is_last = room is not None and room.end(owner)

@@ -14,15 +14,17 @@ TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
 @cli.command()
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
-@click.option("--from", "source_as", type=click.Choice(FORMATS), help="What SRC is, if it can't be seen.")
+@click.option(
+    "--from", "source_as", type=click.Choice(FORMATS), help="The format of SRC. Default: recognized by its files."
+)
 @click.option(
     "--to",
     "target_as",
     type=click.Choice(TARGETS),
-    help="What DST becomes; without it its ending says so, and a path without one is a snapshot.",
+    help="The format of DST. Default: that of its suffix; a path without a suffix becomes a snapshot.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Read objects that need pickle, which can run code.")
-@click.option("--untie", is_flag=True, help="Store tensors that share memory one by one, if DST can't keep that.")
+@click.option("--untie", is_flag=True, help="Store tensors that share memory separately, if DST can't keep them tied.")
 @as_json
 def convert(
     source: str,

@@ -80,7 +80,7 @@ def _leaves(found: EntryInfo) -> list[Leaf]:
 @cli.command(short_help="Delete keys, all of them or none.")
 @root
 @click.argument("keys", nargs=-1, required=True, shell_complete=complete_key)
-@click.option("--prefix", is_flag=True, help="KEYS are prefixes: delete all that start so.")
+@click.option("--prefix", is_flag=True, help="KEYS are prefixes: delete all keys that start with one.")
 @click.option("--missing-ok", is_flag=True, help="Keys that aren't there are no error.")
 @as_json
 def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json: bool) -> None:
@@ -96,7 +96,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 @key
 @click.argument("target", type=click.Path())
 @click.argument("target_key", default="")
-@click.option("--prefix", is_flag=True, help="KEY is a prefix: copy all that start so.")
+@click.option("--prefix", is_flag=True, help="KEY is a prefix: copy all keys that start with it.")
 @click.option(
     "--allow-pickle", is_flag=True, help="Copy leaves that are pickles, too: they run code. Trust both stores."
 )
@@ -118,11 +118,13 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
     render.tell(copied, f"{len(copied):,} copied, {render.size(total)}", as_json=as_json)
 
 
-@cli.command(short_help="Serve a file of others under a key, where it is.")
+@cli.command(short_help="Serve an existing file under a key, in place.")
 @root
 @key
 @path
-@click.option("--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Else told by the name.")
+@click.option(
+    "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
+)
 @click.option("--copy", is_flag=True, help="Copy the bytes into the store, instead of serving the file in place.")
 @allow_pickle
 @as_json
@@ -145,13 +147,13 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
 @click.option(
     "--format", type=click.Choice(["safetensors", "memmap", "torch"]), default="safetensors", show_default=True
 )
-@click.option("--max-shard-size", help='Of a checkpoint of several files, as "5GB".')
+@click.option("--max-shard-size", help='Write several files of at most this size: "5GB".')
 @allow_pickle
 @as_json
 def export(
     root: str, key: str, path: str, format: Any, max_shard_size: str | None, allow_pickle: bool, as_json: bool
 ) -> None:
-    """Write KEY to the file or folder PATH, whole or not at all."""
+    """Write KEY to the file or folder PATH, completely or not at all."""
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
         nbytes = store.info(key).nbytes

@@ -34,7 +34,7 @@ allow_pickle = click.option(
 _SECTIONS = {
     "Look": ("ls", "info", "get", "diff", "watch", "top", "stats"),
     "Change": ("put", "cp", "rm", "abort"),
-    "Files of others": ("attach", "export", "convert", "snapshot"),
+    "Other files": ("attach", "export", "convert", "snapshot"),
     "Upkeep": ("verify", "repair", "gc", "bench"),
     "Several hosts": ("serve", "status", "remove"),
     "Shells": ("completion",),
@@ -60,7 +60,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(memstore.__version__, prog_name="memstore")
 def cli() -> None:
-    """Look into a memstore folder, and take care of it. ROOT is the folder, first everywhere.
+    """Look into a memstore store and maintain it. ROOT, always the first argument, is its folder.
 
     Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key, 130 interrupted.
     """

@@ -19,7 +19,7 @@ _TITLES = ("pid", "held", "replaced", "command", "keys")
 @root
 @as_json
 def top(root: str, as_json: bool) -> None:
-    """Show who holds what: processes that have the store open, or hold values of it; who holds most comes first.
+    """Show the processes that have the store open, or hold values of it; the one that holds most comes first.
 
     "replaced" are bytes of versions that were replaced or deleted, and stay as long as the process holds them.
     """

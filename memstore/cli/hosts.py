@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import click
 
-from memstore.cli import render
+from memstore.cli import columns, render
 from memstore.cli.group import as_json, cli, root
 from memstore.info import ClusterStatus, HostStatus
+
+_TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
 
 
 @cli.command(short_help="Serve the store to other hosts.")
 @root
-@click.option("--address", required=True, help="Where the other hosts reach this one: tcp://IP:PORT. It is for life.")
-@click.option("--join", "seeds", multiple=True, help="The address of the cluster's seed. None, or its own: the seed.")
-@click.option("--no-homes", is_flag=True, help="No key has its home here: for hosts that come and go, or are to leave.")
+@click.option(
+    "--address", required=True, help="Where other hosts reach this one: tcp://IP:PORT. It can't change later."
+)
+@click.option(
+    "--join", "seeds", multiple=True, help="The address of the cluster's seed. Without it, this host is the seed."
+)
+@click.option("--no-homes", is_flag=True, help="No key has its home here: for hosts that come and go, or will leave.")
 @click.option(
     "--insecure", is_flag=True, help="Serve without a secret: frames are neither encrypted nor authenticated."
 )
-@click.option("--monarch", is_flag=True, help="Answer actors of Monarch, too. It lets whoever can connect run code.")
+@click.option("--monarch", is_flag=True, help="Answer actors of Monarch too. Whoever can connect may then run code.")
 @click.option(
     "--shared", is_flag=True, help="ROOT is on storage that all hosts mount: each reads there what others put."
 )
-@click.option("--maps", is_flag=True, help="With --shared, for a new store: that storage keeps files that are mapped.")
+@click.option(
+    "--maps", is_flag=True, help="With --shared, for a new store: gets map files, which that storage must keep."
+)
 @click.option(
     "--transport",
     type=click.Choice(("auto", "rdma", "tcp", "monarch")),
     default="auto",
     show_default=True,
-    help="How bytes of large values go between hosts that have the same. rdma is experimental, and runs Monarch; "
-    "monarch is rdma without its hardware, for tests; auto is rdma with --monarch where there is ibverbs, else tcp.",
+    help="How large values are sent between hosts with the same setting. rdma is experimental, and runs Monarch; "
+    "monarch is rdma without its hardware, for tests; auto is rdma with --monarch and ibverbs, otherwise tcp.",
 )
-@click.option("--ready-fd", type=int, help="A line is written there when the host is a member, or can't be.")
+@click.option("--ready-fd", type=int, help="Write a line to it when the host is a member, or is refused.")
 @click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
 def serve(
     root: str,
@@ -83,9 +91,7 @@ def status(root: str, as_json: bool) -> None:
 
 
 def _show(found: ClusterStatus) -> None:
-    columns = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
-    made = render.table(columns, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
-    render.print_whole(made)
+    columns.write(_TITLES, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
     for host in found.hosts:
         if not host.alive:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
@@ -117,7 +123,7 @@ def _row(host: HostStatus) -> tuple[str, ...]:
     )
 
 
-@cli.command(short_help="Remove a host that is dead from the cluster.")
+@cli.command(short_help="Remove a dead host from the cluster.")
 @root
 @click.argument("host")
 @click.option("--force", is_flag=True, help="Also if it answers and has keys: they are lost.")

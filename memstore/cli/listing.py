@@ -32,10 +32,14 @@ _SORTS: dict[str, Callable[[Listed], Any]] = {
 @click.argument("prefix", default="", shell_complete=complete_prefix)
 @click.option("--pending", is_flag=True, help="List the sharded puts that wait for the parts of other ranks.")
 @click.option(
-    "--sort", type=click.Choice(list(_SORTS)), help="By size, largest first; by age or version, newest first; by type."
+    "--sort",
+    type=click.Choice(list(_SORTS)),
+    help="Sort by size, largest first; by age or version, newest first; by type.",
 )
-@click.option("-r", "--reverse", is_flag=True, help="The other way round.")
-@click.option("-l", "--long", "is_long", is_flag=True, help="Also where the bytes are, how many, and when it was put.")
+@click.option("-r", "--reverse", is_flag=True, help="Reverse the order.")
+@click.option(
+    "-l", "--long", "is_long", is_flag=True, help="Also show where the bytes are, how many, and when it was put."
+)
 @as_json
 def ls(root: str, prefix: str, pending: bool, sort: str | None, reverse: bool, is_long: bool, as_json: bool) -> None:
     """List the keys that start with PREFIX: type and content of their values, size, version, age."""

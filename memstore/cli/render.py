@@ -20,7 +20,6 @@ from memstore.engine import Path
 from memstore.listing import Leaf
 from memstore.wording import age, runs, size
 
-_WIDE = 160  # columns
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "leaf_tree",
     "print_items",
     "print_json",
-    "print_whole",
     "printable",
     "progress",
     "runs",
@@ -111,13 +109,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
     for row in rows:
         made.add_row(*map(printable, row))
     return made
-
-
-def print_whole(table: Table) -> None:
-    """Nothing is cut: a row that a narrow terminal wraps is better than half a number."""
-    for column in table.columns:
-        column.no_wrap = True
-    Console(highlight=False, width=max(console.width, _WIDE)).print(table)
 
 
 def escaped(text: str) -> str:

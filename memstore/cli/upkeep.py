@@ -13,11 +13,11 @@ from memstore.cli.group import as_json, cli, complete_key, complete_prefix, open
 from memstore.listing import open_keyspace
 
 
-@cli.command(short_help="Show what the store takes, and who holds what was replaced.")
+@cli.command(short_help="Show the space it takes, and who holds replaced versions.")
 @root
 @as_json
 def stats(root: str, as_json: bool) -> None:
-    """Show what the store takes, and who holds what was replaced."""
+    """Show the space that the store takes, and which processes hold replaced versions."""
     with open_keyspace(root, "r") as store:
         found = store.stats()
     if as_json:
@@ -58,12 +58,12 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
         sys.exit(DAMAGED)
 
 
-@cli.command(short_help="Make a new catalog of all that is whole.")
+@cli.command(short_help="Make a new catalog of all intact entries.")
 @root
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for processes that use the store.")
 @as_json
 def repair(root: str, timeout: float, as_json: bool) -> None:
-    """Make a new catalog of all that is whole. Nobody else may use the store. Exit code 1 if something was lost."""
+    """Make a new catalog of all intact entries. No other process may use the store. Exit code 1 if keys were lost."""
     with render.progress("repairing") as advance:
         report = memstore.repair(root, timeout=timeout, progress=advance)
     if as_json:
@@ -77,11 +77,11 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
         sys.exit(DAMAGED)
 
 
-@cli.command(short_help="Give back what nobody holds.")
+@cli.command(short_help="Free the files that nobody holds.")
 @root
 @as_json
 def gc(root: str, as_json: bool) -> None:
-    """Give back what nobody holds: replaced versions, files kept for reuse, what dead writers left."""
+    """Free the files that nobody holds: replaced versions, files kept to be used again, files of dead writers."""
     with open_keyspace(root, "r+") as store:
         freed = store.gc()
     render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
@@ -91,21 +91,21 @@ def gc(root: str, as_json: bool) -> None:
 @root
 @click.argument("prefix", default="", shell_complete=complete_prefix)
 @click.option("--interval", default=0.5, show_default=True, type=click.FloatRange(0.01), help="Seconds between looks.")
-@click.option("--count", default=0, help="Looks, then end; 0: until interrupted.")
+@click.option("--count", default=0, help="End after so many looks; 0: run until interrupted.")
 @as_json
 def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:
-    """Follow the keys that start with PREFIX: how often each is put, and how many bytes. With --json a line a look."""
+    """Follow the keys that start with PREFIX: how often each is put, how many bytes. With --json one line a look."""
     from memstore.cli.watch import follow
 
     with open_keyspace(root, "r") as store:
         follow(store, prefix, interval, count, as_json=as_json)
 
 
-@cli.command(short_help="Try this machine: put, get and wake beside a memcpy.")
+@cli.command(short_help="Measure this machine: put, get, wake-up and memcpy.")
 @click.argument("root", type=click.Path(), default="/dev/shm")
 @as_json
 def bench(root: str, as_json: bool) -> None:
-    """Try this machine: put, get and wake beside a memcpy, in a store that is made under ROOT and removed again."""
+    """Measure this machine: put, get, wake-up and memcpy, in a store that is created under ROOT and removed again."""
     from memstore.cli.selftest import measure, show
 
     with render.progress("measuring"):

@@ -17,18 +17,20 @@ _LABEL = 40  # columns, at most, with which objects are aligned
 _ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "safetensors"}
 
 
-@cli.command(short_help="Show a value in figures, or write it to a file.")
+@cli.command(short_help="Show the elements of a value, or write it to a file.")
 @root
 @key
 @click.argument("leaf", default="", shell_complete=complete_leaf)
 @click.option("-o", "--output", type=click.Path(), help="Write it to this .npy, .pt or .safetensors instead.")
-@click.option("--bins", default=10, show_default=True, type=click.IntRange(1, 1000), help="Of the histogram.")
+@click.option(
+    "--bins", default=10, show_default=True, type=click.IntRange(1, 1000), help="Number of bins of the histogram."
+)
 @allow_pickle
 @as_json
 def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pickle: bool, as_json: bool) -> None:
-    """Show the value of KEY, or its leaf LEAF: first elements, minimum, mean, maximum, what is no number; a histogram.
+    """Show the value of KEY, or its leaf LEAF: first elements, minimum, mean, maximum, NaNs and a histogram.
 
-    LEAF is a name as `memstore info` has it, with its parts joined by "/" or ".": all leaves below it, if it has some.
+    LEAF is a name as in `memstore info`, with its parts joined by "/" or "."; it may stand for all leaves below it.
     """
     if output is not None:
         _write(root, key, leaf, output, allow_pickle=allow_pickle, as_json=as_json)
@@ -49,7 +51,9 @@ def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
     assert record is not None, "of a key"
     age = f"version {record.version}, {render.age(record.created)} old"
     names = [*found.tensors, *found.objects]
-    told = [found.structure] if not leaf and (len(names) > 1 or record.is_mutable) else []
+    is_bare = names == [()] and not record.is_mutable
+    told = [found.structure] if not leaf and not is_bare else []
+    leaf = looking.text_of(names[0]) if len(names) == 1 and names[0] else leaf
     if len(found.tensors) == 1 == len(names):
         (tensor,) = found.tensors.values()
         told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
@@ -124,11 +128,13 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
         return os.path.getsize(output)
 
 
-@cli.command(short_help="Put what is in a file.")
+@cli.command(short_help="Put the value of a file.")
 @root
 @key
 @click.argument("file", type=click.Path())
-@click.option("--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Else told by the name.")
+@click.option(
+    "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
+)
 @click.option("--expect-version", type=int, help="The version that KEY must have; 0: it must not exist.")
 @allow_pickle
 @as_json

@@ -42,12 +42,13 @@ class Look:
 
 def looks(store: Keyspace, prefix: str, interval: float) -> Iterator[Look]:
     rates = Rates(opened(store))
-    moment, found = -1, list[Listed]()
+    moment: int | None = None
+    found: list[Listed] = []
 
     def read() -> dict[str, int]:
         nonlocal moment, found
         now = _moment(opened(store))
-        if now != moment:  # else nothing was put or deleted
+        if now is None or now != moment:  # else nothing was put or deleted
             found = list(entries(store, prefix))
         moment = now
         return {one.key: one.version for one in found}
@@ -61,11 +62,11 @@ def looks(store: Keyspace, prefix: str, interval: float) -> Iterator[Look]:
         rates.sleep(max(interval - (time.monotonic() - started), 0.0))
 
 
-def _moment(root: Root) -> int:
-    """Another one after each change of the catalog here; -1 where keys have their homes on other hosts too."""
+def _moment(root: Root) -> int | None:
+    """Another one after each change of the catalog here; None where keys have their homes on other hosts too."""
     from memstore.engine import is_served
 
-    return -1 if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
+    return None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:

@@ -15,9 +15,9 @@ def count_read(nbytes: int) -> None:
 
 
 def bytes_read() -> int:
-    """Returns how many bytes this process has read so far of what it looks at in parts.
+    """Returns how many bytes this process has read so far through views, rows and parts of tensors.
 
-    These are the elements that are used of lazy leaves and by `read_rows`, each time they are (to slice, print or send
-    a view uses none); and, of a sharded entry or into a DTensor, what a get copies.
+    It counts the elements of lazy leaves and of `read_rows` each time they are used (slicing, printing or sending a
+    view uses none), and the bytes that a get copies from a sharded entry or into a DTensor.
     """
     return _total

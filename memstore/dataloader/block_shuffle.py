@@ -29,17 +29,17 @@ _SAME = ("length", "block", "seed")  # what has to be as it was for an order to 
 class BlockShuffle(Sampler[int]):
     """Shuffles the rows of a data set by blocks, each row once an epoch; for the `sampler` of a DataLoader.
 
-    Rows that come after each other lie near each other in the file, so a data set that is larger than the memory is
-    read from the disk in large pieces. What is shuffled with what: the rows of one block, and the blocks. As with
-    torch's DistributedSampler, each epoch has its own order only if `set_epoch` is called before it.
+    It shuffles the blocks, and the rows within each block. So rows that come one after the other are near each other in
+    the file, and a data set that is larger than the memory is read from the disk in large pieces. As with torch's
+    DistributedSampler, each epoch has its own order only if `set_epoch` is called before it.
 
     Args:
         length: rows of the data set.
-        block: rows of a block. More of them mix better, and take more memory of the page cache. 1, or `length` and
-            more: all rows are shuffled with all.
+        block: rows of a block. Larger blocks mix better, and take more memory of the page cache. 1, or `length` and
+            more: single rows are shuffled.
         seed: from 0 to 2**64 - 1; the same for all ranks.
         rank, num_replicas: which of how many processes this is, as for DistributedSampler. Each gets
-            `length // num_replicas` rows. What remains is left out of the epoch: other rows in each.
+            `length // num_replicas` rows. The remaining rows are left out of the epoch: different ones in each.
         prefetch: called with the rows of a block, as a range, one block before they are drawn: `data.prefetch` of a
             `StoreDataset` lets the disk read them meanwhile.
 
@@ -104,7 +104,7 @@ class BlockShuffle(Sampler[int]):
             self.epoch, self._drawn, self._resumes = epoch, 0, False
 
     def state_dict(self, rows: int | None = None) -> dict[str, int]:
-        """Where this epoch is, for `load_state_dict`: also that of other ranks, and of another number of them.
+        """Returns the position in this epoch, for `load_state_dict` on any rank, of any number of ranks.
 
         Args:
             rows: how many rows of this epoch this rank has used, those before a resumption included. None: all that
@@ -119,7 +119,7 @@ class BlockShuffle(Sampler[int]):
         return {**same, "epoch": self.epoch, "rows": used * self.num_replicas}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iteration goes on where the state was taken.
+        """The next iteration continues where the state was taken.
 
         With another number of ranks, up to `num_replicas - 1` rows come again.
 

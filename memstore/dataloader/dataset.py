@@ -27,20 +27,21 @@ class StoreDataset(Dataset[Any]):
 
     A batch is read by one `read_rows`, and has the containers that were put: TensorDict, tensorclass, dict, list,
     tuple, or one tensor. DataLoader needs no `collate_fn`. Its workers read into shared memory, so a batch isn't copied
-    on its way to the training. A data set stays at the version that it found; to see a later one, make another.
+    on its way to the training process. A data set stays at the version that it found; to see a later one, make another.
 
-    It is pickled as a reference, so workers that are spawned get some hundred bytes, and map the version for
-    themselves. (For that the store must be open for writing: a reference takes a lease.)
+    It is pickled as a reference, so spawned workers receive some hundred bytes, and map the version themselves. (For
+    this the store must be open for writing, because a reference takes a lease.)
 
     Args:
         store: the store.
-        key: a value with tensors of as many rows each, along their first dimension. All are read to the CPU.
-        transform: called with each batch in the process that reads it, and its result is what the DataLoader gives.
-            For `data[3]` it is called with that row. It may write to what it gets.
+        key: a value whose tensors all have the same number of rows, along their first dimension. They are read to the
+            CPU.
+        transform: called with each batch in the process that reads it; the DataLoader returns its result. For `data[3]`
+            it is called with that row. It may write to its argument.
 
     Raises:
         KeyNotFoundError: the store has no such key.
-        UnsupportedValueError: the value has something without rows, or of another number of rows.
+        UnsupportedValueError: the value has a leaf without rows, or with another number of rows.
 
     Example:
         >>> import memstore, tempfile, torch

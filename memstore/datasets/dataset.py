@@ -29,8 +29,8 @@ class Dataset:
     """A dataset, open. Thread-safe; usable in forked children; pickled by reference, so that any process of the host,
     an actor or a worker may be sent one: it then has the same rows. To copy one copies no rows either.
 
-    Two that write to one row at once, or read it meanwhile, get what comes. Rows that are not written any more are read
-    without a lock, and `extend` shows rows when they are whole.
+    Rows are read and written without a lock. If two processes write to one row at the same time, or one reads it
+    meanwhile, they may see a mix of both. `extend` makes rows visible when they are complete.
 
     Attributes:
         key: its key in the store.
@@ -52,7 +52,7 @@ class Dataset:
         return torch.Size((len(self), *getattr(value, "batch_size", (0,))[1:]))
 
     def __len__(self) -> int:
-        """The rows that are whole. Grows with every `extend` of anyone."""
+        """The number of complete rows. It grows with every `extend` of any process."""
         return self._entry.length
 
     # --- read ---------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Dataset:
 
     @modes.unaffected
     def __setitem__(self, index: Any, batch: Any) -> None:
-        """Writes rows that are there already, in place. Takes no lock: see the class.
+        """Overwrites existing rows in place. Takes no lock: see the class.
 
         Args:
             index: as in `__getitem__`.
@@ -117,8 +117,8 @@ class Dataset:
             IndexError: a row that isn't there: `extend` adds rows.
             MutableEntryError: it was sealed, or deleted. If that happened meanwhile, the rows may or may not be in the
                 sealed version.
-            StoreTimeoutError: a seal that has begun goes on for longer than the store's timeout. What was written may
-                or may not be in the sealed version.
+            StoreTimeoutError: a seal is in progress for longer than the store's timeout. The rows may or may not be in
+                the sealed version.
             ReadOnlyError: it was opened with mode "r".
         """
         self._check_writable()
@@ -137,7 +137,7 @@ class Dataset:
 
     @modes.unaffected
     def extend(self, batch: Any, *, timeout: float | None = None) -> range:
-        """Adds rows behind all others. They are seen when all of their bytes are there, or never.
+        """Adds rows at the end. They become visible when all of their bytes are there, or never.
 
         Args:
             batch: rows, in the structure of the spec, as for `__setitem__`.
@@ -180,13 +180,13 @@ class Dataset:
 
     @modes.unaffected
     def flush(self, rows: slice | None = None) -> None:
-        """Brings rows to the disk: after it they survive a crash of the host, unless they are written again.
+        """Writes rows to the disk: afterwards they survive a crash of the host, unless they are overwritten.
 
-        A crash keeps rows from the first on, as far as they were flushed without a gap. In memory (tmpfs) nothing
-        survives one. The death of all processes every row survives that `extend` has acknowledged.
+        After a crash the dataset has the flushed rows, from the first one on without a gap. In memory (tmpfs) nothing
+        survives a crash. Rows that `extend` has acknowledged survive the death of all processes without a flush.
 
         Args:
-            rows: a slice of step 1; None: all that are there.
+            rows: a slice of step 1; None: all rows.
         """
         self._check_writable()
         rows = slice(None) if rows is None else rows
@@ -210,8 +210,8 @@ class Dataset:
     def seal(self, *, timeout: float | None = None) -> int:
         """Makes an ordinary, immutable entry of the rows, with checksums if the store has them, under the same key.
 
-        It is a copy: it takes as much room as the rows until nobody has the dataset open. Who writes to it afterwards,
-        in whatever process, gets a MutableEntryError; who reads it has its rows as they were.
+        The entry is a copy: the rows take their space twice until nobody has the dataset open. A process that writes to
+        the dataset afterwards gets a MutableEntryError; a process that reads it keeps its rows as they were.
 
         Args:
             timeout: seconds to wait for others that extend it, and for the store's lock; None: the store's.
@@ -224,8 +224,8 @@ class Dataset:
             StoreFullError: no room for the copy. It is open as before.
             HomeUnavailableError: in a store on several hosts, the one that has the key did not answer. It is open as
                 before.
-            UnknownOutcomeError: that host was asked, and gave no answer. Who writes rows asks it again, and gets a
-                HomeUnavailableError as long as it isn't known whether they are sealed.
+            UnknownOutcomeError: that host was asked, and gave no answer. A process that writes rows asks it again, and
+                gets a HomeUnavailableError as long as it isn't known whether they are sealed.
             StoreTimeoutError, ReadOnlyError: as `extend`.
         """
         self._check_writable()

@@ -1,15 +1,19 @@
 """Slots: the places of a module that have tensors, by the names that a state dict has for them."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from tensordict import TensorDict
 
 from memstore.deferred_init.tensors import is_deferred_tensor
 
 Check = Callable[[torch.nn.Module], bool]
+_CONTAINERS = (tuple, list, dict, TensorDict)
 _TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
@@ -30,6 +34,17 @@ class Slot(NamedTuple):
     is_saved: bool
 
 
+class _Entries:
+    """Those of a TensorDict, also of one that is locked."""
+
+    def __init__(self, home: TensorDict) -> None:
+        self._home = home
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        self._home._tensordict[key] = item
+        self._home._erase_cache()
+
+
 class _Tuple:
     """A tuple in a place: one of its items is changed by another tuple there."""
 
@@ -43,7 +58,7 @@ class _Tuple:
 
 
 def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
-    """All of one module, without its descendants'. Of its attributes, also those in lists, tuples and dicts."""
+    """All of one module, without its descendants'. Of its attributes, also those in containers."""
     inside = vars(module)
     for home, is_parameter in ((inside["_parameters"], True), (inside["_buffers"], False)):
         for key, tensor in home.items():
@@ -63,14 +78,22 @@ def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...])
     if isinstance(value, torch.Tensor):
         yield Slot(home, key, name, value, False, False)
         return
-    is_tuple = isinstance(value, tuple)
-    if not is_tuple and type(value) not in (list, dict) or id(value) in around:
+    if not isinstance(value, _CONTAINERS) or id(value) in around:
         return
-    found: Any = value
-    inner: Any = _Tuple(home, key) if is_tuple else found
-    for one, item in list(found.items() if type(value) is dict else enumerate(found)):
-        if isinstance(item, (torch.Tensor, tuple, list, dict)):
+    inner, items = _inside(home, key, value)
+    for one, item in items:
+        if isinstance(item, (torch.Tensor, *_CONTAINERS)):
             yield from _within(inner, one, f"{name}.{one}", item, (*around, id(value)))
+
+
+def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Where the items of a container are put, and these by their keys."""
+    if isinstance(value, tuple):
+        return _Tuple(home, key), list(enumerate(value))
+    if type(value) is TensorDict:
+        return _Entries(value), list(value._tensordict.items())
+    items = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
+    return value, list(items)
 
 
 def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[Slot]:

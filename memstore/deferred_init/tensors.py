@@ -18,6 +18,8 @@ from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_
 from memstore.structure import modes
 
 _OURS = "_memstore_"
+_IS_PARAMETER = "_is_param"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # by these dicts their handles remove them
 _MADE, _REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
 
 
@@ -132,6 +134,8 @@ def become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     cls: Any = original_class(type(tensor))
+    if cls is torch.Tensor and isinstance(tensor, torch.nn.Parameter):
+        cls = torch.nn.Parameter  # of a deferred tensor, outside of the mode, it makes one by a mark
     needs_grad = requires_grad(tensor) and (data.is_floating_point() or data.is_complex())
     if cls is torch.Tensor:
         made = data.detach().requires_grad_(needs_grad and tensor.is_leaf)
@@ -146,8 +150,12 @@ def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
     for name, one in tensor.__dict__.items():
-        if not name.startswith(_OURS) and name not in made.__dict__:
+        if not name.startswith(_OURS) and name not in made.__dict__ and name != _IS_PARAMETER:
             setattr(made, name, one)
+    for name in _HOOKS if made.requires_grad else ():
+        hooks = getattr(tensor, name)
+        if hooks:
+            setattr(made, name, hooks)
 
 
 def _check_writes(tensor: torch.Tensor, mark: Mark) -> None:

@@ -106,6 +106,7 @@ def set_data(session: Session, function: Any, mark: Mark, args: Args, options: d
                 value = session.lift(value)
             session.note(fake)
     with torch._C.DisableTorchFunction():
+        lend(fake)
         result = function(fake, value)
         lend(fake)
     return result

@@ -35,7 +35,7 @@ class Mark:
     Attributes:
         device: where it would be.
         history: what was done with it, a `History` of recorder.py; None: nobody knows, so it has no values.
-        is_lent: a tensor was moved to it by `.data =` or `set_`, whose version counts writes of another storage.
+        is_lent: a tensor was moved to it, or from it, by `.data =` or `set_`; versions count writes of both storages.
     """
 
     __slots__ = ("device", "history", "is_lent")

@@ -13,7 +13,7 @@ _source_tensor: Any = torch.ops.aten.set_.source_Tensor
 
 
 def lend(tensor: torch.Tensor) -> None:
-    """Notes that a tensor was moved to another storage."""
+    """Notes that a tensor is moved from its storage, or was moved to it; views keep sharing its count of writes."""
     mark = mark_of(tensor)
     if mark is not None:
         mark.is_lent = True
@@ -26,6 +26,7 @@ def set_storage(operator: Any, args: tuple[Any, ...], lift: Callable[[torch.Tens
         lift: makes a fake tensor for a real one.
     """
     fake, source = args[0], args[1] if len(args) > 1 else None
+    lend(fake)
     if isinstance(source, torch.UntypedStorage) and source.device.type != "meta":
         real = torch.empty(0, dtype=fake.dtype, device=source.device)
         operator(real, *args[1:])

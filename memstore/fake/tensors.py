@@ -40,6 +40,9 @@ class FakeTensor:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return FakeTensor.run(self.original.__deepcopy__, (type(self),), (self, memo), {})
 
+    def set_(self, *args: Any, **options: Any) -> Any:
+        return FakeTensor.run(torch.Tensor.set_, (type(self),), (self, *args), options)  # torch asks nobody
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return FakeTensor.run(torch.Tensor.__reduce_ex__, (type(self),), (self, protocol), {})
 
@@ -57,5 +60,11 @@ def original_class(cls: type[Any]) -> type[torch.Tensor]:
 
 @functools.cache
 def _fake_class(cls: Any) -> Any:
+    def new(_: Any, *args: Any, **options: Any) -> Any:
+        return cls(*args, **options)  # `type(parameter)(values)`, as loaders of weights do, makes what isn't fake
+
     names = {"original": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    names["__new__"] = new
+    if hasattr(cls, "cls_to_become"):  # of a lazy one that gets its shape outside of the mode
+        names["cls_to_become"] = _fake_class(cls.cls_to_become)
     return type(cls)(cls.__name__, (FakeTensor, cls), names)

@@ -86,8 +86,8 @@ class Keyspace:
     ) -> int:
         """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`.
 
-        In a store on several hosts, keys of one call have one home, or it is a CrossHostError; with `atomic` False they
-        are deleted home by home, and an error leaves those of other homes as they are by then.
+        In a store on several hosts, keys of different homes raise a CrossHostError. With `atomic` False they are
+        deleted one home after the other; after an error, keys that were deleted at other homes stay deleted.
         """
         names = dict.fromkeys(encode_key(key) for key in several(keys))
         changes = [Change(name, None, None, missing_ok) for name in names]
@@ -125,7 +125,7 @@ class Keyspace:
         """Iterates over the keys that start with `prefix`, sorted by their UTF-8 bytes.
 
         They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed. A
-        prefix is plain text, and no pattern: one that looks like a pattern, and finds no key, is a warning.
+        prefix is plain text, not a pattern: if it looks like a pattern and no key starts with it, a warning says so.
         """
         encoded = encode_prefix(prefix)
         self._opened()
@@ -174,7 +174,7 @@ class Keyspace:
         return StoreStats(**usage, huge_page_bytes=huge_page_bytes(root), puts=self._puts, gets=self._gets)
 
     def gc(self, *, timeout: float | None = None) -> int:
-        """Gives back what nobody holds: replaced versions, and what killed writers left. Returns the bytes."""
+        """Frees files that nobody holds: those of replaced versions, and of killed writers. Returns how many bytes."""
         root = self._writable()
         deadline = self._deadline(timeout)
         with resource_errors(self.root, None, root):

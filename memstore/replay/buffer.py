@@ -32,39 +32,40 @@ if TYPE_CHECKING:
 class ReplayBuffer(Filled):
     """A ring of rows that any number of processes fill and sample at the same time.
 
-    A sample takes no lock, and never shows a row that is being written. A batch that was added is there as a whole, or,
-    if its writer died, not at all. All of it lives in the store: it survives the death of all processes, and whoever
-    opens the key goes on with it. Thread-safe; usable in forked children; pickled by reference.
+    A sample takes no lock, and never shows a row that is being written. The rows of a batch become visible together, or
+    not at all if the writer dies. The buffer is in the store: it survives the death of all processes, and a process
+    that opens the key later continues with it. Thread-safe; usable in forked children; pickled by reference.
 
     Args:
         store: the store. Opened with mode "r" it gives a buffer that can be sampled, but not by "fifo" or "lifo".
         key: the buffer's key in it.
-        spec: what a row is, as for `Store.create_dataset`; None: as it is.
-        capacity: how many rows the buffer holds; then the oldest are written over. None: as it is.
-        sampler: what this opener's `sample` gives. "uniform": any rows; "prioritized": by their priorities; "fifo" and
-            "lifo": each row once to all openers together, the oldest or the newest first. A buffer has priorities if it
-            was made with "prioritized"; others may open it with any sampler.
-        replacement: whether "uniform" may give a row again before all others. False: this opener samples in passes,
-            each of which has the rows that were there when it began, once each; no row is twice in a batch either.
+        spec: describes a row, as for `Store.create_dataset`; None: as created.
+        capacity: how many rows the buffer holds; then the oldest are overwritten. None: as created.
+        sampler: how `sample` of this object chooses rows. "uniform": any rows; "prioritized": by their priorities;
+            "fifo" and "lifo": each row once, counted over all processes, the oldest or the newest first. A buffer has
+            priorities if it was created with "prioritized"; it can then be opened with any sampler.
+        replacement: whether "uniform" may return a row again before all others. False: this object samples in passes,
+            each of which returns once each row that existed when it began; no row is twice in a batch either.
         alpha: the exponent of priorities, from 0 to 4. It belongs to the buffer, as capacity, spec and rate limiter do.
-        beta: the exponent of this opener's weights.
-        rate_limiter: lets samplers and writers wait for each other; None: as it is.
-        seed: of this opener's random numbers; None: other ones each time. Forked children and unpickled copies have
-            others too.
-        mode: "a" opens the buffer, and makes it if there is none; "r+": it has to be there; "x": it must not.
+        beta: the exponent of the weights that this object returns.
+        rate_limiter: makes samplers and writers wait for each other; None: as created.
+        seed: of this object's random numbers; None: different ones each time. Forked children and unpickled copies have
+            different ones too.
+        mode: "a" opens the buffer, and creates it if it doesn't exist; "r+": it must exist; "x": it must not.
 
     Attributes:
         key, capacity, spec: as above.
 
     Raises:
-        KeyNotFoundError: there is no such key, and no `spec` and `capacity` to make it of.
-        AlreadyExistsError: mode "x", and the key is there.
-        StructureMismatchError: it was made with another spec, capacity, alpha or rate limiter, or without priorities.
-            The message shows both.
+        KeyNotFoundError: there is no such key, and no `spec` and `capacity` with which to create it.
+        AlreadyExistsError: mode "x", and the key exists.
+        StructureMismatchError: it was created with another spec, capacity, alpha or rate limiter, or without
+            priorities. The message shows both.
         MutableEntryError: the key is that of another kind of entry.
-        StoreFullError: no room for all of its rows. Nothing changed.
-        ReadOnlyError: it is to be made, or rows are to be handed out, and the store was opened with mode "r".
-        TypeError, ValueError: an argument is none of these.
+        StoreFullError: no room for all of its rows. Nothing was changed.
+        ReadOnlyError: the store was opened with mode "r", and the buffer has to be created, or its sampler hands out
+            rows.
+        TypeError, ValueError: an argument is invalid.
 
     Example:
         >>> import memstore, tempfile, torch
@@ -116,10 +117,10 @@ class ReplayBuffer(Filled):
         """Gives rows, in memory of their own.
 
         Args:
-            batch_size: how many.
+            batch_size: how many rows.
             out: an earlier sample of this size, to be filled; it may be on any device. None: new memory.
-            device: where new memory goes; None: the CPU. To CUDA asynchronously, on the current stream.
-            timeout: seconds to wait for rows, where there are none, or a rate limiter says no; None: the store's.
+            device: the device of new memory; None: the CPU. Copies to CUDA are asynchronous, on the current stream.
+            timeout: seconds to wait until there are rows, and the rate limiter permits it; None: the store's.
 
         Returns:
             A TensorDict [batch_size] with the leaves of the spec (that of one tensor is called "data"); "index", int64:
@@ -127,9 +128,9 @@ class ReplayBuffer(Filled):
             over the largest of the batch.
 
         Raises:
-            StoreTimeoutError: not so many rows in time; the message says why.
+            StoreTimeoutError: there were not enough rows in time; the message says why.
             StructureMismatchError: `out` doesn't fit.
-            TypeError, ValueError: `batch_size` is none; or both `out` and `device`.
+            TypeError, ValueError: `batch_size` is invalid; or both `out` and `device` are given.
         """
         rows = _count(batch_size, "batch_size")
         if out is not None and device is not None:
@@ -139,9 +140,9 @@ class ReplayBuffer(Filled):
     def sample_slices(
         self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
     ) -> Any:
-        """Gives slices of trajectories: rows that were added one behind the other, at random places.
+        """Returns slices of trajectories: rows that were added one after the other, from random places.
 
-        Rows of several writers that add one row at a time lie mixed: such writers add whole episodes, or number them.
+        If several writers add one row at a time, their rows are interleaved: add whole episodes, or number them.
 
         Args:
             num_slices: how many; one may come more than once.
@@ -155,9 +156,9 @@ class ReplayBuffer(Filled):
             A TensorDict [num_slices, slice_len], with "index".
 
         Raises:
-            StoreTimeoutError: no such slices in time.
+            StoreTimeoutError: there were no such slices in time.
             KeyError: the spec has no such leaf.
-            TypeError, ValueError: a number is none, or the leaf can't tell.
+            TypeError, ValueError: a number is invalid, or the leaf can't mark the end of episodes.
 
         Example:
             >>> import memstore, tempfile, torch

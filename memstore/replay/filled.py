@@ -27,7 +27,7 @@ class Filled:
         self._intake, self._writer = Intake(ring), Writer(ring)
 
     def __len__(self) -> int:
-        """The rows that are there. Those that were handed out count until they are written over."""
+        """The number of rows. Those that were handed out count until they are overwritten."""
         rows = self._ring.numbers.rows
         if rows > self.capacity:
             self._ring.numbers.check(self.capacity)
@@ -61,12 +61,12 @@ class Filled:
         return self._write(row, priority, timeout, single=True)[0]
 
     def extend(self, batch: Any, *, priority: Any = None, timeout: float | None = None) -> torch.Tensor:
-        """Adds rows. They are sampled when all of their bytes are there.
+        """Adds rows. They can be sampled when all of their bytes are there.
 
         Args:
             batch: rows, in the structure of the spec: TensorDicts, dicts, tensors and numpy arrays.
-            priority: a number for each row, or one for all; None: the largest ever given.
-            timeout: seconds to wait for room, where a rate limiter or stopped writers hold it; None: the store's.
+            priority: a number for each row, or one for all; None: the largest that was ever given.
+            timeout: seconds to wait for room if a rate limiter or stopped writers block it; None: the store's.
 
         Returns:
             int64 [n]: the index of each row. It grows for ever, and so says which row was meant when its slot has
@@ -112,7 +112,7 @@ class Filled:
         return Given(priority, rows, priorities.alpha)
 
     def update_priority(self, index: Any, priority: Any) -> int:
-        """Changes the priorities of rows. Those that were written over since are left alone.
+        """Changes the priorities of rows. It skips rows that were overwritten since.
 
         Args:
             index: integers [n], as a sample's "index" or as `extend` has returned them. Of one that is there twice, the
@@ -145,10 +145,10 @@ class Filled:
         return update(self._ring, positions, given, self._deadline(None))
 
     def flush(self) -> None:
-        """Brings the rows that are there to the disk: they survive a crash of the host, unless they are written again.
+        """Writes all rows to the disk: afterwards they survive a crash of the host, unless they are overwritten.
 
-        After a crash the buffer has the rows that were flushed, and no others: none if there was no flush. In memory
-        (tmpfs) nothing survives one. The death of all processes every added row survives anyway.
+        After a crash the buffer has only the rows that were flushed. In memory (tmpfs) nothing survives a crash. Every
+        added row survives the death of all processes without a flush.
 
         Raises:
             StoreTimeoutError: others held the buffer.

@@ -17,12 +17,12 @@ class RateLimiter:
 
     Args:
         samples_per_insert: how often a row is sampled on average.
-        min_size: rows that were inserted before the first sample.
-        tolerance: how far the difference may be off, in samples. At least as large as the batches that are sampled, and
-            as the batches that are inserted times `samples_per_insert`: others would wait for ever.
+        min_size: how many rows must be inserted before the first sample.
+        tolerance: how far the difference may deviate, in samples. It must be at least as large as the batches that are
+            sampled, and as the batches that are inserted times `samples_per_insert`; larger ones would wait for ever.
 
     Raises:
-        ValueError, TypeError: one of them is no such number.
+        ValueError, TypeError: one of them isn't such a number.
 
     Example:
         >>> import memstore

@@ -24,19 +24,19 @@ __all__ = ["Allocate", "Index", "copy_rows", "prefetch_rows", "read_rows", "read
 
 
 def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
-    """Reads rows of every tensor of a view: what `source[index]` gives, faster, and into memory that you have.
+    """Reads rows of every tensor of a view, as `source[index]` does, but faster, and into existing memory.
 
-    Rows that are on a disk are asked for all at once, then every row is copied once, to where it belongs.
+    Rows that are on a disk are requested all at once. Then every row is copied once, to its destination.
 
     Args:
         source: a view, a lazy leaf, or a tensor; TensorDicts, tensorclasses, dicts, lists and tuples of them. Rows run
             along the first dimension.
         index: which rows, in which order: integers (negative ones count from the end) as a list, array or tensor of
             one dimension; a slice or range; or a mask of booleans, one for each row. They may repeat, or be none.
-        out: a value of the same structure, whose leaves have one row for each that is asked for. It is filled and
-            returned. A batch of new memory costs more than to read it.
-        device: where the batch goes; None: where the leaf is. On CUDA by pinned memory, asynchronously on the current
-            stream.
+        out: a value of the same structure, whose leaves have one row for each requested one. It is filled and
+            returned. Allocating a new batch costs more than reading it.
+        device: the device of the batch; None: that of the leaf. Copies to CUDA go through pinned memory, asynchronously
+            on the current stream.
 
     Returns:
         `out`, or a new value: the structure of `source`, with the rows.
@@ -82,7 +82,7 @@ def _read(gather: Gather, source: Any, out: Any) -> Any:
 
 
 def prefetch_rows(source: Any, index: Any) -> None:
-    """Starts to read rows from the disk, and doesn't wait: a `read_rows` that comes later finds them in memory.
+    """Starts to read rows from the disk, and doesn't wait: a later `read_rows` finds them in memory.
 
     Arguments and errors as `read_rows`. Costs half a microsecond a row, and nothing where the store is in memory.
     """

@@ -36,9 +36,9 @@ class Snapshot:
     Args:
         path: of the folder.
         pg: the process group whose ranks restore together; None: the default one, or this process alone.
-        storage_options: {"allow_pickle": True} lets objects be read that only pickle could store: that runs code, so
-            trust whoever took the snapshot. {"timeout": 60.0}: seconds to wait for the other ranks in each step, of
-            which the longest is to write, or read, all bytes; else half an hour.
+        storage_options: {"allow_pickle": True} permits reading objects that only pickle could store. This runs code, so
+            use it only if you trust whoever took the snapshot. {"timeout": 60.0}: seconds to wait for the other ranks
+            in each step (default: half an hour); in the longest step a rank writes, or reads, all of its bytes.
 
     Attributes:
         path: of the folder.
@@ -78,27 +78,27 @@ class Snapshot:
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
     ) -> Snapshot:
-        """Saves the state of some objects. The snapshot is there whole, or not at all.
+        """Saves the state of some objects. The snapshot becomes visible completely, or not at all.
 
-        Every rank of the process group calls it; each writes a share of the bytes. What is spread over ranks (DTensor,
-        TensorShard) is written once, and so is what `DistributedDataParallel` keeps equal.
+        Every rank of the process group calls it; each writes a share of the bytes. Sharded tensors (DTensor,
+        TensorShard) are written once, and so are those that `DistributedDataParallel` keeps equal.
 
         Args:
-            path: of a folder; it is made. Rank 0's counts.
+            path: of a folder, which is created. That of rank 0 is used.
             app_state: Statefuls by name: modules, optimizers, schedulers, `StateDict`, `RNGState`.
             pg: the process group; None: the default one, if torch.distributed is initialised.
             replicated: patterns ("model/*", "**") of paths whose values are the same on all ranks.
             storage_options: as of `Snapshot`; "allow_pickle" for the snapshot that is returned.
-            durability: "disk": when it returns, all is on the disk. "process": it survives the process.
-            checksum: whether to make a checksum of each 16 MiB: they are compared when something is read.
+            durability: "disk": when it returns, all is on the disk. "process": it survives the death of the process.
+            checksum: whether to make a checksum for each 16 MiB; they are compared when something is read.
             progress: called with the bytes that this rank has written, and has to write in all; True: a bar, if
-                standard error is a terminal. What it raises is raised, on all ranks, and nothing is left.
+                standard error is a terminal. If it raises, the take fails on all ranks, and nothing is left.
             allow_pickle: store objects that need it with pickle.
 
         Raises:
-            AlreadyExistsError: there is a snapshot at `path`, or another take was faster. It stays as it is.
+            AlreadyExistsError: there is a snapshot at `path`, or another take finished first. It stays as it is.
             UnsupportedValueError: a leaf can't be saved.
-            ShardMismatchError: ranks disagree about a tensor that they share: its shape, dtype, or who has which part.
+            ShardMismatchError: ranks disagree about a tensor that they share: its shape, its dtype or its parts.
             StoreFullError: no room. Nothing is left.
             UnknownOutcomeError: rank 0 died when all had written; it may have published the snapshot.
             StoreTimeoutError: a rank did not come; the message names it.
@@ -123,10 +123,10 @@ class Snapshot:
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
     ) -> PendingSnapshot:
-        """As `take`, but returns as soon as the tensors may change: a process of its own writes their copies.
+        """As `take`, but returns as soon as the tensors may change: a separate process writes their copies.
 
-        Several snapshots may be in flight, of a quarter of the machine's memory in all: one more waits for the oldest.
-        If the training dies now, the snapshot is completed.
+        Several takes may be in progress, with copies of a quarter of the machine's memory in all: a further one waits
+        for the oldest. The snapshot is completed even if the training process dies.
 
         Args:
             progress: as of `take`, called in a thread of its own while the bytes are written, and at last by `wait`.
@@ -134,7 +134,7 @@ class Snapshot:
             path, app_state, pg, replicated, storage_options, durability, checksum, allow_pickle: as of `take`.
 
         Returns:
-            What is pending; its `wait` returns the snapshot, or raises what has failed.
+            A PendingSnapshot; its `wait` returns the snapshot, or raises the error that occurred.
 
         Raises:
             StoreTimeoutError: too many bytes are still to be written after ten minutes.
@@ -155,16 +155,17 @@ class Snapshot:
         return snapshot
 
     def restore(self, app_state: AppState, strict: bool = True, *, progress: Progress | bool | None = None) -> None:
-        """Restores the state of some objects, in place: what is stored is read straight into their tensors.
+        """Restores the state of some objects, in place: stored bytes are read directly into their tensors.
 
-        Every rank of the process group calls it. The ranks may be others than those that took the snapshot: what is
-        spread over ranks is read as the present tensors are spread; a rank that is new gets the values of rank 0.
+        Every rank of the process group calls it. The ranks may differ from those that took the snapshot: sharded
+        tensors are read as the present tensors are sharded; a rank that the snapshot doesn't know gets the values of
+        rank 0.
 
         Args:
             app_state: Statefuls by the names under which they were saved, or some of them. RNGState comes last.
-            strict: an error for what a module has and the snapshot lacks, or the reverse. False: that is left out.
+            strict: raise an error for names that only the module or only the snapshot has. False: they are left out.
             progress: called with the bytes that this rank has read, and has to read in all; True: a bar on rank 0, if
-                standard error is a terminal. What it raises is raised, on all ranks: as if bytes were damaged.
+                standard error is a terminal. If it raises, the restore fails on all ranks, as with damaged bytes.
 
         Raises:
             StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
@@ -176,14 +177,14 @@ class Snapshot:
         restore(self.open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
-        """Reads one tensor or object, and no more of the snapshot than it takes.
+        """Reads one tensor or object, and nothing else of the snapshot.
 
         Args:
             path: as `get_manifest` has it: "0/model/layer.weight", "0/progress/step".
             obj_out: a tensor to fill in place (a DTensor or TensorShard: its own part), which is returned. Ignored for
                 objects that are no tensors.
-            memory_budget_bytes: how much memory to take beside the result, where the bytes can't go straight there:
-                at least a chunk of 16 MiB, where there are checksums.
+            memory_budget_bytes: how much memory to use beside the result if the bytes can't be read directly into it:
+                with checksums at least a chunk of 16 MiB.
 
         Raises:
             KeyNotFoundError: there is nothing at `path`.
@@ -197,16 +198,16 @@ class Snapshot:
         return read_tensor(stored, path, leaf.tensor, obj_out, memory_budget_bytes)
 
     def get_manifest(self) -> dict[str, Entry]:
-        """All tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
+        """Returns all tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
         return entries_of(self.open(), allow_pickle=self._allow_pickle)
 
     @property
     def metadata(self) -> SnapshotMetadata:
-        """Who wrote the snapshot, when, with how many ranks; and its manifest."""
+        """Returns by which version, when and by how many ranks the snapshot was written, and its manifest."""
         return metadata_of(self.open(), allow_pickle=self._allow_pickle)
 
     def get_state_dict_for_key(self, key: str) -> dict[str, Any]:
-        """The state dict that was saved under a name of the app state, in new memory on the CPU.
+        """Returns the state dict that was saved under a name of the app state, in new memory on the CPU.
 
         Raises:
             KeyNotFoundError: nothing was saved under this name.
@@ -220,13 +221,13 @@ class Snapshot:
         return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
     def view(self) -> dict[str, Any]:
-        """What this rank saved, by the names in its app state, with lazy leaves: opening it reads no tensor.
+        """Returns what this rank saved, by the names in its app state, with lazy leaves: no tensor is read yet.
 
-        The leaves are StoredTensors, as of `Store.view`, over the mapped files: slicing one reads nothing, an
-        operator what it needs, also of a tensor whose parts lie in several files. What is read is compared with no
-        checksum. Sent to another process, a leaf is a reference to the folder.
+        The leaves are StoredTensors, as those of `Store.view`, over the mapped files: slicing one reads nothing, and an
+        operator reads what it needs, even if the parts of a tensor are in several files. Nothing is compared with
+        checksums. If a leaf is sent to another process, it is a reference to the folder.
 
-        The view stays whole when the snapshot is removed; a reference then is a VersionGoneError.
+        The view stays valid when the snapshot is removed; unpickling a reference then raises a VersionGoneError.
 
         Raises:
             CorruptionError: the manifest is damaged, or a file is missing or of another size.
@@ -234,7 +235,7 @@ class Snapshot:
         return view(self.open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
 
     def verify(self, *, progress: Progress | None = None) -> None:
-        """Reads all, and compares it with its checksums and the manifest.
+        """Reads all files, and compares them with their checksums and the manifest.
 
         Args:
             progress: called with the bytes done and those in all.
@@ -287,11 +288,11 @@ class PendingSnapshot:
                 "timeout", for the other ranks.
 
         Raises:
-            StoreTimeoutError: it takes longer; the message says which ranks are missing. It goes on, and `wait` can be
-                called again.
-            AlreadyExistsError: another take to this path was faster.
+            StoreTimeoutError: it takes longer; the message says which ranks are missing. The take goes on, and `wait`
+                can be called again.
+            AlreadyExistsError: another take to this path finished first.
             UnknownOutcomeError: the folder has been removed since.
-            MemstoreError, OSError: what failed in the writer of this rank, or, naming it, of another.
+            MemstoreError, OSError: the error of this rank's writer, or of another rank's, which the message names.
         """
         return self._snapshot_of(self._take.wait(timeout))
 

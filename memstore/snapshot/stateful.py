@@ -28,7 +28,7 @@ AppState = dict[str, Any]  # Statefuls by name
 
 
 class StateDict(dict[str, Any]):
-    """A dict that can be saved: for numbers, tensors and other values that are no Statefuls by themselves.
+    """A dict that can be saved: for numbers, tensors and other values that aren't Statefuls by themselves.
 
     Example:
         >>> progress = StateDict(epoch=0, losses=[])
@@ -48,8 +48,8 @@ class StateDict(dict[str, Any]):
 class RNGState:
     """The random state of the process: of torch (CPU and CUDA), of Python's `random`, and of numpy's global generator.
 
-    In an app state it is restored last, and `Snapshot.take` leaves it as it was: so what is drawn after a restore is
-    what was drawn after the take.
+    In an app state it is restored last, and `Snapshot.take` doesn't change it. So the random numbers after a restore
+    are the same as those after the take.
     """
 
     def state_dict(self) -> dict[str, Any]:

@@ -65,16 +65,16 @@ class AsMapping(Keyspace):
         return self.put_many(items)
 
     def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
-        """Deletes a key, and returns the value that it had. Of several that pop one version, one gets it.
+        """Deletes a key, and returns its value. If several processes pop one version, only one of them gets it.
 
         Args:
             key: the key.
-            default: what to return if there is no such key, as it is; without one, that is an error.
+            default: returned unchanged if there is no such key; without it, a missing key is an error.
 
         Raises:
             KeyNotFoundError: no such key, and no default.
             MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
-            ContentionError: others put the key all the time, for as long as the store's timeout.
+            ContentionError: others replaced the key again and again, until the store's timeout.
             ReadOnlyError: the store was opened with mode "r".
 
         Example:
@@ -103,14 +103,14 @@ class AsMapping(Keyspace):
                 return value
 
     def setdefault(self, key: str, value: Any) -> Any:
-        """Returns the value of `key`, which is put first if there is no such key. Of several, one puts it.
+        """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
 
         Args:
             key: the key.
-            value: as for `put`; what is returned is a `get` of it, or of what others have put.
+            value: as for `put`. The result is what a `get` of the key returns.
 
         Raises:
-            As `put` and `get`; ContentionError: others put and delete the key all the time.
+            As `put` and `get`; ContentionError: others put and delete the key again and again.
 
         Example:
             >>> import memstore, tempfile
@@ -131,7 +131,7 @@ class AsMapping(Keyspace):
                     _changed_too_fast(key)
 
     def tree(self, prefix: str = "") -> KeyTree:
-        """Draws the keys that start with `prefix`, as a tree by their "/"; to be printed, or shown in a notebook.
+        """Draws the keys that start with `prefix` as a tree, split at each "/"; print it, or show it in a notebook.
 
         Args:
             prefix: as for `keys`.

@@ -45,19 +45,19 @@ class ByRanks(Keyspace):
 
         Args:
             key: as in `put`.
-            value: what this rank holds of the value.
+            value: the part of the value that this rank holds.
             attempt: with `rank` and `world_size`, a text that the ranks of this put share, and no other put has: a
-                launcher that restarts ranks puts the restart's number into it. Alone, with torch.distributed, a text
-                as "step 12", by which the ranks of `process_group` meet, also after one has left out a put. None: they
-                meet in the order of their puts of this key.
+                launcher that restarts ranks should include the number of the restart. Alone, with torch.distributed, a
+                text such as "step 12", by which the ranks of `process_group` find each other, even if one has left out
+                a put. None: the puts of this key are matched by their order.
             rank, world_size: this rank, from 0, and how many there are.
             process_group: of torch.distributed; None: the default one. No collective is called.
             dtype: floating leaves are cast to it, as in `put`.
-            expect_version: as in `put`; it is looked at when all parts are there.
+            expect_version: as in `put`; it is compared when all parts are there.
             wait: False returns once rank 0 has begun, so that this process may exit, or do something else.
-            lease: seconds that this part waits for the others, with wait=False.
+            lease: seconds for which this part waits for the others, with wait=False.
             timeout: seconds to wait for the other ranks; None: the store's. When it is over, the put is given up for
-                all ranks: what raised is never published later.
+                all ranks: a put that raised is never published later.
 
         Returns:
             The version, which all ranks get; with wait=False a `PendingPut`.
@@ -66,9 +66,9 @@ class ByRanks(Keyspace):
             ShardMismatchError: ranks hold a leaf in different shapes, dtypes or bytes; it names leaf and ranks.
             PartialCommitError: no rank holds some part of a leaf, or a rank failed.
             StoreTimeoutError: it names the ranks that put nothing.
-            TypeError: nobody says which rank this is.
+            TypeError: the rank of this process isn't known.
             UnsupportedValueError, VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
-            UnknownOutcomeError: the put could not be given up in time, so that it may be published still.
+            UnknownOutcomeError: the put could not be given up in time, so it may still be published.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -119,13 +119,14 @@ class ByRanks(Keyspace):
     ) -> int:
         """Stores a module's state, and its optimizer's, as `{"model": ..., "optimizer": ...}`.
 
-        With torch.distributed every rank calls it, and this is a `put_sharded`: of modules that `fully_shard` or
-        `parallelize_module` has spread, or of stages, each rank stores what it holds; of replicas, rank 0 does. The
-        names are those of the bare module: without `module.` of DistributedDataParallel, `_orig_mod.` of torch.compile.
+        With torch.distributed every rank calls it, and this is a `put_sharded`. If `fully_shard` or
+        `parallelize_module` has sharded the module, or it is a pipeline stage, each rank stores its parts; for replicas
+        rank 0 does. The names are those of the unwrapped module: without `module.` of DistributedDataParallel and
+        `_orig_mod.` of torch.compile.
 
         Args:
             key: as in `put`.
-            model: any module but FullyShardedDataParallel (use `fully_shard`).
+            model: any module except FullyShardedDataParallel (use `fully_shard`).
             optimizer: of the model's parameters; its states are stored by their names.
             dtype: the module's floating tensors are cast to it, as in `put`; the optimizer's states never are.
             process_group, timeout: as in `put_sharded`.
@@ -184,20 +185,20 @@ class ByRanks(Keyspace):
         process_group: Any = None,
         timeout: float | None = None,
     ) -> int:
-        """Fills a module, and its optimizer, in place with what `save_model` has stored, from whatever mesh.
+        """Fills a module, and its optimizer, in place with the values that `save_model` has stored, from any mesh.
 
         With torch.distributed every rank calls it. All of them load the version that rank 0 finds, whatever others put
-        meanwhile, or all raise. Each rank reads its own boxes, straight into the module's tensors.
+        meanwhile, or all raise. Each rank reads its own boxes (parts of tensors), directly into the module's tensors.
 
-        What doesn't fit on one rank is found before anything is written on any. If a copy fails, as of damaged bytes,
-        all ranks raise, and their modules are filled in part or whole: load again before they are used.
+        If the value doesn't fit on one rank, all raise before any rank writes. If a copy fails, for example because of
+        damaged bytes, all ranks raise, and their modules may be filled in part: load again before you use them.
 
         Args:
             key: as in `get`.
             model: a module with the same names, shapes and dtypes, wrapped and sharded in any way.
-            optimizer: None: what is stored of one is left alone. One that has no states yet gets them.
-            strict: names that are missing, or that no rank has a place for, are an error. False: they are left alone;
-                other shapes and dtypes are an error still.
+            optimizer: one that has no states yet gets them. None: stored states of an optimizer are ignored.
+            strict: names that are missing, or that no rank has a place for, are an error. False: they are ignored;
+                differing shapes and dtypes are still an error.
             newer_than: wait first for a version that is newer than this one.
             process_group: of torch.distributed; None: the default one. No collective is called.
             timeout: seconds until this rank's copy begins, and again for the other ranks once it is done; None: the

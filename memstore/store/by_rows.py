@@ -22,23 +22,23 @@ class ByRows(Keyspace):
     ) -> Dataset:
         """Makes a dataset: rows of tensors that every process of the host writes and reads in place.
 
-        All of its room is reserved now.
+        All of its space is reserved now.
 
         Args:
             key: a key that doesn't exist.
-            spec: what a row is: `{"x": ((84, 84, 4), torch.uint8), "y": ((), torch.int64), "more": {...}}`; one
+            spec: describes a row: `{"x": ((84, 84, 4), torch.uint8), "y": ((), torch.int64), "more": {...}}`; one
                 `(shape, dtype)`; or an example of a row: a TensorDict, a tensorclass, a tensor, a dict of tensors.
             capacity: the most rows that it can ever have.
-            length: rows that it has from the start, of zeros: to be written by `dataset[i:j] = batch`.
+            length: how many rows of zeros it has from the start, to be written by `dataset[i:j] = batch`.
             timeout: seconds; None: the store's.
 
         Returns:
             The dataset, open to read and write.
 
         Raises:
-            AlreadyExistsError: the key is there already.
-            StoreFullError: no room for all of its rows. Nothing changed.
-            TypeError, ValueError: `spec` is none, or `capacity` or `length`.
+            AlreadyExistsError: the key exists already.
+            StoreFullError: no room for all of its rows. Nothing was changed.
+            TypeError, ValueError: `spec`, `capacity` or `length` is invalid.
             UnsupportedValueError: a leaf that can't be written in place.
             ReadOnlyError: the store was opened with mode "r".
 
@@ -61,13 +61,13 @@ class ByRows(Keyspace):
     def create_dataset_from(
         self, key: str, value: Any, *, capacity: int | None = None, timeout: float | None = None
     ) -> Dataset:
-        """Makes a dataset of a batch: its rows are there from the moment when the dataset is.
+        """Makes a dataset from a batch; it has the rows of the batch from the start.
 
         Args:
             key: a key that doesn't exist.
-            value: a batch of rows: a TensorDict, a tensorclass, a tensor or a dict of tensors, of which the first
-                dimension counts the rows; a view too.
-            capacity: the most rows that it can ever have; None: those of `value`.
+            value: a batch of rows: a TensorDict, a tensorclass, a tensor or a dict of tensors whose first dimension
+                counts the rows; a view too.
+            capacity: the most rows that it can ever have; None: the number of rows of `value`.
             timeout: seconds; None: the store's.
 
         Raises:
@@ -81,17 +81,17 @@ class ByRows(Keyspace):
         return create_dataset_from(root, key, value, capacity, self._seconds(timeout))
 
     def open_dataset(self, key: str, mode: Literal["r", "r+"] = "r+", *, wait: float | None = None) -> Dataset:
-        """Opens a dataset that any process of the host has made.
+        """Opens a dataset that some process of the host has made.
 
         Args:
             key: its key.
-            mode: "r+" reads and writes. "r" reads: what is written to its tensors stays in this process, and hides from
-                it what others write there later.
-            wait: seconds to wait until somebody has made it; None: it has to be there.
+            mode: "r+" reads and writes. "r" only reads: if you write to its tensors nevertheless, the change stays in
+                this process, which no longer sees what others write to those pages.
+            wait: seconds to wait until somebody has made it; None: it must exist.
 
         Raises:
-            KeyNotFoundError: no such key.
-            StoreTimeoutError: nor within `wait` seconds.
+            KeyNotFoundError: no such key, and no `wait`.
+            StoreTimeoutError: nobody has made it within `wait` seconds.
             MutableEntryError: the key is that of another kind of entry.
             ReadOnlyError: mode "r+", and the store was opened with mode "r".
             CorruptionError: the file is damaged.

@@ -31,36 +31,37 @@ def open(
     timeout: float = 30.0,
     wait: float | None = None,
 ) -> Store:
-    """Opens the store in the folder `root`, and creates it if need be.
+    """Opens the store in the folder `root`, and creates it if necessary.
 
     Args:
         root: a folder on `/dev/shm` or a local disk. Its parent must exist.
-        mode: "r" reads only; "r+" reads and writes what exists; "a" creates the store if there is none; "x" must
-            create it.
-        durability: "process": a put survives the death of any process. "disk": also that of the host; refused on
-            tmpfs. Fixed at creation; None takes the store as it is ("process" if new).
+        mode: "r" only reads; "r+" reads and writes an existing store; "a" creates the store if it doesn't exist; "x"
+            must create it.
+        durability: "process": a put survives the death of any process. "disk": it survives a crash of the host too;
+            refused on tmpfs. Fixed at creation; None: as created ("process" for a new store).
         checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
-        inline_limit: values of up to this many bytes live in the catalog, without a file. Fixed at creation; None: as
-            created (new: 1536). 0 puts every value in a file.
-        capacity: bytes that the files of all values may take in all, or as text ("8GiB", "500MB"); what the catalog
-            grows beyond its first 8 MiB counts too. None: as created (new: no limit); another one changes it for all.
-        verify: check the checksums of what is read, where it has any.
-        allow_pickle: store and load leaves that nothing else can store by pickle. Loading a pickle runs code of
-            whoever wrote it: allow it only for stores whose writers you trust.
-        unix_group, file_mode: who else may open the store; at creation.
-        timeout: seconds that any call waits for a lock, unless it is told otherwise.
+        inline_limit: values of up to this many bytes are stored in the catalog, without a file. Fixed at creation;
+            None: as created (new: 1536). 0 puts every value in a file.
+        capacity: how many bytes the files of all values may take together, as a number or text ("8GiB", "500MB"). The
+            growth of the catalog beyond its first 8 MiB counts too. None: as created (new: no limit); another value
+            changes it for all processes.
+        verify: compare what is read with its checksums, if it has any.
+        allow_pickle: use pickle for leaves that can't be stored otherwise. Loading a pickle runs code of whoever wrote
+            it: allow it only for stores whose writers you trust.
+        unix_group, file_mode: who else may open the store; used at creation.
+        timeout: seconds for which any call waits for a lock, unless the call has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
-            `float("inf")`: for ever. None: it has to be there.
+            `float("inf")`: for ever. None: the store must exist.
 
     Returns:
         A Store; close it, or use it in a `with`.
 
     Raises:
         NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
-        StoreTimeoutError: nobody has made a store within `wait` seconds; or who opens it now takes too long.
-        AlreadyExistsError: mode "x", and there is a store.
-        PermissionDeniedError: the folder or a file in it is somebody else's, open to others, or a link.
-        ValueError: an option makes no sense, or the store was created with another.
+        StoreTimeoutError: nobody has made a store within `wait` seconds; or another process takes too long to open it.
+        AlreadyExistsError: mode "x", and the store exists.
+        PermissionDeniedError: the folder or a file in it belongs to another user, is open to others, or is a link.
+        ValueError: an option makes no sense, or the store was created with another value of it.
         FormatVersionError, UnsupportedFilesystemError, StoreFullError.
 
     Example:

@@ -12,8 +12,8 @@ from memstore.view import view
 class Ref:
     """A version of a key, which stays readable as long as a Ref of it lives. Get one from `Store.ref`.
 
-    It is pickled as a reference: some hundred bytes and 30 a leaf, never the tensors. Pickling it takes a lease (60 s
-    unless `Store.ref` was told otherwise), so that the version survives until the receiver has unpickled it.
+    It is pickled as a reference: some hundred bytes and 30 for each leaf, never the tensors. Pickling it takes a lease
+    (60 s, or the `lease` of `Store.ref`), so that the version survives until the receiver has unpickled it.
 
     Attributes:
         key, version: what it refers to.
@@ -27,7 +27,7 @@ class Ref:
         self.key, self.version, self.root = pin.key, pin.record.version, pin.root.path
 
     def get(self, **options: Any) -> Any:
-        """Returns the value of this very version. Options as in `Store.get`.
+        """Returns the value of exactly this version. Options as in `Store.get`.
 
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.

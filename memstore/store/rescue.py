@@ -12,11 +12,11 @@ from memstore.late_imports import between_forks
 
 
 def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Progress | None = None) -> RepairReport:
-    """Makes the catalog of a damaged store anew, from what is left of it and from the headers of its segments.
+    """Makes a new catalog for a damaged store, from the rest of the old one and from the headers of its segments.
 
     It needs the store for itself: every process has to close it first. Tensors are not read; `Store.verify` does that
-    afterwards. Of a store that is whole it gives back the files kept for reuse, and changes nothing else that shows:
-    versions go on from a higher number.
+    afterwards. If the store is intact, it frees the files that are kept to be used again, and changes nothing else,
+    except that versions continue from a higher number.
 
     Args:
         root: the folder.
@@ -24,13 +24,13 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
         progress: called with the bytes of the files that were looked at, and of all.
 
     Returns:
-        Which keys the store has, which are lost, and how many bytes of files were given back. Files that may be what a
-        lost key had are not deleted: they are renamed to `ID.safetensors.damaged`.
+        Which keys the store has, which are lost, and how many bytes of files were freed. Files that may belong to a
+        lost key are not deleted: they are renamed to `ID.safetensors.damaged`.
 
     Raises:
-        NotAStoreError: `memstore.json` is missing or damaged: nothing else knows what it says.
+        NotAStoreError: `memstore.json` is missing or damaged: its content is stored nowhere else.
         StoreTimeoutError: a process still has the store open; the message names it.
-        ResourceLimitError: no process could be started to look at the catalog. Nothing was changed.
+        ResourceLimitError: no process could be started to read the catalog. Nothing was changed.
         PermissionDeniedError, FormatVersionError, UnsupportedFilesystemError, StoreFullError: as `open`.
 
     Example:

@@ -61,8 +61,8 @@ GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is u
 class PendingPut:
     """A sharded put whose parts may still be on their way.
 
-    It may be dropped: the part is kept by the store, and the attempt is published by whoever completes it. It goes on
-    working when the Store is closed, and doesn't pickle: other processes find the put in `store.pending()`.
+    You may drop this object: the store keeps the part, and the rank that completes the put publishes it. It works after
+    the Store is closed, and can't be pickled: other processes find the put in `store.pending()`.
 
     Attributes:
         key, attempt: what it is a part of.

@@ -61,8 +61,8 @@ class Store(ByRanks, ByRows, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
-    Every method raises StoreClosedError after `close`, InvalidKeyError for what can't be a key, and StoreTimeoutError
-    when a lock was not to be had within `timeout` seconds (None: as given to `open`).
+    Every method raises StoreClosedError after `close`, InvalidKeyError for an invalid key, and StoreTimeoutError if it
+    could not get a lock within `timeout` seconds (None: as given to `open`).
 
     Attributes:
         root: the folder, as an absolute path.
@@ -92,15 +92,15 @@ class Store(ByRanks, ByRows, AsMapping):
         expect_version: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Stores a value as the new version of `key`; readers see all of it, or none.
+        """Stores a value as the new version of `key`; readers see all of it, or nothing.
 
         Args:
             key: 1 to 500 bytes of UTF-8.
             value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects. If it has
                 DTensors or other shards, this is `put_sharded`, and every rank has to call it.
-            dtype: a real floating dtype, to which floating leaves are cast while they are copied, rounded as by
-                `torch.Tensor.to`; the same leaves as get's dtype= converts. Leaves that share memory still do if all
-                of them are cast from one dtype; else each dtype is stored apart. None: as they are.
+            dtype: a real floating-point dtype. Real floating-point leaves are cast to it while they are copied,
+                rounded as by `torch.Tensor.to`. Leaves that share memory still share it if all of them are cast from
+                one dtype; otherwise each dtype is stored separately. None: no cast.
             expect_version: the version that the key must have; 0: it must not exist.
             timeout: seconds; None: the store's.
 
@@ -109,9 +109,9 @@ class Store(ByRanks, ByRows, AsMapping):
 
         Raises:
             UnsupportedValueError: a leaf can't be stored, or cast; the message names it. Nothing was written.
-            TypeError: `dtype` is no real floating dtype.
+            TypeError: `dtype` isn't a real floating-point dtype.
             VersionConflictError: the key is at another version than `expect_version`.
-            StoreFullError: no room. Nothing changed.
+            StoreFullError: no room. Nothing was changed.
             ReadOnlyError: the store was opened with mode "r".
         """
         root = self._writable()
@@ -161,9 +161,9 @@ class Store(ByRanks, ByRows, AsMapping):
     ) -> dict[str, int]:
         """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
 
-        In a store on several hosts, keys of one call have one home: those with one text before the first "/" do, and
-        others raise CrossHostError before anything is done. With `atomic` False there is one moment for each home, and
-        an error leaves what was put at other homes.
+        In a store on several hosts, all keys of one call must have the same home, as keys with the same text before
+        the first "/" have; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
+        moment for each home, and after an error the values that were put at other homes stay.
         """
         root, items = self._writable(), as_items(items)
         expected = {key: expected_version(version) for key, version in (expect_versions or {}).items()}
@@ -225,21 +225,22 @@ class Store(ByRanks, ByRows, AsMapping):
     ) -> Any:
         """Returns the value of `key` as it was put: no copy, and copy-on-write.
 
-        What you hold never changes, whatever others put or delete; what you write to it nobody else sees.
+        A value that you hold never changes, whatever others put or delete. If you write to it, nobody else sees that.
 
         Args:
             key: the key.
-            default: what to return if there is no such key, as it is; without one, that is an error.
-            out: a value of the same structure, filled in place and returned. What can't be written is told before. Of a
-                DTensor or TensorShard just this rank's part is read; such a target may lack what other ranks hold.
-            like: a value of the same structure, whose devices, dtypes and strides the result has, in new memory; and
-                whose meshes and placements.
+            default: returned unchanged if there is no such key; without it, a missing key is an error.
+            out: a value of the same structure, which is filled in place and returned. It is checked before anything is
+                written. For a DTensor or TensorShard only this rank's part is read; such a target may lack leaves that
+                other ranks hold.
+            like: a value of the same structure. The result is in new memory, and has its devices, dtypes, strides,
+                meshes and placements.
             device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
             non_blocking: as in `torch.Tensor.to`.
-            strict: False fills only the leaves that `out` or `like` has in common with what is stored.
-            max_age: in a store on several hosts, seconds for which the version that this process has last seen may be
-                taken for the present one, without asking its home. None, or 0: the home is asked each time. A value
-                whose home is this host is always the present one.
+            strict: False fills only the leaves that `out` or `like` and the stored value have in common.
+            max_age: in a store on several hosts: return the version that this process has last seen if that was at
+                most so many seconds ago, without asking its home. None, or 0: the home is asked each time. If the home
+                is this host, a get always returns the current version.
             timeout: seconds; None: the store's.
 
         Raises:
@@ -248,7 +249,7 @@ class Store(ByRanks, ByRows, AsMapping):
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
-            ValueError: `max_age` is no number of seconds.
+            ValueError: `max_age` isn't a number of seconds.
         """
         root = self._opened()
         name = encode_key(key)
@@ -337,11 +338,11 @@ class Store(ByRanks, ByRows, AsMapping):
         return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
 
     def ref(self, key: str, *, lease: float = DEFAULT_LEASE) -> Ref:
-        """Returns a picklable reference to the present version of `key`, which pins it.
+        """Returns a picklable reference to the current version of `key`, which keeps that version.
 
         Args:
             key: the key.
-            lease: seconds that the version stays readable after the ref was pickled, for its receiver to arrive.
+            lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
         """
         root = self._opened()
         if not float(lease) >= 0:
@@ -350,17 +351,17 @@ class Store(ByRanks, ByRows, AsMapping):
         return Ref(self._pin(root, key, float(lease)))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
-        """Returns the present version of `key` with lazy leaves: to slice one reads nothing, to use it reads just that.
+        """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 
-        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. Of a dataset
-        it has the rows that are there by now, and shows what others write into them.
+        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. A view of a
+        dataset has the rows that exist now, and shows what others write into them.
 
         Args:
-            device: what is read from the view moves there; None: to where it was put from.
+            device: the device to which tensors that are read from the view move; None: that from which they were put.
 
         Returns:
-            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor; those that a
-            container looks into (jagged, nested, quantized, unbatched, numpy arrays) come loaded.
+            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
+            container looks into (jagged, nested, quantized, unbatched, numpy arrays) are loaded.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -433,19 +434,19 @@ class Store(ByRanks, ByRows, AsMapping):
         expect_version: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Makes files that are there already the new version of `key`, without a copy: gets map them in place.
+        """Makes existing files the new version of `key`, without a copy: gets map them in place.
 
-        The files stay where and whose they are. One that changes or goes is found out by the next get; but what is
-        done to it in place shows in values that were got before, which no value that was put ever does.
+        The files keep their place and their owner. If one is replaced or deleted, the next get raises an error. But if
+        it is changed in place, values that were got before change too, which never happens to values that were put.
 
         Args:
             key: the key.
             path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
                 `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`; or the folder of a `Snapshot`, whose
                 value is a dict of rank 0's state dicts.
-            format: what it must be; None: what it looks like.
-            copy: put the value that is there instead; the entry then has nothing to do with the files. It also takes
-                what can't be served in place.
+            format: which of these it must be; None: memstore recognizes it.
+            copy: put a copy of the value instead; the entry then no longer depends on the files. This also takes
+                values that can't be served in place.
             expect_version, timeout: as in `put`.
 
         Returns:
@@ -453,7 +454,7 @@ class Store(ByRanks, ByRows, AsMapping):
 
         Raises:
             CorruptionError: a file is truncated, or is not what its format says.
-            UnsupportedValueError: it holds what can't be served in place, or what only pickle can read.
+            UnsupportedValueError: it has values that can't be served in place, or that only pickle can read.
             PermissionDeniedError: the folder has a link that leads out of it.
             FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
         """
@@ -492,13 +493,13 @@ class Store(ByRanks, ByRows, AsMapping):
         max_shard_size: int | str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Writes the value of `key` for others to read. What is at `path` appears whole, or not at all.
+        """Writes the value of `key` to files for other programs. They appear at `path` completely, or not at all.
 
         Args:
             key: the key.
-            path: a file, which is replaced if it is there; or a folder, which must be missing or empty: for memmap,
-                and for safetensors with `max_shard_size`, or where it is a folder already or ends with "/".
-            format: "safetensors": the tensors by their names joined with ".", in C order, tied ones each by itself.
+            path: a file, which is replaced if it exists; or a folder, which must be missing or empty. It is a folder
+                for memmap, and for safetensors with `max_shard_size` or if `path` is a folder or ends with "/".
+            format: "safetensors": the tensors by their names joined with ".", in C order, tied ones stored separately.
                 "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`.
             max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
                 files with an index if need be.
@@ -506,8 +507,8 @@ class Store(ByRanks, ByRows, AsMapping):
 
         Raises:
             KeyNotFoundError: no such key.
-            UnsupportedValueError: the format can't express a leaf, which is named. Nothing was written.
-            AlreadyExistsError: the folder has something in it.
+            UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
+            AlreadyExistsError: the folder isn't empty.
         """
         with between_forks():
             from memstore.formats import check_export, export_value, has_devices
@@ -530,20 +531,20 @@ class Store(ByRanks, ByRows, AsMapping):
         )
 
     def info(self, key: str) -> EntryInfo:
-        """Describes the present version of `key`, without reading its tensors. Raises KeyNotFoundError."""
+        """Describes the current version of `key`, without reading its tensors. Raises KeyNotFoundError."""
         return describe(self._opened(), key, self._timeout)
 
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
         """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
 
-        Others may go on reading and writing; a key that they replace meanwhile is looked at anew.
+        Others may go on reading and writing; if they replace a key meanwhile, its new version is checked.
 
         Args:
-            keys: which; one that doesn't exist is reported among the damaged ones. None: all.
+            keys: the keys to check; one that doesn't exist is reported among the damaged ones. None: all.
             progress: called with the bytes done, and the bytes in all.
 
         Returns:
-            A report. Damage is told by it, and raises nothing.
+            A report. Damage is listed in it, and raises nothing.
 
         Example:
             >>> import memstore, tempfile, torch

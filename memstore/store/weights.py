@@ -25,24 +25,24 @@ def iter_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterates over the tensors of one version of a nested value, named by their paths joined with ".".
 
-    What inference engines take as weights (`model.load_weights(iter_weights(store, "policy"))`). The tensors lie in the
-    shared memory, on the CPU, from whatever device they were put: nothing is read before it is used, and a loader that
-    copies one after the other into its parameters never has all of them a second time on its device. A tensor that
-    ranks have put in boxes is put together in memory of its own when it comes to it, so that there is one at a time.
+    Inference engines take their weights in this form (`model.load_weights(iter_weights(store, "policy"))`). The tensors
+    are on the CPU, in shared memory, from whatever device they were put. Nothing is read before it is used, and a
+    loader that copies them one after the other into its parameters never has a second copy of all of them on its
+    device. A tensor that ranks have put in parts is assembled in new memory when it is its turn, only one at a time.
 
     Args:
         store, key: where to read.
         newer_than: wait first for a version that is newer than this one.
-        prefix: what is cut off from the front of the names, as "model."; tensors without it are left out.
-        names: what a tensor is to be called instead, by its name without the prefix; None: it is left out.
+        prefix: removed from the front of the names, such as "model."; tensors without it are left out.
+        names: called with each name without the prefix; returns the new name, or None to leave the tensor out.
         timeout: seconds to wait; None: the store's.
 
     Raises:
         KeyNotFoundError: no such key.
         StoreTimeoutError: there was no newer version in time.
-        CorruptionError: a tensor is damaged, and the store verifies; the ones before it were given.
-        ValueError: two tensors would have one name. None was given by then.
-        TypeError: `store` is none, or `names` returned something else than a name.
+        CorruptionError: a tensor is damaged, and the store verifies; the tensors before it were yielded.
+        ValueError: two tensors would have the same name. No tensor was yielded by then.
+        TypeError: `store` isn't a store, or `names` returned something else than a name.
 
     Example:
         >>> import memstore, tempfile, torch

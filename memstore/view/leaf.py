@@ -33,9 +33,9 @@ class NoPointerError(ReadOnlyError, RuntimeError):
 class StoredTensor(LazyTensor):
     """A tensor of a stored value that is read when it is used, and just the part that is used.
 
-    To slice, transpose or reshape it gives lazy leaves again, and reads nothing; any other operator reads what it
-    needs. It never changes, and can't be written: take a copy with `clone()`. Sent to a process, it is a reference of
-    some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view` or
+    Slicing, transposing or reshaping it returns another lazy leaf, and reads nothing; any other operator reads what it
+    needs. It never changes, and can't be written: take a copy with `clone()`. If it is sent to a process, it is a
+    reference of some hundred bytes; `torch.save` writes a plain tensor. Get one from `Store.view` or
     `Snapshot.view`.
     """
 

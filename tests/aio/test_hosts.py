@@ -15,10 +15,14 @@ import memstore
 import memstore.aio
 from memstore.aio import AsyncStore, lanes
 from memstore.distributed.client import begun_wait
+from memstore.distributed.client.elsewhere import OtherHosts
 from memstore.distributed.rules import Wait
+from memstore.engine import Root, elsewhere_of
 from tests.aio.loops import threads_of_aio, until, with_store
-from tests.distributed.client.hosts import Cluster, cluster_of, join_anew
+from tests.children import in_child
+from tests.distributed.client.hosts import Cluster, await_, cluster_of, join_anew
 from tests.distributed.homes import Home
+from tests.inside import root_of
 
 
 @pytest.fixture
@@ -145,6 +149,74 @@ def test_a_store_that_is_closed_ends_its_waits_for_other_homes(pair: Cluster) ->
     with_store(pair.stores[0].root, use)
 
 
+def test_a_wait_that_comes_while_its_store_is_closed_ends_too(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its look for the key's home, and its entry among the waits that are ended."""
+
+    async def use(store: AsyncStore) -> None:
+        other = memstore.aio.open(store.root)  # so that the folder stays open
+        await other.contains("k")
+        await store.contains("k")
+
+        async def wait_later(root: Root, key: str, newer_than: int, deadline: float) -> int | None:
+            await store.close()
+            return await wait_elsewhere(root, key, newer_than, deadline)
+
+        wait_elsewhere = store._wait_elsewhere
+        monkeypatch.setattr(store, "_wait_elsewhere", wait_later)
+        with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
+            await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
+        await other.close()
+
+    with_store(pair.stores[0].root, use)
+
+
+def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that asks other hosts by actors."""
+    monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
+
+    async def use(store: AsyncStore) -> None:
+        waiting = [asyncio.ensure_future(store.wait(f"k{number}", timeout=LONG)) for number in range(20)]
+        ended = asyncio.ensure_future(store.wait("never", timeout=LONG))
+        await store.put("other", 1)  # there is a connection from now on
+        with pytest.raises(memstore.StoreTimeoutError):
+            await store.wait("never", timeout=0.3)
+        versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k{number}": 1 for number in range(20)})
+        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
+        await store.close()
+        with pytest.raises(memstore.StoreClosedError):
+            await asyncio.wait_for(ended, 60)
+        assert not store._elsewhere
+
+    with_store(pair.stores[0].root, use)
+
+
+def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster) -> None:
+    async def use(store: AsyncStore) -> None:
+        waiting = asyncio.ensure_future(store.wait("parents", timeout=LONG))
+        await until(lambda: waits_at(pair.homes[1]) == 1)
+        child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
+        await until(lambda: waits_at(pair.homes[1]) == 2 or child.done(), LONG)
+        version = await asyncio.to_thread(pair.stores[1].put, "childs", 1)
+        assert await child == version
+        assert not waiting.done()
+        version = await asyncio.to_thread(pair.stores[1].put, "parents", 1)
+        assert await asyncio.wait_for(waiting, LONG) == version
+
+    with_store(pair.stores[0].root, use)
+
+
+def in_the_child(store: AsyncStore) -> int:
+    async def main() -> int:
+        assert not store._elsewhere, "its parent's waits"
+        version = await store.wait("childs", timeout=LONG)
+        await store.close()
+        return version
+
+    return asyncio.run(main())
+
+
 def test_a_wait_follows_a_key_whose_home_moves(scratch: str) -> None:
     async def use(store: AsyncStore) -> None:
         version = await store.put(key, 1)
@@ -158,6 +230,84 @@ def test_a_wait_follows_a_key_whose_home_moves(scratch: str) -> None:
     with cluster_of(scratch, True, True) as homes:
         key = homes.key_at(0)
         with_store(homes.stores[0].root, use)
+
+
+@pytest.mark.parametrize("to", ["this host", "a third one"])
+def test_a_wait_for_another_home_follows_its_key(scratch: str, to: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        waiting = asyncio.ensure_future(store.wait(key, timeout=LONG))
+        await until(lambda: waits_at(homes.homes[1]) == 1)
+        for number, home in enumerate(homes.homes):
+            home.member = msgspec.structs.replace(home.member, is_home=number == after)
+        await asyncio.to_thread(join_anew, homes)
+        version = await asyncio.to_thread(homes.stores[1].put, key, 2)
+        assert await asyncio.wait_for(waiting, LONG) == version
+
+    after = 0 if to == "this host" else 2
+    with cluster_of(scratch, False, True, False) as homes:
+        key = homes.key_at(1)
+        with_store(homes.stores[0].root, use)
+
+
+def test_waits_outlast_a_home_that_is_away(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends in the middle of them, and comes back later, at its address."""
+
+    async def use(store: AsyncStore) -> None:
+        waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
+        await until(lambda: waits_at(there) == len(keys))
+        await asyncio.to_thread(there.close)
+        monkeypatch.setattr(there, "close", lambda: None)
+        assert store.opened_root is not None
+        link = store.opened_root.elsewhere._links._links[there.member.address]
+        await until(lambda: link._tries > 2)  # it was looked for, and not found
+        assert not any(task.done() for task in waiting)
+        with Home(pair.stores[1].root, there.member.address) as again:
+            await until(lambda: waits_at(again) == len(keys), LONG)
+            versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
+            assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
+
+    there, keys = pair.homes[1], [f"k/{number}" for number in range(40)]
+    with_store(pair.stores[0].root, use)
+
+
+def test_a_home_is_told_for_how_long_a_wait_is_wanted(pair: Cluster) -> None:
+    home = pair.homes[1]
+    home.delays = lambda request: isinstance(request, Wait)
+    begun = elsewhere_of(root_of(pair.stores[0])).begin_wait(b"key", 0, lambda: None, time.monotonic() + 3)
+    assert begun is not None
+    begun.go_on(time.monotonic() + 20)
+    await_(lambda: bool(home.delayed))
+    assert home.delayed[0].deadline < time.monotonic() + 3.5  # the clocks of both ends, and a millisecond
+    begun.close()
+
+
+def test_a_wait_that_is_closed_while_it_goes_on_is_given_up_all_the_same(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = pair.stores[0]
+    store.put("other", 1)  # so that there is a connection
+    elsewhere = elsewhere_of(root_of(store))
+    begun = elsewhere.begin_wait(b"key", 0, lambda: None, time.monotonic() + LONG)
+    assert begun is not None
+    (connection,) = (link.current for link in elsewhere._links._links.values())
+
+    class Using:
+        """Its lock. Somebody closes the wait just before who goes on with it lets that go."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+            self.acquire, self.release = self._lock.acquire, self._lock.release
+
+        def __enter__(self) -> None:
+            self.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            begun.close()
+            self.release()
+
+    monkeypatch.setattr(begun, "_using", Using())
+    begun.go_on(time.monotonic() + 20)
+    assert not connection._keeper.begun, "its request is still under way"
 
 
 def test_calls_for_a_silent_home_are_left_at_once_and_hold_up_no_others(scratch: str) -> None:

@@ -142,6 +142,23 @@ def test_close_ends_waits_and_their_thread(root: str) -> None:
     asyncio.run(main())
 
 
+def test_waits_that_come_while_the_store_is_being_closed_end_too(root: str) -> None:
+    """Another store object keeps the root, so that only its owner's end can tell a wait."""
+
+    async def main() -> None:
+        async with memstore.aio.open(root) as other:
+            await other.put("other", 1)
+            for turn in range(30):
+                store = memstore.aio.open(root)
+                waiting = [asyncio.ensure_future(store.wait("key", timeout=float("inf"))) for _ in range(5)]
+                await asyncio.sleep(turn % 3 * 0.005)
+                await store.close()
+                ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+                assert all(isinstance(one, memstore.StoreClosedError) for one in ended), ended
+
+    asyncio.run(main())
+
+
 def test_the_thread_ends_when_nobody_waits(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "_LINGER", 0.01)
 

@@ -49,7 +49,7 @@ def test_a_value_is_shown_leaf_by_leaf(filled: str) -> None:
 @pytest.mark.parametrize("leaf", ["layer/w", "layer.w"])
 def test_a_leaf_is_shown_with_head_statistics_and_histogram(filled: str, leaf: str) -> None:
     lines = call("get", filled, "policy", leaf).splitlines()
-    assert lines[0].startswith(f"policy {leaf}  float32 [64, 64], 16.0 KiB, version 1")
+    assert lines[0].startswith("policy layer/w  float32 [64, 64], 16.0 KiB, version 1")
     assert lines[1].startswith("[[-1. ") and "..." in lines[4]
     assert "min -1  mean" in "\n".join(lines) and "4,096 elements: 0 zero, 0 NaN, 0 infinite" in lines
     bars = [line for line in lines if "█" in line]

@@ -27,7 +27,7 @@ PAIRS = list(itertools.product(FLAT, FLAT))
 
 def sorted_by_name(value: Any) -> Any:
     """safetensors orders tensors in its own way."""
-    return {name: value[name] for name in sorted(value)}
+    return {name: value[name] for name in sorted(value.keys())}
 
 
 def _convert_pair(folder: str, source: str, target: str) -> None:

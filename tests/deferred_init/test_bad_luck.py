@@ -171,6 +171,14 @@ def test_a_deferred_module_is_not_pickled_or_saved(root: str) -> None:
     assert materialize_tensor(made.weight).shape == (3, 3)
 
 
+def test_the_class_of_a_deferred_parameter_makes_real_ones() -> None:
+    """Loaders of weights make new parameters of the class of the old ones."""
+    made = deferred(lambda: nn.Linear(3, 3))
+    cls: Any = type(made.weight)
+    for real in (cls(torch.ones(2, 3), requires_grad=False), cls(torch.ones(2, 3))):
+        assert type(real) is nn.Parameter and not is_fake(real) and real.sum() == 6
+
+
 def test_a_state_dict_shares_the_modules_memory_when_both_are_made() -> None:
     made = deferred(lambda: nn.Linear(3, 3))
     state = made.state_dict()

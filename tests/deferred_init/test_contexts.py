@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,46 +174,6 @@ def test_an_array_that_changes_after_it_was_read_is_read_as_it_was_or_named() ->
     large = deferred_init(make, np.ones(1 << 16, dtype=np.float32))
     with pytest.raises(UnsupportedValueError, match="aten.copy_.*written since"):
         materialize_module(large)
-
-
-class Pair(NamedTuple):
-    left: torch.Tensor
-    right: list[torch.Tensor]
-
-
-class Holds(nn.Module):
-    """Tensors in attributes that are neither parameters nor buffers, in containers of containers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3))
-        self.listed = [self.weight, torch.randn(2)]
-        self.named = {"a": torch.randn(2), "b": (torch.randn(1), "text", [torch.randn(2)])}
-        self.pair = Pair(torch.randn(2), [torch.randn(1)])
-        self.around: list[Any] = [1]
-        self.around.append(self.around)
-
-    def found(self) -> list[torch.Tensor]:
-        first, second = self.named["b"][0], self.named["b"][2][0]  # type: ignore[index]
-        return [*self.listed, self.named["a"], first, second, self.pair.left, self.pair.right[0]]  # type: ignore[list-item]
-
-
-def test_tensors_in_containers_of_a_module_are_made_too() -> None:
-    expected, made = eager(Holds), deferred(Holds)
-    done = materialize_module(made)
-    assert not is_deferred(made) and made.listed[0] is made.weight and type(made.pair) is Pair
-    for one, other in zip(made.found(), expected.found(), strict=True):
-        assert not is_fake(one) and torch.equal(one, other)
-    assert "weight" in done.replayed and "listed.0" not in done.replayed and "listed.1" in done.replayed
-
-
-def test_buffers_only_leaves_parameters_in_containers() -> None:
-    made = deferred(lambda: nn.LSTM(3, 3))
-    materialize_module(made, buffers_only=True)
-    assert is_deferred(made) and all(is_fake(one) for one in made.parameters())
-    materialize_module(made)
-    expected = eager(lambda: nn.LSTM(3, 3))
-    assert torch.equal(made(torch.ones(2, 3))[0], expected(torch.ones(2, 3))[0])
 
 
 def normalized() -> nn.Module:

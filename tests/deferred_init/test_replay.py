@@ -49,6 +49,21 @@ class Tied(nn.Module):
         self.scale = torch.full((2,), 0.5)
 
 
+class Moved(nn.Module):
+    """A view stays where it is when its base moves to other memory, and is written there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("base", torch.rand(3, 4))
+        self.register_buffer("view", self.base.detach().t())
+        self.base.data = torch.rand(3, 4)
+        self.base.normal_()
+        self.register_buffer("other", torch.rand(4))
+        self.register_buffer("part", self.other.detach()[2:])
+        self.other.set_(torch.rand(6))
+        self.other.mul_(3)
+
+
 class Reads(nn.Module):
     """Looks at values, and does another thing for others."""
 
@@ -108,6 +123,7 @@ MODULES: dict[str, Make] = {
     "lazy": lazy,
     "lazy still": lambda: nn.LazyLinear(3),
     "tied": Tied,
+    "moved": Moved,
     "reads": Reads,
     "seeds": Seeds,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 Plan = tuple[Any, ...]
 parametrizations = nn.utils.parametrizations
@@ -16,7 +17,7 @@ parametrizations = nn.utils.parametrizations
 
 def _pruned(rows: int, columns: int) -> nn.Module:
     module = nn.Linear(rows, columns)
-    nn.utils.prune.random_unstructured(module, "weight", amount=0.5)
+    prune.random_unstructured(module, "weight", amount=0.5)
     return module
 
 

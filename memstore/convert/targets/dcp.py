@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from memstore.convert.leaves import Boxes, Found, stand_in
+from memstore.convert.leaves import Boxes, Found, Leaf, stand_in
 from memstore.convert.naming import Refusals, Sharing, plain, special
 from memstore.convert.nesting import Flat, flattened
 from memstore.convert.rules import Rules
@@ -111,14 +111,14 @@ def write_torch_checkpoint(
 ) -> None:
     """Files as those of torch's FileSystemWriter. Args: target: where the folder is going to be."""
     items = _items(found, flat)
-    file = NewFile()
+    file, frames = NewFile(), _Frames(rules)
     results: list[WriteResult] = []
     for item, data in items:
         start = file.size
         if item.tensor_data is None:
             file.add(_saved(data))
         else:
-            file.add_file(_part(data, rules))
+            frames.add(data, file)
         results.append(WriteResult(item.index, file.size - start, StorageInfo(_FILE, start, file.size - start)))
     file.write(folder, _FILE, meter)
     _TorchWriter(folder, target).finish(_described(items, flat), [results])
@@ -130,12 +130,29 @@ def _saved(value: Any) -> bytes:
     return stream.getvalue()
 
 
-def _part(tensor: torch.Tensor, rules: Rules) -> NewFile:
-    """What torch.save makes of a tensor by itself, with no more of its storage than its elements."""
-    if not tensor.numel():
-        return draft_torch(Found(None), torch.empty(tensor.shape, dtype=tensor.dtype), rules)
-    made = stand_in(tensor.dtype, tensor.shape)
-    return draft_torch(Found(made, {made.data_ptr(): ((whole(tensor.shape), tensor),)}), made, rules)
+class _Frames:
+    """What torch.save writes around the bytes of a tensor by itself: the same for all of a dtype and shape."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._made: dict[tuple[torch.dtype, torch.Size], tuple[bytes, bytes]] = {}
+
+    def add(self, tensor: torch.Tensor, file: NewFile) -> None:
+        """What torch.save makes of a tensor, with no more of its storage than its elements."""
+        kind = tensor.dtype, tensor.shape
+        if kind not in self._made:
+            self._made[kind] = self._frame(*kind)
+        before, after = self._made[kind]
+        file.add(before)
+        file.add_leaf(Leaf(tensor.dtype, tensor.shape, ((whole(tensor.shape), tensor),)))
+        file.add(after)
+
+    def _frame(self, dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, bytes]:
+        if not shape.numel():
+            made = torch.empty(shape, dtype=dtype)
+            return draft_torch(Found(None), made, self._rules).around()
+        made = stand_in(dtype, shape)
+        return draft_torch(Found(made, {made.data_ptr(): ((whole(shape), made),)}), made, self._rules).around()
 
 
 # --- memstore's files -----------------------------------------------------------------------------------------------

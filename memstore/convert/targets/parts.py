@@ -27,10 +27,11 @@ class NewFile:
             self._parts.append(part)
         self.size += leaf.nbytes
 
-    def add_file(self, other: NewFile) -> None:
-        """All of another one."""
-        self._parts += [FilePart(self.size + start, memory) for start, memory in other._parts]
-        self.size += other.size
+    def around(self) -> tuple[bytes, bytes]:
+        """The bytes before the one tensor of it, and those after; of a file without one, all and none."""
+        at = next((i for i, part in enumerate(self._parts) if not isinstance(part.memory, bytes)), len(self._parts))
+        after = [part.memory for part in self._parts[at:] if isinstance(part.memory, bytes)]
+        return b"".join(part.memory for part in self._parts[:at]), b"".join(after)
 
     def write(self, folder: str, name: str, meter: Meter) -> None:
         """Makes the file in a folder. Raises StoreFullError, and other errors of the file system."""

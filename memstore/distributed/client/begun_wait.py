@@ -28,8 +28,10 @@ _TO_READ = 10.0  # seconds for the catalog
 class BegunWait:
     """See `engine.BegunWait`, which this is."""
 
-    def __init__(self, root: Root, links: Links, key: bytes, newer_than: int, told: Callable[[], None]) -> None:
-        self._root, self._links, self._told = root, links, told
+    def __init__(
+        self, root: Root, links: Links, key: bytes, newer_than: int, told: Callable[[], None], until: float
+    ) -> None:
+        self._root, self._links, self._told, self._until = root, links, told, until
         self._steps = wait_there(key, newer_than)
         self._resume: Callable[[], Any] = partial(self._steps.send, None)
         self._step: Send | Transact | None = None  # that is to be taken
@@ -40,16 +42,19 @@ class BegunWait:
         self._is_closed = False
 
     def go_on(self, deadline: float | None) -> Turn:
-        with self._using:
-            try:
+        try:
+            with self._using:
                 return Turn(0, inf) if self._is_closed else self._go_on(deadline)
-            finally:
-                if self._is_closed:
-                    self._end()
+        finally:
+            self._end_if_closed()
 
     def close(self) -> None:
         self._is_closed = True
-        if self._using.acquire(blocking=False):  # else who goes on does it
+        self._end_if_closed()
+
+    def _end_if_closed(self) -> None:
+        """Unless somebody goes on with it: who does looks here after that, so one of the two always ends it."""
+        if self._is_closed and self._using.acquire(blocking=False):
             try:
                 self._end()
             finally:
@@ -97,8 +102,9 @@ class BegunWait:
     def _send(self, step: Send, deadline: float) -> bool:
         """False: it could not be sent, and the steps go on with that."""
         message = encode_request(step)
+        kept = max(0.0, min(_KEPT, self._until - time.monotonic()))
         call = self._refusals.sent(
-            lambda: self._links.begin(step.address, step.member, message, _KEPT, self._told, deadline)
+            lambda: self._links.begin(step.address, step.member, message, kept, self._told, deadline)
         )
         if isinstance(call, NotSent):
             self._resume = partial(self._steps.send, call)

@@ -194,9 +194,9 @@ class OtherHosts:
         except DeadlinePassed:
             return None
 
-    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None]) -> BegunWait | None:
+    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait | None:
         links = self._links
-        return BegunWait(self._root, links, key, newer_than, told) if isinstance(links, Links) else None
+        return BegunWait(self._root, links, key, newer_than, told, deadline) if isinstance(links, Links) else None
 
     def _drive(self, steps: Steps[Result], deadline: float) -> Result:
         return drive(steps, self._root, self._links, _at_least(deadline))

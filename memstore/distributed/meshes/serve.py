@@ -55,33 +55,33 @@ def serve(
 ) -> Cluster:
     """Makes one store of a Monarch mesh's hosts. Returns when all of them are members.
 
-    On each host an agent is started, detached: it outlives the mesh and its owner, until `Cluster.stop`. Any process of
-    these hosts then opens the store by `memstore.open(root)`, without Monarch and without a variable in its
-    environment. The first host of the mesh is the seed. It may be called again for the same hosts, and for these and
-    new ones.
+    On each host a detached agent is started: it outlives the mesh and its owner, until `Cluster.stop`. Then any process
+    of these hosts opens the store by `memstore.open(root)`, without Monarch and without environment variables. The
+    first host of the mesh is the seed. It may be called again for the same hosts, and for these and new ones.
 
     Args:
         host_mesh: a `HostMesh`: `this_host()`, `attach_to_workers(...)`, or one of a job's state. Hosts of it that
             share a folder, since they are processes of one machine, are one host of the store.
         root: the store's folder on each host, which is created where there is none. A relative one is of this
             process's folder.
-        transport: which way bytes take between hosts: "tcp"; "rdma", experimental, since it has not run on hardware
-            yet; "monarch", as "rdma" over Monarch's TCP fallback, for tests. "auto": "rdma" on hosts that have
-            ibverbs, else "tcp". Hosts that have none in common take TCP.
-        secret: what all hosts are to know, 32 to 4,096 bytes of UTF-8. None: the one that the environment's
-            MEMSTORE_SECRET_FILE names here, or the one that the hosts have already, or a new, random one. It travels in
-            a message of Monarch, and lies in ROOT/secret on each host.
-        timeout: seconds. If it takes longer, or fails, what was started is ended, which may take some seconds more.
+        transport: how bytes are sent between hosts: "tcp"; "rdma", which is experimental, since it has not run on
+            hardware yet; "monarch", which is "rdma" over Monarch's TCP fallback, for tests. "auto": "rdma" on hosts
+            that have ibverbs, otherwise "tcp". Hosts that have no transport in common use TCP.
+        secret: the secret that all hosts share, 32 to 4,096 bytes of UTF-8. None: the one that MEMSTORE_SECRET_FILE
+            names in this environment, or the one that the hosts have already, or a new, random one. It is sent in a
+            message of Monarch, and kept in ROOT/secret on each host.
+        timeout: seconds. If it takes longer, or fails, the agents that it started are ended, which may take some more
+            seconds.
 
     Returns: the cluster.
 
     Raises:
         NotServedError: a host can't be a member, or the roots belong to other hosts; or it has no ibverbs, and
             `transport` is "rdma". The message names the host.
-        StoreTimeoutError: not in time; it names who was waited for.
+        StoreTimeoutError: it took longer; the message names the hosts that it waited for.
         MissingPackageError: Monarch isn't installed: pip install 'torchmonarch>=0.7,<0.8'.
         SecretError: the secret is too short or too long.
-        NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder, with the host's name.
+        NotAStoreError, PermissionDeniedError, and other errors of `memstore.open` for a folder, with the host's name.
     """
     deadline = time.monotonic() + timeout
     path = absolute_path(os.fspath(root))

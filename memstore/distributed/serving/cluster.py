@@ -41,7 +41,7 @@ class Cluster:
         return tuple(member.address for member in self._view().members)
 
     def status(self) -> ClusterStatus:
-        """Asks all hosts how they are; who doesn't answer within 3 s is not alive."""
+        """Asks all hosts for their state; a host that doesn't answer within 3 s is not alive."""
         return status_of(self._view(), self._secret())
 
     def settled_in(self, view: View) -> set[str]:
@@ -55,10 +55,10 @@ class Cluster:
         }
 
     def stop(self, *, timeout: float = 30.0) -> None:
-        """Ends the agents of all hosts, this one's last; nothing happens where none runs.
+        """Ends the agents of all hosts, that of this host last; a host without an agent is skipped.
 
-        What the hosts hold stays: each is a member again when it is served again. Call it once, when all are done:
-        other hosts' keys can't be reached afterwards.
+        The hosts keep their values: each is a member again when it is served again. Call it once, when all hosts are
+        done: afterwards keys of other hosts can't be reached.
 
         Args:
             timeout: seconds, for all of it.

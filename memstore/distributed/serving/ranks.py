@@ -58,13 +58,13 @@ _TAIL = 2000  # characters of the agent's log, in errors
 def join(
     root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0, shared: bool = False
 ) -> Cluster:
-    """Makes this host's store a part of the cluster's, and returns when it is. Call it in every rank, or in one a host.
+    """Joins this host's store to a cluster. Returns when it is a member. Call it on every rank, or one of each host.
 
-    The host's first rank starts an agent, which outlives it; `memstore.open(root)` in any process of the host then has
+    The host's first rank starts an agent, which outlives it. Then `memstore.open(root)` in any process of the host sees
     the keys of all hosts. It may be called again, also in forked children.
 
     Args:
-        root: the store's folder on this host, which is created if there is none.
+        root: the store's folder on this host, which is created if it doesn't exist.
         cluster: the seed's address, "tcp://IP:PORT", the same on all hosts. None: the host that torchrun's MASTER_ADDR
             names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
             reaches the seed from; MEMSTORE_ADDRESS names another one, and MEMSTORE_TRANSPORT how large values go: as
@@ -77,9 +77,9 @@ def join(
 
     Raises:
         NotServedError: the host can't be a member; the message says why.
-        StoreTimeoutError: it is none yet: the seed doesn't answer, for instance.
-        ValueError: there is neither `cluster` nor MASTER_ADDR; or an address is none.
-        NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder.
+        StoreTimeoutError: it isn't a member in time, for example because the seed doesn't answer.
+        ValueError: there is neither `cluster` nor MASTER_ADDR; or an address is invalid.
+        NotAStoreError, PermissionDeniedError, and other errors that `memstore.open` raises for a folder.
     """
     deadline = deadline_after(timeout)
     path = absolute_path(os.fspath(root))

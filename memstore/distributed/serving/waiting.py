@@ -11,6 +11,8 @@ import logging
 import threading
 import time
 
+import msgspec
+
 from memstore.distributed.actors import Asked
 from memstore.distributed.catalog import look
 from memstore.distributed.rules import Answer, Index, Look, Wait, failed_of
@@ -43,7 +45,12 @@ class Waits:
         threading.Thread(target=self._run, name="waits", daemon=True).start()
 
     def keep(self, asked: Asked, wait: Wait | Look) -> None:
-        """A request for news that aren't there yet. It is forgotten when its connection closes."""
+        """A request for news that aren't there yet. It is forgotten when its connection closes, or nobody wants them.
+
+        So who asks again and again, each time for a moment, doesn't fill the home with waits that nobody waits for.
+        """
+        left = int(min(max(asked.deadline - time.monotonic(), 0.0) * 1000, wait.milliseconds))
+        wait = msgspec.structs.replace(wait, milliseconds=left)
         ticket = next(self._tickets)
         with self._some:
             self._kept[ticket] = (asked, wait, time.monotonic() + wait.milliseconds / 1000)

@@ -144,10 +144,11 @@ class Elsewhere(Protocol):
         """The first version that is newer. None: the home is here by now, or the deadline is over."""
         ...
 
-    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None]) -> BegunWait | None:
+    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait | None:
         """As `wait`, for who has other things to do.
 
         Args:
+            deadline: after which nobody wants to know; it does not end by itself then.
             told: called, by any thread, when there is news. It must not wait.
 
         Returns: None: this process has no way to wait so.

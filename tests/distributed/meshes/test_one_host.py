@@ -79,3 +79,18 @@ def test_a_value_that_is_too_large_for_monarchs_messages_passes_by_its_key(
         with pytest.raises(RuntimeError, match="rejecting oversize frame"):
             owner.call("send_to_actors", 16 << 20)
     memstore.Cluster(scratch).stop()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("in_a_thread", [False, True])
+@pytest.mark.parametrize("who", ["serve_by_an_actor", "serve_in_a_loop"])
+def test_it_may_be_called_where_an_asyncio_loop_runs(
+    agents: Agents, scratch: str, tmp_path: Path, who: str, in_a_thread: bool
+) -> None:
+    """In an actor's asynchronous endpoint, a script or a notebook. Its loop waits, or goes on where a thread does."""
+    with Owner(environment(MEMSTORE_PORT=str(free_port())), tmp_path / "owner") as owner:
+        (host,) = owner.call(who, scratch, in_a_thread=in_a_thread)
+    assert [one.address for one in memstore.Cluster(scratch).status().hosts if one.alive] == [host]
+    assert len(agents.processes()) == 2, "they outlive who has served"
+    memstore.Cluster(scratch).stop()
+    eventually(lambda: not agents.processes(), "no process is left")

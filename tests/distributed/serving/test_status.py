@@ -89,6 +89,11 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
     assert f"seed {seed.address}: 2 of 2 hosts answer" in " ".join(text.split())
     assert f"memstore {memstore.__version__}, torch {metadata.version('torch')}" in text
 
+    for folder in (root, f"{agents.folder}/b"):  # what other commands show of a store that is served
+        watched = json.loads(command(agents, "watch", folder, "--count", "1", "--json").stdout)
+        assert [one["key"] for one in watched["entries"]] == ["one/key", "two/key"]
+        assert "two/key w  dict of 1 leaf, float32 [32768]" in command(agents, "get", folder, "two/key").stdout
+
     other.process.kill()
     other.process.wait()
     first, second = json.loads(command(agents, "status", root, "--json").stdout)["hosts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import memstore
 from memstore.distributed.rules import IsAt, Wait
-from memstore.distributed.serving.messages import Told
+from memstore.distributed.serving.messages import Told, decode_answer, encode
 from tests.distributed.serving.agents import Agent, Agents, Caller, eventually
 
 LONGEST = 10_000  # milliseconds
@@ -56,6 +57,13 @@ def test_a_wait_ends_when_its_time_is_over(agent: Agent, caller: Caller) -> None
     assert caller.call(agent, wait("nothing", milliseconds=300)) == IsAt(0)
     assert time.monotonic() - started >= 0.3
     assert caller.call(agent, wait("nothing", milliseconds=0)) == IsAt(0)
+
+
+def test_a_wait_ends_when_nobody_waits_for_it_any_more(agent: Agent, caller: Caller) -> None:
+    """Or who asks for a moment, again and again, would fill the home with waits."""
+    told = threading.Event()
+    one = caller.links.begin(agent.address, None, encode(wait("moment")), 0.3, told.set, time.monotonic() + 20)
+    assert told.wait(9) and one.answer is not None and decode_answer(one.answer) == IsAt(0)
 
 
 def test_a_wait_of_who_is_gone_is_forgotten(kept_agents: Agents, agent: Agent, caller: Caller) -> None:
