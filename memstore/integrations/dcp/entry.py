@@ -49,7 +49,9 @@ class Entry:
     def check(self) -> None:
         if not self._options.overwrite and self._key in self._store:
             raise AlreadyExistsError(
-                f"{self._key!r} is there, and overwrite is False: save to another key, or delete it", key=self._key
+                f"Checkpoint already exists under {self._key!r}, and overwrite is False: save to another key, or "
+                "delete it",
+                key=self._key,
             )
 
     def announce(self, ticket: Ticket) -> None:

@@ -74,6 +74,11 @@ def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     if not isinstance(found, torch.Tensor):
         raise UnsupportedValueError(f"{item.index.fqn}: the planner gives a {type(found).__name__} for a tensor")
+    if found.is_meta:
+        raise UnsupportedValueError(
+            f"{item.index.fqn}: the tensor is on the meta device and has no values: leave it out of the state dict, or "
+            "make it real before the save"
+        )
     return settled(found)
 
 

@@ -139,7 +139,9 @@ def _check_place(path: str, earlier: Manifest | MemstoreError | None, kind: str,
     if isinstance(earlier, Manifest) and not any(value.key == kind for value in earlier.values):
         raise AlreadyExistsError(f"{path} has a snapshot that is no checkpoint: save to another path, or remove it")
     if earlier is not None and not overwrite:
-        raise AlreadyExistsError(f"{path} has a checkpoint, and overwrite is False: save to another path, or remove it")
+        raise AlreadyExistsError(
+            f"Checkpoint already exists in {path}, and overwrite is False: save to another path, or remove it"
+        )
 
 
 def _manifest(planned: Planned, save: str) -> Manifest:

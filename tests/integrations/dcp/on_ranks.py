@@ -13,17 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardMetadata
-from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import memstore
-from memstore.integrations import dcp
-from memstore.integrations.dcp import SavePlanner, Stager, StorageReader, StorageWriter
+from memstore.integrations.dcp import SavePlanner, StorageReader, StorageWriter
 from tests.integrations.dcp.states import load, save
 
 Mesh = tuple[int, ...]
@@ -86,94 +82,41 @@ def _part(whole: torch.Tensor, metadata: Any) -> torch.Tensor:
     return whole[row : row + rows, column : column + columns]
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+def sharded_and_plain(place: str, key: str | None) -> list[bool]:
+    """Saves a ShardedTensor and a plain tensor, and loads each as the other. Whether both are right, for each spec."""
+    whole, source = torch.arange(200, dtype=torch.float32).view(10, 20), opened(place, key)
+    found: list[bool] = []
+    for spec in SPECS:
+        state = {"sharded": sharded_tensor.zeros(spec, 10, 20), "plain": whole}
+        for shard in state["sharded"].local_shards():
+            shard.tensor.copy_(-_part(whole, shard.metadata))
+        save(state, StorageWriter(source, key=key))
+        target = {"sharded": torch.zeros(10, 20), "plain": sharded_tensor.zeros(spec, 10, 20)}
+        load(target, StorageReader(source, key=key))
+        shards = target["plain"].local_shards()
+        right = all(torch.equal(shard.tensor, _part(whole, shard.metadata)) for shard in shards)
+        found.append(right and torch.equal(target["sharded"], -whole))
+    return found
 
 
-def _model(seed: int) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.ReLU(), torch.nn.Linear(12, 6))
+def _wrapped(starts: list[int], rows_of: torch.Tensor) -> DTensor:
+    """A DTensor of which each rank holds the rows from its start to that of the next rank, as `rows_of` has them."""
+    rank = dist.get_rank()
+    start, stop = starts[rank], [*starts[1:], 16][rank]
+    wrapper = LocalShardsWrapper(local_shards=[rows_of[start:stop]], local_offsets=[(start, 0)])
+    mesh = init_device_mesh("cpu", (4,))
+    return DTensor.from_local(wrapper, mesh, [Shard(0)], shape=torch.Size([16, 2]), stride=(2, 1))
 
 
-def _spread(model: torch.nn.Module, how: str) -> torch.nn.Module:
-    if how == "FSDP2":
-        return fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
-    if how == "HSDP":
-        return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
-    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    if how == "TP":
-        return parallelize_module(model, init_device_mesh("cpu", (4,)), plan)
-    if how == "FSDP2 and TP":
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        return fully_shard(parallelize_module(model, mesh["tp"], plan), mesh=mesh["dp"])
-    return model
-
-
-def trained(how: str, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    model = _spread(_model(seed), how)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    torch.manual_seed(seed)
-    model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return model, optimizer
-
-
-def _full(value: Any) -> Any:
-    if isinstance(value, DTensor):
-        return value.full_tensor()
-    if isinstance(value, dict):
-        return {key: _full(entry) for key, entry in value.items()}
-    return value
-
-
-def model_and_optimizer(place: str, key: str | None, saved: str, loaded: str, asynchronous: bool = False) -> bool:
-    """Trains a model for a step, saves it, and loads it into one that is spread otherwise."""
-    source = opened(place, key)
-    model, optimizer = trained(saved, 1)
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    expected = {name: _full(value).clone() for name, value in state["model"].items()}
-    moments = _full(state["optimizer"])["state"]["0.weight"]["exp_avg"].clone()
-    if asynchronous:
-        _save_asynchronously(state, source, key, model)
-    else:
-        save(state, StorageWriter(source, key=key), planner=SavePlanner())
-    other, others = trained(loaded, 2)
-    target = dict(zip(("model", "optimizer"), get_state_dict(other, others), strict=True))
-    load(target, StorageReader(source, key=key), planner=dcp.LoadPlanner())
-    set_state_dict(other, others, model_state_dict=target["model"], optim_state_dict=target["optimizer"])
-    found = dict(zip(("model", "optimizer"), get_state_dict(other, others), strict=True))
-    same = all(torch.equal(_full(value), expected[name]) for name, value in found["model"].items())
-    return same and torch.equal(_full(found["optimizer"])["state"]["0.weight"]["exp_avg"], moments)
-
-
-def _save_asynchronously(state: Any, source: Any, key: str | None, model: torch.nn.Module) -> None:
-    future: Any = state_dict_saver.async_save(
-        state, storage_writer=StorageWriter(source, key=key), planner=SavePlanner(), async_stager=Stager()
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    future.result()
-
-
-def train_while_saving(place: str) -> tuple[bool, float]:
-    """Trains with FSDP2 while a save runs; whether the checkpoint has what the weights were when it was called."""
-    model, optimizer = trained("FSDP2", 1)
-    right = True
-    for step in range(3):
-        state = {"model": {name: value.detach() for name, value in model.state_dict().items()}, "step": step}
-        expected = {name: value.to_local().clone() for name, value in state["model"].items()}
-        future: Any = dcp.async_save(state, checkpoint_id=place)
-        for _ in range(5):
-            model(torch.randn(4, 8)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        future.result()
-        target = {"model": {name: torch.zeros_like(value) for name, value in state["model"].items()}, "step": -1}
-        dcp.load(target, checkpoint_id=place)
-        right &= target["step"] == step
-        right &= all(torch.equal(value.to_local(), expected[name]) for name, value in target["model"].items())
-    return right, float(target["step"])
+def wrapped_shards(place: str, key: str | None) -> bool:
+    """Saves rows that are spread unevenly, in torch's wrappers, and loads them spread otherwise."""
+    source, whole, target = opened(place, key), torch.arange(32.0).view(16, 2), torch.zeros(16, 2)
+    save({"w": _wrapped([0, 4, 7, 11], whole)}, StorageWriter(source, key=key))
+    starts = [0, 6, 8, 9]
+    load({"w": _wrapped(starts, target)}, StorageReader(source, key=key))
+    rank = dist.get_rank()
+    mine = slice(starts[rank], [*starts[1:], 16][rank])
+    return torch.equal(target[mine], whole[mine]) and int(target.count_nonzero()) <= whole[mine].numel()
 
 
 # --- how torch calls a storage ---------------------------------------------------------------------------------------
@@ -220,17 +163,17 @@ class _DiesReading(StorageReader):
         return super().read_data(plan, planner)
 
 
-def _rows(value: float) -> Any:
+def rows(value: float) -> Any:
     return distribute_tensor(torch.full((16, 4), value), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])
 
 
 def save_rows(place: str, key: str | None, value: float, dies: bool = False) -> None:
     kind = _Dies if dies else StorageWriter
-    save({"w": _rows(value)}, kind(opened(place, key), key=key))
+    save({"w": rows(value)}, kind(opened(place, key), key=key))
 
 
 def load_rows(place: str, key: str | None, dies: bool = False) -> float:
-    target = {"w": _rows(0.0)}
+    target = {"w": rows(0.0)}
     load(target, (_DiesReading if dies else StorageReader)(opened(place, key), key=key))
     return float(target["w"].to_local().mean())
 
@@ -244,7 +187,7 @@ class _Failing(SavePlanner):
 
 def save_with_a_failing_planner(place: str, key: str | None) -> str:
     try:
-        save({"w": _rows(9.0)}, StorageWriter(opened(place, key), key=key), planner=_Failing())
+        save({"w": rows(9.0)}, StorageWriter(opened(place, key), key=key), planner=_Failing())
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     return ""

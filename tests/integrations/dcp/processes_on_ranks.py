@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.tensor import DTensor
 
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, Stager, StorageReader, StorageWriter
-from tests.integrations.dcp.on_ranks import opened, trained
+from tests.integrations.dcp.models_on_ranks import trained
+from tests.integrations.dcp.on_ranks import opened
 from tests.integrations.dcp.states import like, load
 
 

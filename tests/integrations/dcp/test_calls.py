@@ -22,7 +22,7 @@ import memstore
 from memstore.errors import MemstoreError, StructureMismatchError, UnsupportedValueError, VersionGoneError
 from memstore.integrations import dcp
 from memstore.integrations.dcp import StorageReader, StorageWriter
-from tests.integrations.dcp.states import load, save
+from tests.integrations.dcp.states import Place, load, save
 
 Call = tuple[str, dict[str, Any]]
 
@@ -199,6 +199,13 @@ def test_planners_that_give_what_is_no_tensor_and_no_bytes(scratch: str) -> None
             save(state, StorageWriter(scratch), planner=Planner())
         assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
     assert "memstore_snapshot.json" not in os.listdir(scratch)
+
+
+def test_tensors_without_values_are_refused_by_name(place: Place) -> None:
+    state = {"model": {"w": torch.ones(3), "unreal": torch.ones(3, device="meta")}}
+    with pytest.raises(CheckpointException, match="model.unreal: the tensor is on the meta device") as raised:
+        save(state, place.writer())
+    assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
 
 
 def test_bytes_items_may_be_bytes(scratch: str) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 import memstore
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
+from tests.integrations.dcp import failing_on_ranks
 from tests.integrations.dcp.states import Place, load, save
+from tests.ranks.launcher import Ranks
 
 
 def failing(kind: Any, name: str) -> Any:
@@ -145,3 +148,23 @@ def test_a_damaged_checkpoint_is_not_replaced_by_what_a_rank_saved_by_itself(scr
         file.write(b"{}")
     with pytest.raises(CheckpointException, match="rank local metadata read failed: .*memstore_snapshot.json"):
         load({"w": torch.zeros(3)}, StorageReader(scratch))
+
+
+# --- on one rank of several -------------------------------------------------------------------------------------------
+
+
+def test_torch_tells_which_rank_failed_in_a_save_and_the_earlier_checkpoint_stays(
+    ranks4: Ranks, scratch: str, key: str | None
+) -> None:
+    expected = [([(one.rank, True)], 1.0) for one in failing_on_ranks.SAVES]
+    assert ranks4.run(failing_on_ranks.fail_saves, scratch, key) == [expected] * 4
+    if key is None:
+        assert len(os.listdir(scratch)) == 5, "what the saves that failed have left is gone"
+        return
+    with memstore.open(scratch) as store:
+        assert store.pending() == () and list(store.keys()) == [key]
+
+
+def test_torch_tells_which_rank_failed_in_a_load(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    expected = [([(one.rank, True)], 1.0) for one in failing_on_ranks.LOADS]
+    assert ranks4.run(failing_on_ranks.fail_loads, scratch, key) == [expected] * 4

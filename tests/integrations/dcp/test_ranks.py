@@ -8,7 +8,7 @@ import pytest
 
 import memstore
 from memstore.testing.fork_server import ForkServer
-from tests.integrations.dcp import on_ranks
+from tests.integrations.dcp import models_on_ranks, on_ranks
 from tests.ranks.launcher import Ranks
 
 FULL = pytest.mark.full
@@ -43,6 +43,17 @@ def test_sharded_tensors_are_loaded_by_any_spec(
     assert all(ranks4.run(on_ranks.sharded_tensors, scratch, key, first, second))
 
 
+@pytest.mark.full
+def test_sharded_tensors_are_loaded_as_plain_ones_and_the_other_way(
+    ranks4: Ranks, scratch: str, key: str | None
+) -> None:
+    assert ranks4.run(on_ranks.sharded_and_plain, scratch, key) == [[True] * len(on_ranks.SPECS)] * 4
+
+
+def test_shards_of_any_sizes_in_wrappers(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert all(ranks4.run(on_ranks.wrapped_shards, scratch, key))
+
+
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -53,19 +64,40 @@ def test_sharded_tensors_are_loaded_by_any_spec(
         pytest.param("TP", "FSDP2 and TP", marks=FULL),
         pytest.param("HSDP", "HSDP", marks=FULL),
         pytest.param("FSDP2 and TP", "none", marks=FULL),
+        pytest.param("FSDP1", "TP", marks=FULL),
+        pytest.param("FSDP1", "FSDP2", marks=FULL),
+        pytest.param("HSDP1", "FSDP2", marks=FULL),
+        pytest.param("DDP", "HSDP", marks=FULL),
+        pytest.param("FSDP2", "DDP", marks=FULL),
     ],
 )
 def test_models_and_optimizers(ranks4: Ranks, scratch: str, key: str | None, saved: str, loaded: str) -> None:
-    assert all(ranks4.run(on_ranks.model_and_optimizer, scratch, key, saved, loaded))
+    assert all(ranks4.run(models_on_ranks.model_and_optimizer, scratch, key, saved, loaded))
+
+
+def test_stages_of_a_pipeline_are_loaded_as_one_model(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert all(ranks4.run(models_on_ranks.load_stages, scratch, key))
+
+
+@pytest.mark.full
+def test_models_on_the_meta_device_are_loaded_and_real(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert all(ranks4.run(models_on_ranks.load_unreal, scratch, key))
+
+
+@pytest.mark.full
+def test_a_part_of_a_model_is_loaded_and_another_part_is_tuned_and_saved(
+    ranks4: Ranks, scratch: str, key: str | None
+) -> None:
+    assert ranks4.run(models_on_ranks.tune, scratch, key) == [["nothing", "step 2"]] * 4
 
 
 def test_asynchronous_saves_by_threads(ranks4: Ranks, scratch: str, key: str | None) -> None:
-    assert all(ranks4.run(on_ranks.model_and_optimizer, scratch, key, "FSDP2", "FSDP2", True))
+    assert all(ranks4.run(models_on_ranks.model_and_optimizer, scratch, key, "FSDP2", "FSDP2", True))
 
 
 def test_training_goes_on_while_memstores_save_runs(ranks4: Ranks, scratch: str, key: str | None) -> None:
     if key is None:
-        assert ranks4.run(on_ranks.train_while_saving, scratch) == [(True, 2.0)] * 4
+        assert ranks4.run(models_on_ranks.train_while_saving, scratch) == [(True, 2.0)] * 4
 
 
 def test_plans_that_are_cached(ranks4: Ranks, scratch: str, key: str | None) -> None:

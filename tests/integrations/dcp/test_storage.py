@@ -192,7 +192,7 @@ def test_a_later_save_takes_the_place_of_an_earlier_one(place: Place) -> None:
 
 def test_not_without_overwrite(place: Place) -> None:
     save({"w": torch.ones(3)}, StorageWriter(place[0], key=place[1], overwrite=False))
-    with pytest.raises(CheckpointException, match="overwrite is False"):
+    with pytest.raises(CheckpointException, match="Checkpoint already exists .* overwrite is False"):
         save({"w": torch.zeros(3)}, StorageWriter(place[0], key=place[1], overwrite=False))
     target = {"w": torch.zeros(3)}
     load(target, StorageReader(place[0], key=place[1]))

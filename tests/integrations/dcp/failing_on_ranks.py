@@ -1,0 +1,102 @@
+"""Calls of a storage that fail on one rank of several, as functions that the tests call on ranks."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.futures import Future
+
+from memstore.integrations.dcp import StorageReader, StorageWriter
+from tests.integrations.dcp.on_ranks import load_rows, opened, rows, save_rows
+
+
+class Failure(NamedTuple):
+    """Which call fails on which rank, and who coordinates. `late`: the error is in the future that the call returns."""
+
+    call: str
+    rank: int
+    coordinator: int = 0
+    late: bool = False
+
+
+SAVES = [
+    Failure("set_up_storage_writer", 0),
+    Failure("prepare_local_plan", 1),
+    Failure("prepare_global_plan", 0),
+    Failure("write_data", 2),
+    Failure("write_data", 3, late=True),
+    Failure("finish", 0),
+    Failure("set_up_storage_writer", 1, coordinator=1),
+    Failure("write_data", 0, coordinator=3),
+    Failure("finish", 1, coordinator=1),
+]
+LOADS = [
+    Failure("read_metadata", 0),
+    Failure("read_metadata", 3, coordinator=1),
+    Failure("set_up_storage_reader", 0),
+    Failure("prepare_local_plan", 1),
+    Failure("prepare_global_plan", 2, coordinator=2),
+    Failure("read_data", 3),
+    Failure("read_data", 0, coordinator=2),
+    Failure("read_data", 2, coordinator=3, late=True),
+]
+
+
+def _failing(kind: Any, failure: Failure) -> Any:
+    real = getattr(kind, failure.call)
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if dist.get_rank() != failure.rank:
+            return real(self, *arguments, **options)
+        error = ArithmeticError(f"in {failure.call}")
+        if not failure.late:
+            raise error
+        future: Any = Future()
+        future.set_exception(error)
+        return future
+
+    return type(kind.__name__, (kind,), {failure.call: call})
+
+
+def _told(function: Any, failure: Failure) -> list[tuple[int, bool]]:
+    """Of which ranks torch tells errors, and whether these are the ones that the call raised there."""
+    try:
+        function(coordinator_rank=failure.coordinator)
+    except CheckpointException as error:
+        return sorted((rank, f"in {failure.call}" in str(one[0])) for rank, one in error.failures.items())
+    return []
+
+
+def fail_saves(place: str, key: str | None) -> list[tuple[list[tuple[int, bool]], float]]:
+    """What torch tells of each save that fails, and what the checkpoint has after it."""
+    source = opened(place, key)
+    save_rows(place, key, 1.0)
+    found: list[tuple[list[tuple[int, bool]], float]] = []
+    for failure in SAVES:
+        writer = _failing(StorageWriter, failure)(source, key=key)
+        state = {"w": rows(2.0)}
+        told = _told(partial(state_dict_saver._save_state_dict, state, writer), failure)
+        found.append((told, load_rows(place, key)))
+    save_rows(place, key, 3.0)
+    assert load_rows(place, key) == 3.0
+    return found
+
+
+def fail_loads(place: str, key: str | None) -> list[tuple[list[tuple[int, bool]], float]]:
+    """What torch tells of each load that fails, and what the next one gives."""
+    source = opened(place, key)
+    save_rows(place, key, 1.0)
+    found: list[tuple[list[tuple[int, bool]], float]] = []
+    for failure in LOADS:
+        reader = _failing(StorageReader, failure)(source, key=key)
+        state = {"w": rows(0.0)}
+        told = _told(partial(state_dict_loader._load_state_dict, state, reader), failure)
+        found.append((told, load_rows(place, key)))
+    return found
