@@ -75,13 +75,14 @@ def nested(items: Mapping[str, Any], paths: Any, source: str) -> Any:
     known = cast("Mapping[Any, Any]", paths)
     most = max(2 * len(items), _FEW)
     root: dict[Any, Any] = {}
-    for name, item in items.items():
+    names = [name for name in known if name in items]  # in the order of the state dict, which the items need not have
+    for name in dict.fromkeys([*names, *items]):
         path: Any = known.get(name, (name,))
         steps = cast("tuple[Any, ...]", path)
         fits = isinstance(path, tuple) and bool(steps) and isinstance(steps[0], str)
         if not fits or not all(type(step) is str or (type(step) is int and 0 <= step < most) for step in steps):
             _damaged(source, f"the item {short(name)} has the path {path!r:.200}")
-        _set(root, steps, item, source)
+        _set(root, steps, items[name], source)
     return root
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -155,6 +155,7 @@ def test_any_state_dict_by_any_way_is_the_same_again(value: dict[str, torch.Tens
     assert_same(sorted_by_name(_contiguous(value)), sorted_by_name(_contiguous(found)), ties=False)
 
 
+@example(value={"z": None, "a": torch.ones(2), "m": {"y": 1, "b": torch.ones(1)}}, way=["memstore-dcp", "dcp"])
 @settings(max_examples=6)
 @given(value=st.dictionaries(NAMES, TREES, min_size=1, max_size=4), way=st.lists(st.sampled_from(NESTED), max_size=3))
 def test_any_nested_value_by_any_way_is_the_same_again(value: dict[str, Any], way: list[str]) -> None:
