@@ -20,7 +20,7 @@ def snapshot() -> None:
     """Look into the folder of a snapshot, verify it, compare two of them."""
 
 
-@snapshot.command("ls")
+@snapshot.command("ls", short_help="List the leaves: dtype, shape, size, files.")
 @path
 @click.argument("prefix", default="")
 @as_json
@@ -43,7 +43,7 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
     render.console.print(render.table(("path", "value", "size", "files"), rows, right=("size",)))
 
 
-@snapshot.command()
+@snapshot.command(short_help="Show when it was taken, by how many ranks.")
 @path
 @as_json
 def info(path: str, as_json: bool) -> None:
