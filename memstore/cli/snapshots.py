@@ -33,6 +33,9 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
     if as_json:
         render.print_json(found)
         return
+    if not found:
+        render.console.print(f"no leaves whose paths start with {render.printable(repr(prefix))}")
+        return
     rows: list[tuple[str, str, str, str]] = []
     for name, entry in found.items():
         if isinstance(entry, TensorEntry):
