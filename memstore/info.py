@@ -81,7 +81,7 @@ class EntryInfo:
     def _repr_html_(self) -> str:
         columns = ("leaf", "dtype", "shape", "size", "ranks")[: 5 if self.kind == "sharded" else 4]
         rows = (_cells(leaf)[: len(columns)] for leaf in self.leaves)
-        return table_html(columns, rows, f"{self}; {shown(len(self.leaves), 'leaves')}")
+        return table_html(columns, rows, f"{self}; {shown(len(self.leaves), 'leaf', 'leaves')}")
 
 
 def _cells(leaf: LeafInfo) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ class VerifyReport:
         return table_html(("key", "file", "damage"), self._rows(), self._caption())
 
     def _caption(self) -> str:
-        found = shown(len(self.damaged), "damaged") if self.damaged else "nothing is damaged"
+        found = shown(len(self.damaged), "damaged", "damaged") if self.damaged else "nothing is damaged"
         return f"memstore.VerifyReport: {found}; {self.checked:,} checked, {self.unchecked:,} without checksums"
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:

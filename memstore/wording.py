@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,12 @@ def short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
+def check_store(store: object) -> None:
+    """Raises TypeError for the path of a store, where the store is meant."""
+    if isinstance(store, (str, os.PathLike)):
+        raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
+
+
 def an(kind: type) -> str:
     """ "an int", "a dict"."""
     name = kind.__qualname__
@@ -69,9 +76,9 @@ def conflict(key: str, expected: int, found: int) -> str:
     return f"{key!r} {is_at}, and version {expected} was expected: get it again and decide anew"
 
 
-def shown(count: int, what: str) -> str:
+def shown(count: int, one: str, many: str) -> str:
     """ "3 keys", "100 keys, the first 30 shown"."""
-    return f"{count:,} {what}, the first {ROWS} shown" if count > ROWS else f"{count:,} {what}"
+    return f"{count_of(count, one, many)}{f', the first {ROWS} shown' if count > ROWS else ''}"
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import textwrap
 import traceback
 from typing import NoReturn
 
@@ -50,7 +51,7 @@ def run() -> NoReturn:
     except Exit as end:
         sys.exit(end.exit_code)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
@@ -65,6 +66,15 @@ def run() -> NoReturn:
         traceback.print_exc()
         _fail(error, REFUSED)
     sys.exit(0)
+
+
+def _show(error: click.ClickException) -> None:
+    """As click shows it; a terminal gets lines that end with words."""
+    text = io.StringIO()
+    error.show(file=text)
+    for line in text.getvalue().splitlines():
+        is_long = render.errors.is_terminal and len(line) > render.errors.width
+        click.echo(textwrap.fill(line, render.errors.width) if is_long else line, err=True)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

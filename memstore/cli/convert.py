@@ -15,13 +15,18 @@ TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.argument("target", metavar="DST", type=click.Path())
 @click.option(
-    "--from", "source_as", type=click.Choice(FORMATS), help="The format of SRC. Default: recognized by its files."
+    "--from",
+    "source_as",
+    type=click.Choice(FORMATS),
+    metavar="FORMAT",
+    help="The format of SRC. Default: recognized by its files.",
 )
 @click.option(
     "--to",
     "target_as",
     type=click.Choice(TARGETS),
-    help="The format of DST. Default: that of its suffix; a path without a suffix becomes a snapshot.",
+    metavar="FORMAT",
+    help="The format of DST. Default: that of its suffix (.safetensors, .pt, .pth, .bin, .ckpt), otherwise a snapshot.",
 )
 @click.option("--allow-pickle", is_flag=True, help="Read objects that need pickle, which can run code.")
 @click.option("--untie", is_flag=True, help="Store tensors that share memory separately, if DST can't keep them tied.")
@@ -37,7 +42,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint to another format.
 
-    DST appears whole, and compared with SRC, or not at all.
+    DST appears whole, and compared with SRC, or not at all. A FORMAT is dcp, huggingface, memmap, memstore-dcp,
+    safetensors, snapshot or torch; SRC may also be torchsnapshot.
     """
     from memstore.convert import convert as run
 

@@ -57,9 +57,9 @@ def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
     """Compare two values leaf by leaf: which differ, and by how much. Exit code 1 if any do.
 
     \b
-    ROOT KEY OTHER            another key, a file, or another store with KEY
-    ROOT KEY OTHER_ROOT KEY   keys of two stores
-    FILE OTHER                two files, or folders of checkpoints
+    ROOT KEY OTHER                  another key, a file, or another store with KEY
+    ROOT KEY OTHER_ROOT OTHER_KEY   keys of two stores
+    FILE OTHER                      two files, or folders of checkpoints
 
     Elements are equal if their bits are. Of two snapshots, `memstore snapshot diff` compares all ranks.
     """
@@ -87,7 +87,7 @@ def _sides(names: tuple[str, ...]) -> tuple[Side, Side]:
     if len(names) == 4:
         return Side(names[0], names[1]), Side(names[2], names[3])
     if len(names) != 3:
-        raise click.UsageError("say ROOT KEY OTHER, ROOT KEY OTHER_ROOT KEY, or FILE OTHER")
+        raise click.UsageError("say ROOT KEY OTHER, ROOT KEY OTHER_ROOT OTHER_KEY, or FILE OTHER")
     root, key, other = names
     if looking.has_key(root, other) or not os.path.lexists(other):
         return Side(root, key), Side(root, other)

@@ -27,7 +27,7 @@ def abort(root: str, key: str, attempt: str, as_json: bool) -> None:
     """Give up a sharded put that waits for parts, for all its ranks: `memstore ls --pending` lists them."""
     with memstore.open(root, "r+") as store:
         is_given_up = store.abort(key, attempt)
-    text = "given up" if is_given_up else "there is no such attempt that waits for parts"
+    text = "given up" if is_given_up else "no such attempt waits for parts: `memstore ls --pending` lists those that do"
     render.tell({"aborted": is_given_up}, text, as_json=as_json)
     if not is_given_up:
         sys.exit(MISSING)
@@ -145,7 +145,9 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
 @key
 @path
 @click.option(
-    "--format", type=click.Choice(["safetensors", "memmap", "torch"]), default="safetensors", show_default=True
+    "--format",
+    type=click.Choice(["safetensors", "memmap", "torch"]),
+    help="Default: torch if PATH ends with .pt, .pth, .bin or .ckpt; otherwise safetensors.",
 )
 @click.option("--max-shard-size", help='Write several files of at most this size: "5GB".')
 @allow_pickle
@@ -153,7 +155,11 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
 def export(
     root: str, key: str, path: str, format: Any, max_shard_size: str | None, allow_pickle: bool, as_json: bool
 ) -> None:
-    """Write KEY to the file or folder PATH, completely or not at all."""
+    """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
+    if format is None:
+        if path.endswith(".npy"):
+            raise click.UsageError("a .npy file has one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
+        format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
         nbytes = store.info(key).nbytes

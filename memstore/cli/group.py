@@ -60,7 +60,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.version_option(memstore.__version__, prog_name="memstore")
 def cli() -> None:
-    """Look into a memstore store and maintain it. ROOT, always the first argument, is its folder.
+    """Look into a memstore store and maintain it. ROOT, the first argument of most commands, is its folder.
 
     Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key, 130 interrupted.
     """

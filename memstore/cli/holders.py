@@ -10,7 +10,8 @@ from memstore.engine import Holding, who_holds
 from memstore.listing import open_keyspace, opened
 from memstore.wording import count_of
 
-_COMMAND = 40  # characters
+_COMMAND = 16, 40  # characters: in a terminal of 80 columns, in a wide one
+_OTHERS = 64  # columns of a terminal that are not the command's
 _NAMED = 3  # keys
 _TITLES = ("pid", "held", "replaced", "command", "keys")
 
@@ -33,8 +34,11 @@ def top(root: str, as_json: bool) -> None:
 
 
 def _cells(one: Holding) -> tuple[str, ...]:
-    command = command_of(one.pid)
-    command = command if len(command) <= _COMMAND else f"{command[: _COMMAND - 1]}…"
+    program, space, arguments = command_of(one.pid).partition(" ")
+    command = f"{os.path.basename(program)}{space}{arguments}"
+    least, most = _COMMAND
+    room = max(least, min(most, render.console.width - _OTHERS)) if render.console.is_terminal else most
+    command = command if len(command) <= room else f"{command[: room - 1]}…"
     live = render.size(one.live_bytes) if one.keys else "-"
     replaced = render.size(one.replaced_bytes) if one.replaced else "-"
     return str(one.pid), live, replaced, command, _names(one)

@@ -21,7 +21,7 @@ _TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", 
 )
 @click.option("--no-homes", is_flag=True, help="No key has its home here: for hosts that come and go, or will leave.")
 @click.option(
-    "--insecure", is_flag=True, help="Serve without a secret: frames are neither encrypted nor authenticated."
+    "--insecure", is_flag=True, help="Serve without a secret: whoever can connect may read and change the store."
 )
 @click.option("--monarch", is_flag=True, help="Answer actors of Monarch too. Whoever can connect may then run code.")
 @click.option(
@@ -38,7 +38,9 @@ _TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", 
     help="How large values are sent between hosts with the same setting. rdma is experimental, and runs Monarch; "
     "monarch is rdma without its hardware, for tests; auto is rdma with --monarch and ibverbs, otherwise tcp.",
 )
-@click.option("--ready-fd", type=int, help="Write a line to it when the host is a member, or is refused.")
+@click.option(
+    "--ready-fd", type=int, help="A file descriptor: a line is written to it when the host is a member, or is refused."
+)
 @click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
 def serve(
     root: str,
@@ -55,7 +57,7 @@ def serve(
 ) -> None:
     """Serve the store to other hosts, until SIGTERM, SIGINT or SIGHUP. MEMSTORE_SECRET_FILE names the secret of all.
 
-    **Whoever knows the secret may read and change the store. The network is trusted beyond that.**
+    Whoever knows the secret may read and change the store. The network is trusted beyond that.
     """
     from memstore.distributed.serving import serve as serve_root
 

@@ -20,7 +20,7 @@ def snapshot() -> None:
     """Look into the folder of a snapshot, verify it, compare two of them."""
 
 
-@snapshot.command("ls")
+@snapshot.command("ls", short_help="List the leaves: dtype, shape, size, files.")
 @path
 @click.argument("prefix", default="")
 @as_json
@@ -33,6 +33,9 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
     if as_json:
         render.print_json(found)
         return
+    if not found:
+        render.console.print(f"no leaves whose paths start with {render.printable(repr(prefix))}")
+        return
     rows: list[tuple[str, str, str, str]] = []
     for name, entry in found.items():
         if isinstance(entry, TensorEntry):
@@ -43,7 +46,7 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
     render.console.print(render.table(("path", "value", "size", "files"), rows, right=("size",)))
 
 
-@snapshot.command()
+@snapshot.command(short_help="Show when it was taken, by how many ranks.")
 @path
 @as_json
 def info(path: str, as_json: bool) -> None:

@@ -101,11 +101,11 @@ def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) ->
         follow(store, prefix, interval, count, as_json=as_json)
 
 
-@cli.command(short_help="Measure this machine: put, get, wake-up and memcpy.")
-@click.argument("root", type=click.Path(), default="/dev/shm")
+@cli.command(short_help="Measure this machine: put, get and memcpy.")
+@click.argument("root", type=click.Path(exists=True, file_okay=False), default="/dev/shm")
 @as_json
 def bench(root: str, as_json: bool) -> None:
-    """Measure this machine: put, get, wake-up and memcpy, in a store that is created under ROOT and removed again."""
+    """Measure this machine: put, get and memcpy, in a store that is created under ROOT (/dev/shm) and removed again."""
     from memstore.cli.selftest import measure, show
 
     with render.progress("measuring"):

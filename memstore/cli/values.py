@@ -119,7 +119,8 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
         names = [looking.text_of(name) for name in (*shown.tensors, *shown.objects)]
         if len(names) != 1 or not shown.tensors:
             what = f"{leaf!r} of {key!r}" if leaf else f"{key!r}"
-            has = "is no tensor" if len(names) == 1 else f"has {len(names):,} leaves ({', '.join(names[:5])}, ...)"
+            some = ", ".join([*names[:5], "..."] if len(names) > 5 else names)
+            has = "is no tensor" if len(names) == 1 else f"has {len(names):,} leaves ({some})"
             raise UnsupportedValueError(
                 f"{what} {has}, and this file takes one tensor: name a LEAF that is one", key=key
             )

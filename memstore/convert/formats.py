@@ -50,6 +50,8 @@ def source_format(path: str) -> Format:
     for name, format in ((DCP_METADATA, "dcp"), (TORCHSNAPSHOT_METADATA, "torchsnapshot")):
         if os.path.lexists(f"{path}/{name}"):
             return cast("Any", format)
+    if os.path.lexists(f"{path}/memstore.json"):
+        raise NotAStoreError(f"{path} is a store, and no checkpoint: export a key of it to a file, and convert that")
     try:
         found = file_format(path)
     except UnsupportedValueError:

@@ -14,6 +14,7 @@ from memstore.dataloader.batch import Row, as_rows, read_batch
 from memstore.dataloader.rows_of_value import count_rows, row_of
 from memstore.rows import prefetch_rows, read_rows
 from memstore.structure import modes
+from memstore.wording import check_store
 
 
 class HasView(Protocol):
@@ -54,6 +55,7 @@ class StoreDataset(Dataset[Any]):
     """
 
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
+        check_store(store)
         view = store.view(key, device="cpu")
         self._set(key, view, count_rows(view, key), transform)
 

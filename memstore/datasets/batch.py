@@ -42,7 +42,8 @@ def take_batch(key: str, plan: Plan, value: Any, *, single: bool = False) -> Bat
     """
     with naming(key):
         found = dict(_leaves(value, ()))
-    wrong = [f"{render_path(name)} is too much" for name in found if name not in {leaf.name for leaf in plan.leaves}]
+    known = {leaf.name for leaf in plan.leaves}
+    wrong = [f"{render_path(name)} isn't in the spec" for name in found if name not in known]
     tensors: list[torch.Tensor] = []
     for leaf in plan.leaves:
         tensor = found.get(leaf.name)

@@ -34,7 +34,9 @@ def as_row(index: Any) -> int | None:
 def in_range(row: int, length: int, key: str) -> int:
     """From 0 on. Raises IndexError."""
     if not -length <= row < length:
-        allowed = f"from {-length:,} to {length - 1:,}" if length else "none, for it is empty"
+        if not length:
+            raise IndexError(f"row {row:,} of {key!r}, which has no rows yet")
+        allowed = f"from {-length:,} to {length - 1:,}"
         raise IndexError(f"row {row:,} of {key!r}, which has {length:,} by now: rows are {allowed}")
     return row + length if row < 0 else row
 

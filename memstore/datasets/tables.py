@@ -15,7 +15,7 @@ def rows_text(plan: Plan, title: str) -> str:
 
 
 def rows_html(plan: Plan, title: str) -> str:
-    return table_html(_COLUMNS, _cells(plan), f"{title}{_in_all(plan)}; {shown(len(plan.leaves), 'leaves')}")
+    return table_html(_COLUMNS, _cells(plan), f"{title}{_in_all(plan)}; {shown(len(plan.leaves), 'leaf', 'leaves')}")
 
 
 def _cells(plan: Plan) -> Iterator[tuple[str, str, str, str]]:

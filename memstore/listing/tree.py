@@ -11,6 +11,7 @@ from memstore.listing.keyspace import Keyspace
 from memstore.wording import age, size
 
 _SHOWN = 20  # entries of a folder, of which there may be a million
+_WIDEST = 60  # characters of a name that others are aligned with
 _LINES = 200
 _DEEPEST = 16  # folders in one another
 
@@ -74,7 +75,7 @@ def key_tree(store: Keyspace, prefix: str) -> KeyTree:
 def _draw(folder: _Folder, indent: str) -> Iterator[str]:
     names = sorted({*folder.folders, *folder.entries})
     shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
-    width = max(map(len, shown), default=0)
+    width = max((len(name) for name in shown if len(name) <= _WIDEST), default=0)
     for name in shown:
         is_last = name is names[-1]
         branch, below = ("└── ", "    ") if is_last else ("├── ", "│   ")

@@ -24,6 +24,7 @@ from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
 from memstore.replay.taking import Taking, hand_out
 from memstore.structure import modes
+from memstore.wording import check_store
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
@@ -94,6 +95,7 @@ class ReplayBuffer(Filled):
         seed: int | None = None,
         mode: Literal["a", "r+", "x"] = "a",
     ) -> None:
+        check_store(store)
         root, timeout, writable = store.lend_root(key)
         own = SamplerOptions(sampler, replacement, beta)
         options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)

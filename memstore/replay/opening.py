@@ -61,13 +61,13 @@ def open_or_create(
                     entry = open_mutable(root, key, "buffer", capacity_of, deadline, writable=writable)
                 except KeyNotFoundError:
                     if mode != "a" or not writable or spec is None or capacity is None:
-                        raise _not_there(root, key, mode) from None
+                        raise _not_there(root, key, mode, writable=writable) from None
                 else:
                     _check_recovered(entry)
                     _compare(entry, spec, capacity, options)
                     return entry
             if spec is None or capacity is None:
-                raise _not_there(root, key, mode)
+                raise _not_there(root, key, mode, writable=writable)
             try:
                 create(root, key, spec, options, capacity, deadline)
             except AlreadyExistsError:
@@ -76,10 +76,15 @@ def open_or_create(
             mode = "a"
 
 
-def _not_there(root: Root, key: str, mode: BufferMode) -> Exception:
+def _not_there(root: Root, key: str, mode: BufferMode, *, writable: bool) -> Exception:
     if mode == "x":
         return ValueError(f"{key!r}: to make a buffer takes spec= and capacity=")
-    advice = "with spec= and capacity= it is made" if mode == "a" else "mode 'a' makes it"
+    if not writable:
+        advice = "this store was opened with mode 'r', which can't make it"
+    elif mode == "a":
+        advice = "with spec= and capacity= it is made"
+    else:
+        advice = "mode 'a' makes it"
     return KeyNotFoundError(f"{absent(root, key.encode()).message}; {advice}", key=key)
 
 
@@ -114,7 +119,8 @@ def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: Rin
     if options.limiter is not None and options.limiter != found.limiter:
         wrong.append(f"its rate limiter is {found.rate_limiter}, and not {options.rate_limiter}")
     if wrong:
-        raise StructureMismatchError(f"{key!r} is there already, and {'; '.join(wrong)}", key=key)
+        advice = "say the same, or leave it out to take the buffer as it is"
+        raise StructureMismatchError(f"{key!r} is there already, and {'; '.join(wrong)}: {advice}", key=key)
 
 
 DEFAULT_ALPHA = 0.6  # of the contract: who says nothing else takes the buffer's

@@ -96,7 +96,7 @@ class Snapshot:
             allow_pickle: store objects that need it with pickle.
 
         Raises:
-            AlreadyExistsError: there is a snapshot at `path`, or another take finished first. It stays as it is.
+            AlreadyExistsError: a snapshot or a store is at `path`, or another take finished first. It stays as it is.
             UnsupportedValueError: a leaf can't be saved.
             ShardMismatchError: ranks disagree about a tensor that they share: its shape, its dtype or its parts.
             StoreFullError: no room. Nothing is left.

@@ -22,7 +22,7 @@ def snapshot_html(path: str, found: SnapshotMetadata) -> str:
 def _title(path: str, found: SnapshotMetadata) -> str:
     ranks = f"{found.world_size:,} {'rank' if found.world_size == 1 else 'ranks'}"
     sums = "" if found.checksum else ", no checksums"
-    entries = shown(len(found.manifest), "entries")
+    entries = shown(len(found.manifest), "entry", "entries")
     return f"memstore.Snapshot {path}: {size(found.nbytes)} of {ranks}, {age(found.created)} old{sums}; {entries}"
 
 

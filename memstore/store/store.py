@@ -565,7 +565,7 @@ class Store(ByRanks, ByRows, AsMapping):
         if self._root is None:
             return repr(self)
         rows = map(listing.cells, listing.entries(self))
-        return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'keys')}")
+        return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'key', 'keys')}")
 
 
 def get_at_once(store: Store, key: str, default: Any) -> Any:

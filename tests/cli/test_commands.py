@@ -144,6 +144,9 @@ def test_attach_and_export(filled: str, tmp_path: Path) -> None:
     call("export", filled, "policy/weights", str(path), code=3)  # "step" is no tensor
     assert call_json("export", filled, "policy/td", str(path))["nbytes"] == 24_012
     call("export", filled, "policy/td", str(tmp_path / "folder"), "--format", "memmap")
+    call("export", filled, "policy/weights", str(tmp_path / "weights.pt"))  # torch's, by its ending
+    assert torch.load(tmp_path / "weights.pt")["step"] == 7
+    call("export", filled, "policy/td", str(tmp_path / "x.npy"), code=2)
     assert "in place" in call("attach", filled, "adopted", str(path))
     assert call_json("attach", filled, "folder", str(tmp_path / "folder"))["nbytes"] == 24_012
     found = {one["key"]: one["kind"] for one in call_json("ls", filled)}
@@ -173,6 +176,7 @@ def test_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found["versions"]["python"] == platform.python_version() and found["versions"]["torch"] == torch.__version__
     assert found["memory"] > 1 << 28 and platform.release() in found["system"]
     assert "GB/s" in call("bench", str(tmp_path))
+    call("bench", str(tmp_path / "nowhere"), code=2)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ def test_refusals_have_their_exit_code(source: str, tmp_path: Path) -> None:
     said = call("convert", source, f"{tmp_path}/model.safetensors", code=3)
     assert "value['[bold]']: int, and no tensor" in said.replace("\n", " ").replace("  ", " ")
     assert "is there already" in call("convert", source, source, code=3)
+    call("put", f"{tmp_path}/store", "key", source)
+    assert "is a store" in call("convert", f"{tmp_path}/store", f"{tmp_path}/x", code=3)
     assert "--to" in call("convert", source, f"{tmp_path}/x", "--to", "torchsnapshot", code=2)
     assert not list(tmp_path.glob("model.safetensors*")) and not list(tmp_path.glob(".memstore*"))
 

@@ -26,6 +26,7 @@ def test_ls_lists_the_leaves_with_their_files(path: str) -> None:
     text = call("snapshot", "ls", path)
     assert "0/state/x" in text and "float32 [4]" in text and "state.safetensors" in text and r"'[bold]\n'" in text
     assert "0/state" not in call("snapshot", "ls", path, "0/model")
+    assert call("snapshot", "ls", path, "7/") == "no leaves whose paths start with '7/'\n"
     found = json.loads(call("snapshot", "ls", path, "0/state", "--json"))
     assert found["0/state/step"] == {"value": 1} and found["0/state/x"]["shape"] == [4]
 

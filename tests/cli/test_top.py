@@ -30,6 +30,9 @@ def test_who_holds_what(root: str) -> None:
         assert lines[0].split() == ["pid", "held", "replaced", "command", "keys"]
         (line,) = [line for line in lines if line.split()[0] == str(child.pid)]
         assert "KiB" in line and line.endswith("  key")
+        screen = in_terminal("top", root).screen  # of 80 columns: each process still has one line
+        assert screen[0].split() == lines[0].split()
+        assert [line.split()[0] for line in screen[1:] if line.endswith("  key")] == [str(child.pid)]
         child.send()
         child.receive()
 

@@ -111,6 +111,12 @@ def test_a_message_is_reworded(pair: str) -> None:
     assert in_words(text) == said
 
 
+def test_wrong_usage_is_told_in_whole_words(filled: str) -> None:
+    seen = in_terminal("ls", filled, "--sort", "weight")
+    assert seen.code == 2
+    assert " ".join(seen.screen).rstrip().endswith("is not one of 'key', 'size', 'age', 'version', 'type'.")
+
+
 def test_an_interrupted_command_ends_with_130(filled: str) -> None:
     seen = in_terminal("watch", filled, "--interval", "0.05", interrupt="puts/s,")
     assert seen.code == 130 and "Traceback" not in seen.text

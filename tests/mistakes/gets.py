@@ -99,8 +99,7 @@ MISTAKES = [
     Mistake(
         'store.get("policy", dtype="float16")',
         TypeError,
-        "dtype='float16': it converts the leaves of floating dtypes only, to another floating or complex "
-        "torch.dtype; for integers, get the value as it is and convert the leaves that are meant",
+        "dtype='float16', a str: a get converts to a torch.dtype, as torch.bfloat16",
     ),
     Mistake(
         'store.get("policy", device="gpu")',

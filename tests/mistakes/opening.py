@@ -23,6 +23,12 @@ MISTAKES = [
         "PATH/nowhere/store: the parent folder PATH/nowhere doesn't exist: create it first",
     ),
     Mistake(
+        'memstore.open(path + "/~/store")',
+        NotAStoreError,
+        'PATH/~/store: the parent folder PATH/~ doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your '
+        "home folder of it",
+    ),
+    Mistake(
         'memstore.open(path + "/notes.txt")',
         NotAStoreError,
         "PATH/notes.txt is not a folder",

@@ -155,13 +155,29 @@ MISTAKES = [
     Mistake(
         'memstore.ReplayBuffer(store, "replay", capacity=16)',
         StructureMismatchError,
-        "'replay' is there already, and its capacity is 8, and not 16",
+        "'replay' is there already, and its capacity is 8, and not 16: say the same, or leave it out to take the "
+        "buffer as it is",
     ),
     Mistake(
         'memstore.ReplayBuffer(store, "replay", {"x": ((3,), torch.float32)}, capacity=8)',
         StructureMismatchError,
         "'replay' is there already, and its rows are {'x': ((2,), torch.float32), 'done': ((), torch.bool)}, "
-        "and not {'x': ((3,), torch.float32)}",
+        "and not {'x': ((3,), torch.float32)}: say the same, or leave it out to take the buffer as it is",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(reader, "new", {"x": ((3,), torch.float32)}, capacity=8)',
+        KeyNotFoundError,
+        "no key 'new': keys() lists the 9 that the store has; this store was opened with mode 'r', which can't make it",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(path + "/store", "replay")',
+        TypeError,
+        "store is an open store, and not its path: write memstore.open('PATH/store')",
+    ),
+    Mistake(
+        'memstore.StoreDataset(path + "/store", "policy")',
+        TypeError,
+        "store is an open store, and not its path: write memstore.open('PATH/store')",
     ),
     Mistake(
         'memstore.ReplayBuffer(store, "replay", sampler="random")',

@@ -35,6 +35,11 @@ MISTAKES = [
         "lambda, or defined in a function); define it at the top level of a module, or put what it is made of",
     ),
     Mistake(
+        'memstore.Snapshot.take(path + "/store", {"model": module})',
+        AlreadyExistsError,
+        "PATH/store is a store: take to a folder of its own, such as PATH/store-step-1",
+    ),
+    Mistake(
         'memstore.Snapshot.take(path + "/step-1", {"model": module})',
         AlreadyExistsError,
         "PATH/step-1 has a snapshot: take to another path, or remove it first",

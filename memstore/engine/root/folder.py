@@ -187,6 +187,8 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
     if not os.path.lexists(root):
         if not os.path.isdir(parent):
             what = "is not a folder" if os.path.lexists(parent) else "doesn't exist: create it first"
+            if "/~" in parent and not os.path.lexists(parent):  # "~/run", as one writes it in a shell
+                what = 'doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your home folder of it'
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:
             raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")

@@ -57,6 +57,8 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
     """Rank 0's: an error for a snapshot that is there; else the folder, and whose names the plain ones are."""
     if os.path.lexists(f"{path}/{MANIFEST}"):
         raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
+    if os.path.lexists(f"{path}/memstore.json"):
+        raise AlreadyExistsError(f"{path} is a store: take to a folder of its own, such as {path}-step-1")
     if os.path.lexists(path) and not os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is there, and is no folder")
     writer = f"memstore {importlib.import_module('memstore').__version__}"  # which is a layer above this one

@@ -13,6 +13,7 @@ from memstore.structure.get.storage import finish, finish_one, tensors_of
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.tree import Parts
+from memstore.wording import an
 
 _in_inference_mode = torch.is_inference_mode_enabled
 
@@ -71,6 +72,8 @@ def rebuild(
 def _check_dtype(dtype: Any) -> None:
     if dtype is None or (isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)):
         return
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype={dtype!r}, {an(type(dtype))}: a get converts to a torch.dtype, as torch.bfloat16")
     raise TypeError(
         f"dtype={dtype!r}: it converts the leaves of floating dtypes only, to another floating or complex torch.dtype; "
         f"for integers, get the value as it is and convert the leaves that are meant"
