@@ -85,6 +85,8 @@ def _leaves(found: EntryInfo) -> list[Leaf]:
 @as_json
 def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json: bool) -> None:
     """Delete KEYS, all of them or, if one is missing, none."""
+    if prefix and "" in keys:
+        raise click.UsageError("an empty prefix would delete every key; to start anew, remove the folder ROOT")
     with open_keyspace(root, "r+") as store:
         names = [one.key for start in keys for one in entries(store, start)] if prefix else list(keys)
         deleted = store.delete_many(names, missing_ok=missing_ok or prefix) if names else 0

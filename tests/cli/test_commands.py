@@ -136,6 +136,7 @@ def test_gc_rm_and_cp(filled: str, tmp_path: Path) -> None:
     with memstore.open(target) as store:
         assert list(store) == ["other", "policy/td", "policy/weights"]
         assert (store.get("policy/weights")["layer"]["w"] == 1).all()
+    assert "an empty prefix would delete every key" in call("rm", target, "", "--prefix", code=2)
     assert call_json("rm", target, "policy/", "--prefix") == {"deleted": 2}
 
 
