@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from memstore.deferred_init.constants import Constant
 from memstore.deferred_init.randomness import Draw
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Mark, Recorder, Ref, kind_of
+
+T = TypeVar("T")
 
 _moments = itertools.count()
 _lift: Any = torch.ops.aten.clone.default
@@ -44,7 +46,7 @@ class Event:
         self.operator = operator
         self.args = [_kept(one) for one in args]
         self.options = {name: _kept(one) for name, one in options.items() if name != "generator"}
-        self.inputs = [ref.mark for ref in refs_in((*self.args, *self.options.values()))]
+        self.inputs = [ref.mark for ref in those_in((*self.args, *self.options.values()), Ref)]
         self.made: Sequence[tuple[int, Ref]] = ()
         self.moment: int | None = None
         self.draw: Draw | None = None
@@ -52,7 +54,7 @@ class Event:
 
     def keep(self) -> None:
         """It is recorded: real tensors that it was given stay what they are now."""
-        for one in _constants_in((*self.args, *self.options.values())):
+        for one in those_in((*self.args, *self.options.values()), Constant):
             one.keep()
 
     @property
@@ -90,20 +92,13 @@ class Past:
         return self._begin()
 
 
-def refs_in(values: Sequence[Any]) -> Iterator[Ref]:
+def those_in(values: Sequence[Any], kind: type[T]) -> Iterator[T]:
+    """What is of this kind among values, and in the lists and tuples among them."""
     for value in values:
-        if isinstance(value, Ref):
+        if isinstance(value, kind):
             yield value
         elif type(value) is list or type(value) is tuple:
-            yield from refs_in(value)  # pyright: ignore[reportUnknownArgumentType]
-
-
-def _constants_in(values: Sequence[Any]) -> Iterator[Constant]:
-    for value in values:
-        if isinstance(value, Constant):
-            yield value
-        elif type(value) is list or type(value) is tuple:
-            yield from _constants_in(value)  # pyright: ignore[reportUnknownArgumentType]
+            yield from those_in(value, kind)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def needed(wanted: Sequence[tuple[Mark, int]], user: Event | None = None) -> list[Event]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memstore.deferred_init.events import Event, Past, now, refs_in
+from memstore.deferred_init.events import Event, Past, now, those_in
 from memstore.deferred_init.randomness import generator_of, next_draw
 from memstore.deferred_init.replay import compute, skip, values_of
 from memstore.errors import UnsupportedValueError
@@ -68,7 +68,7 @@ def _generator(args: Sequence[Any], options: Mapping[str, Any]) -> torch.Generat
         return given
     device = options.get("device")
     if device is None:
-        refs = list(refs_in((*args, *options.values())))
+        refs = list(those_in((*args, *options.values()), Ref))
         device = refs[0].mark.device if refs else next(iter(_devices(args)), torch.device("cpu"))
     with modes.put_aside():
         return generator_of(device)
