@@ -22,6 +22,12 @@ from memstore.wording import parse_size
 
 Format = Literal["safetensors", "memmap", "torch"]
 FORMATS = ("safetensors", "memmap", "torch")
+_WRITES = {  # a file of this suffix, which its readers expect to be of one format
+    ".safetensors": "format='safetensors'",
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), "format='torch'"),
+    ".npy": "numpy.save(path, store.get(key))",
+    ".npz": "numpy.savez(path, **store.get(key))",
+}
 
 
 def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int | str | None) -> tuple[str, int | None]:
@@ -33,6 +39,10 @@ def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int 
     name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name:
         raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
+    suffix = os.path.splitext(name)[1]
+    writer = _WRITES.get(suffix.lower(), f"format={format!r}")
+    if writer != f"format={format!r}" and not os.path.isdir(name):
+        raise ValueError(f"{name}: {writer} writes {suffix} files, and format={format!r} doesn't")
     return name, None if max_shard_size is None else parse_size(max_shard_size)
 
 

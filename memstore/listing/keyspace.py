@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.engine import (
     Change,
@@ -57,6 +57,9 @@ class Keyspace:
     """
 
     def __init__(self, use: RootUse, mode: Mode, *, timeout: float, asked: Mode | None = None) -> None:
+        given: Any = use
+        if not isinstance(given, RootUse):
+            raise TypeError(f"memstore.open(path) opens a store, and not {type(self).__qualname__}({given!r:.100})")
         self.root = use.root.path
         self._use: RootUse | None = use
         self._root: Root | None = use.root

@@ -16,7 +16,7 @@ from memstore.replay.picking import Picked
 from memstore.replay.ring import Ring
 from memstore.replay.sampling import Targets
 from memstore.replay.words import positions_of
-from memstore.structure import DTYPES
+from memstore.structure import DTYPES, to_device
 
 INDEX, WEIGHT = "index", "weight"
 ONLY = "data"  # the name of the leaf of a spec that is one tensor
@@ -130,9 +130,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     if device is None or device.type == "cpu":
         return tensor
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return to_device(tensor, device)
 
 
 def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device | None) -> TensorDict:

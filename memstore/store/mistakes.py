@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -10,12 +11,18 @@ from typing import Any, NoReturn
 import torch
 
 from memstore.errors import UnsupportedValueError
+from memstore.listing import UnknownKindError, outline
+from memstore.undecodable import UNDECODABLE
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|meta)(:[0-9]+)?")
 
 
-def check_default(key: str, default: Any) -> None:
-    """Warns of a get whose default is a device or dtype, unless the key says that such a thing is what it has."""
+def check_default(key: str, default: Any, description: bytes | None = None) -> None:
+    """Warns of a get whose default is a device or dtype, unless the key says that such a thing is what it has.
+
+    Args:
+        description: of the value that is there; then it warns also of a default that is the name of a part of it.
+    """
     is_device = isinstance(default, torch.device) or (type(default) is str and _DEVICE.fullmatch(default))
     name = "device" if is_device else "dtype" if isinstance(default, torch.dtype) else None
     shown = repr(str(default)) if is_device else repr(default)
@@ -26,6 +33,20 @@ def check_default(key: str, default: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
+    elif description is not None and type(default) is str and default in _first_names(description):
+        warnings.warn(
+            f"get({key!r}, {default!r}): the second argument is the default, which is returned as it is if there is no "
+            f"such key; for that part of the value write get({key!r})[{default!r}]",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _first_names(description: bytes) -> set[str | int]:
+    """The names of a value's parts, as far as they can be told without its containers."""
+    with contextlib.suppress(UnknownKindError, *UNDECODABLE):
+        return {leaf.name[0] for leaf in outline(description)[1] if leaf.name}
+    return set()
 
 
 def as_items(items: Any) -> Mapping[str, Any]:

@@ -45,8 +45,9 @@ class Fit:
         assert pin.held is not None, "a pin that is mapped"
         stored = view(pin.root, pin.key, pin.held, pin.options, "cpu")
         if not (isinstance(stored, Mapping) and isinstance(stored.get(MODEL), Mapping)):
-            kind = an(type(stored))
-            self.problems.append(f"{kind} without a dict {MODEL!r} is stored: save_model makes what load_model reads")
+            advice = f"; if it is a state_dict: model.load_state_dict(store.get({pin.key!r}))"
+            found = f"{an(type(stored))} is stored, which save_model didn't make"
+            self.problems.append(found + advice if isinstance(stored, Mapping) else found)
             return
         entries = model_entries(model)
         self._fit_model(stored[MODEL], entries)

@@ -71,11 +71,11 @@ class Store(ByRanks, ByRows, AsMapping):
     def __init__(
         self,
         use: RootUse,
-        mode: Mode,
+        mode: Mode = "r",
         *,
-        verify: bool,
-        allow_pickle: bool,
-        timeout: float,
+        verify: bool = False,
+        allow_pickle: bool = False,
+        timeout: float = 30.0,
         asked: Mode | None = None,
     ) -> None:
         super().__init__(use, mode, timeout=timeout, asked=asked)
@@ -269,7 +269,7 @@ class Store(ByRanks, ByRows, AsMapping):
             return default
         self._gets += 1
         if default is not NO_DEFAULT and held.record.nbytes:
-            check_default(key, default)
+            check_default(key, default, held.record.description)
         if options is contents.PLAIN and not self._verify:
             tensor = contents.read_bare(held)
             if tensor is not None:
@@ -509,6 +509,7 @@ class Store(ByRanks, ByRows, AsMapping):
             KeyNotFoundError: no such key.
             UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder isn't empty.
+            ValueError: `path` ends in the suffix of another format (.pt, .pth, .ckpt, .bin, .npy, .npz, .safetensors).
         """
         with between_forks():
             from memstore.formats import check_export, export_value, has_devices

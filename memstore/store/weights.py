@@ -33,7 +33,8 @@ def iter_weights(
     Args:
         store, key: where to read.
         newer_than: wait first for a version that is newer than this one.
-        prefix: removed from the front of the names, such as "model."; tensors without it are left out.
+        prefix: removed from the front of the names, such as "model."; tensors without it are left out. Some tensor
+            must have it.
         names: called with each name without the prefix; returns the new name, or None to leave the tensor out.
         timeout: seconds to wait; None: the store's.
 
@@ -41,7 +42,8 @@ def iter_weights(
         KeyNotFoundError: no such key.
         StoreTimeoutError: there was no newer version in time.
         CorruptionError: a tensor is damaged, and the store verifies; the tensors before it were yielded.
-        ValueError: two tensors would have the same name. No tensor was yielded by then.
+        ValueError: no name starts with `prefix`, or two tensors would have the same name. No tensor was yielded by
+            then.
         TypeError: `store` isn't a store, or `names` returned something else than a name.
 
     Example:
@@ -67,10 +69,11 @@ def iter_weights(
 def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     origins: dict[str, Path] = {}
-    for path, tensor in structure.iter_tensors(value):
-        stored = ".".join(map(str, path))
-        if not stored.startswith(prefix):
-            continue
+    tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]
+    chosen = [one for one in tensors if one[0].startswith(prefix)]
+    if tensors and not chosen:
+        raise ValueError(f"no tensor of {key!r} has a name that starts with {prefix!r}: the first is {tensors[0][0]!r}")
+    for stored, path, tensor in chosen:
         name: Any = stored[len(prefix) :]
         if names is not None:
             name = names(name)

@@ -102,6 +102,7 @@ from memstore.structure.tensors import (
     pack,
     read_flags,
     repeats,
+    to_device,
     to_flags,
     traits,
 )
@@ -206,6 +207,7 @@ __all__ = [
     "take_apart",
     "take_shards_apart",
     "tensor_of_array",
+    "to_device",
     "to_flags",
     "traits",
     "tree_names",

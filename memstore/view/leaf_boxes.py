@@ -17,7 +17,7 @@ import xxhash
 from memstore.contents import StoredBox, count_read
 from memstore.engine import Leaf
 from memstore.sharding import Box, BoxIndex
-from memstore.structure import DTYPES, box_bytes, modes, over
+from memstore.structure import DTYPES, box_bytes, modes, over, to_device
 from memstore.view.points import Points
 from memstore.view.regions import Region, all_of, common, region_of, within
 from memstore.view.source import Source
@@ -89,7 +89,7 @@ class LeafBoxes(StoredLeaf):
     def read(self, box: torch.Tensor) -> torch.Tensor:
         with modes.put_aside() if modes.are_active() else nullcontext(), torch.inference_mode(False), torch.no_grad():
             values = self._read(box) if box.numel() else _empty(box)
-        return values if self.place is None else values.to(self.place)
+        return values if self.place is None else to_device(values, self.place)
 
     def _read(self, box: torch.Tensor) -> torch.Tensor:
         if box.dtype.itemsize != self._item:

@@ -13,7 +13,7 @@ import xxhash
 from memstore import contents
 from memstore.contents import count_read
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
-from memstore.structure import modes, over, traits
+from memstore.structure import modes, over, to_device, traits
 from memstore.view import pages
 from memstore.view.source import Source
 from memstore.view.stored_leaf import StoredLeaf, nbytes_of
@@ -56,7 +56,7 @@ class LeafBytes(StoredLeaf):
         count_read(values.nbytes if values.is_contiguous() else nbytes_of(values))
         if self.source.is_on_disk:
             self.source.bring(values)
-        return values if self.place is None else values.to(self.place)
+        return values if self.place is None else to_device(values, self.place)
 
     def tensor(self, box: torch.Tensor) -> torch.Tensor:
         """A box on the CPU, where it is, for a caller that reads some of it, and says by `use` how much.

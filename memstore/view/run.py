@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memstore.structure import over
+from memstore.structure import over, to_device
 from memstore.view.lazy import LazyTensor, read, refusal, wrap
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
@@ -150,7 +150,7 @@ def _use(leaf: LazyTensor, nbytes: int) -> None:
 
 def _on_place(made: torch.Tensor, leaf: LazyTensor) -> torch.Tensor:
     place = leaf.stored.place
-    return made if place is None else made.to(place)
+    return made if place is None else to_device(made, place)
 
 
 def _apart(made: Any, storages: Sequence[int]) -> Any:

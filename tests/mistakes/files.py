@@ -97,6 +97,16 @@ MISTAKES = [
         "max_shard_size is for format='safetensors', and not for 'torch'",
     ),
     Mistake(
+        'store.export("policy", path + "/out.pt")',
+        ValueError,
+        "PATH/out.pt: format='torch' writes .pt files, and format='safetensors' doesn't",
+    ),
+    Mistake(
+        'store.export("policy", path + "/out.npy")',
+        ValueError,
+        "PATH/out.npy: numpy.save(path, store.get(key)) writes .npy files, and format='safetensors' doesn't",
+    ),
+    Mistake(
         'store.export("policy", path + "/out", max_shard_size="1 gig")',
         ValueError,
         "a size is a positive number of bytes, or text such as '8GiB' or '500MB', and not '1 gig'",

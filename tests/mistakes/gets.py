@@ -38,6 +38,12 @@ MISTAKES = [
         "no such key; for values of this device write device='cuda'",
     ),
     Mistake(
+        'store.get("policy", "w")',
+        UserWarning,
+        "get('policy', 'w'): the second argument is the default, which is returned as it is if there is no such key; "
+        "for that part of the value write get('policy')['w']",
+    ),
+    Mistake(
         'store.get("policy", out=module)',
         StructureMismatchError,
         "out is a Linear, a module, and no container of tensors: store.load_model(key, module) fills one "
@@ -114,7 +120,17 @@ MISTAKES = [
     Mistake(
         'store.get("policy", timeout=float("nan"))',
         ValueError,
-        "a timeout is a number of seconds, and not nan",
+        "a timeout is a number of seconds, 0 or more, and not nan",
+    ),
+    Mistake(
+        'store.get("policy", timeout=-1)',
+        ValueError,
+        "a timeout is a number of seconds, 0 or more, and not -1",
+    ),
+    Mistake(
+        'list(memstore.iter_weights(store, "policy", prefix="model."))',
+        ValueError,
+        "no tensor of 'policy' has a name that starts with 'model.': the first is 'w'",
     ),
     Mistake(
         'store.get("policy", max_age=-1)',

@@ -18,6 +18,11 @@ MISTAKES = [
         "PATH/nowhere doesn't exist: open it with mode 'a' to create it",
     ),
     Mistake(
+        'memstore.Store(path + "/store")',
+        TypeError,
+        "memstore.open(path) opens a store, and not Store('PATH/store')",
+    ),
+    Mistake(
         'memstore.open(path + "/nowhere/store")',
         NotAStoreError,
         "PATH/nowhere/store: the parent folder PATH/nowhere doesn't exist: create it first",

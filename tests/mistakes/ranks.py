@@ -77,7 +77,8 @@ MISTAKES = [
         'store.load_model("policy", module)',
         StructureMismatchError,
         "'policy': version 1 doesn't fit, and nothing was loaded:\n"
-        "  an OrderedDict without a dict 'model' is stored: save_model makes what load_model reads",
+        "  an OrderedDict is stored, which save_model didn't make; if it is a state_dict: "
+        "model.load_state_dict(store.get('policy'))",
     ),
     Mistake(
         'store.load_model("linear", larger)',
@@ -88,8 +89,7 @@ MISTAKES = [
     Mistake(
         'store.load_model("step", module)',
         StructureMismatchError,
-        "'step': version 4 doesn't fit, and nothing was loaded:\n"
-        "  an int without a dict 'model' is stored: save_model makes what load_model reads",
+        "'step': version 4 doesn't fit, and nothing was loaded:\n  an int is stored, which save_model didn't make",
     ),
     Mistake(
         'view["w"].distribute(None, [])',

@@ -164,7 +164,8 @@ def test_a_prefix_is_cut_off_and_what_lacks_it_is_left_out(store: memstore.Store
     other, _ = train(0)
     other.load_state_dict(dict(memstore.iter_weights(store, "key", prefix="model.")))
     assert_same(model.state_dict(), other.state_dict())
-    assert list(memstore.iter_weights(store, "key", prefix="nothing.")) == []
+    with pytest.raises(ValueError, match="starts with 'nothing.': the first is 'model.0.weight'"):
+        list(memstore.iter_weights(store, "key", prefix="nothing."))
 
 
 def test_names_renames_and_drops(store: memstore.Store) -> None:

@@ -130,7 +130,7 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
         os.environ[SECRET_FILE] = secret_file
     secret = secret_of(options.root)
     if secret is None and options.insecure:
-        say("no secret: frames are neither encrypted nor authenticated, and whoever can connect may change the store")
+        say("no secret: whoever can connect may read and change the store")
     if options.monarch or options.transport in ("rdma", "monarch"):
         say("Monarch listens too: it authenticates nobody, and whoever can connect there may run code as this user")
 

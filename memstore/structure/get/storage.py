@@ -17,7 +17,7 @@ import torch
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
-from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, over, traits, with_traits
+from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, lacks_device, over, to_device, traits, with_traits
 from memstore.structure.tree import TensorNode
 
 
@@ -115,10 +115,13 @@ def finish(
     if recipe is None:
         raise ValueError("the tensors were not made by tensors_of")
     if device is not None or dtype is not None:
-        for i, tensor in enumerate(tensors):
-            wanted = dtype if dtype is not None and tensor.is_floating_point() and i not in plan.fixed else tensor.dtype
-            place = device if i not in plan.host else None
-            tensors[i] = tensor.to(device=place, dtype=wanted, non_blocking=non_blocking)
+        try:
+            for i, tensor in enumerate(tensors):
+                casts = dtype is not None and tensor.is_floating_point() and i not in plan.fixed
+                place = device if i not in plan.host else None
+                tensors[i] = tensor.to(device=place, dtype=dtype if casts else tensor.dtype, non_blocking=non_blocking)
+        except AssertionError as error:
+            raise lacks_device(device, error) from error
     for i, requires_grad in recipe.parameters:  # with_traits, without the calls: a whole model may be here
         tensors[i] = torch.Tensor._make_subclass(torch.nn.Parameter, tensors[i], requires_grad)
     for i, found in recipe.traits:
@@ -143,7 +146,7 @@ def finish_one(plan: Plan, i: int, tensor: torch.Tensor, device: torch.device | 
     """As `finish`, for one leaf that is not the same as another."""
     found = plan.traits[i]
     if device is not None and i not in plan.host:
-        tensor = tensor.to(device)
+        tensor = to_device(tensor, device)
     elif device is None and found.device is not None:
         tensor = _to_own_device(tensor, found.device, non_blocking=False)
     return with_traits(tensor, found)

@@ -12,7 +12,7 @@ ties         tensors that share bytes
 from __future__ import annotations
 
 from memstore import modes
-from memstore.structure.tensors.devices import need_device, read_device
+from memstore.structure.tensors.devices import lacks_device, need_device, read_device, to_device
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
@@ -49,6 +49,7 @@ __all__ = [
     "contiguous_stride",
     "count",
     "has_gaps",
+    "lacks_device",
     "locate_tensors",
     "may_be_dtype",
     "modes",
@@ -58,6 +59,7 @@ __all__ = [
     "read_device",
     "read_flags",
     "repeats",
+    "to_device",
     "to_flags",
     "with_traits",
 ]

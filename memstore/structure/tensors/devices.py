@@ -38,3 +38,18 @@ def need_device(device: torch.device | str | None, instead: torch.device | None 
                 "pass device='cpu', or import what registers it"
             ) from error
     return device
+
+
+def to_device(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+    """As `Tensor.to`. Raises RuntimeError for a device that this process doesn't have."""
+    try:
+        return tensor.to(device, non_blocking=non_blocking)
+    except AssertionError as error:
+        raise lacks_device(device, error) from error
+
+
+def lacks_device(device: torch.device | None, error: AssertionError) -> RuntimeError:
+    """What a torch that was built without a kind of devices says with an AssertionError, which no handler expects."""
+    return RuntimeError(
+        f"device='{device}': this process has no such device ({error}); without device= the tensors are on the CPU"
+    )
