@@ -20,10 +20,10 @@ from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
 from memstore.listing import Mode
-from memstore.store.as_mapping import NO_DEFAULT
+from memstore.store.gets import NO_DEFAULT, NOT_NOW, get_at_once
 from memstore.store.ref import Ref
 from memstore.store.sharded import OUTLIVES
-from memstore.store.store import NOT_NOW, Store, get_at_once
+from memstore.store.store import Store
 from memstore.whole_numbers import older_version
 
 if TYPE_CHECKING:

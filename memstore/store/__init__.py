@@ -1,7 +1,7 @@
 """What a user calls. Its door is `memstore` itself, which imports these files when their names are needed.
 
 opening       open: what may be asked for
-store         Store: put, get, view, attach, ...; as_mapping: the methods of a dict; describe: info
+store         Store, of the methods in puts, gets, by_files, by_ranks, by_rows and as_mapping; describe: info
 ref           one version of a key, pinned
 weights       one version as named tensors
 rescue        repair

@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from memstore.errors import ContentionError, KeyNotFoundError, PartialCommitError, VersionConflictError
-from memstore.listing import Keyspace, KeyTree, key_tree
-
-if TYPE_CHECKING:
-    from memstore.store.ref import Ref
+from memstore.listing import KeyTree, key_tree
+from memstore.store.gets import NO_DEFAULT, Gets
+from memstore.store.puts import Puts
 
 _ABSENT = object()
 
 
-class _NoDefault:
-    """Stands for a default that nobody gave. `help` shows it as stubs write it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-NO_DEFAULT: Any = _NoDefault()
-
-
-class AsMapping(Keyspace):
+class AsMapping(Puts, Gets):
     """What `Store` inherits. No MutableMapping: its `get` never raises, and it compares by contents."""
-
-    if TYPE_CHECKING:
-
-        def get(self, key: str, default: Any = NO_DEFAULT) -> Any: ...
-        def put(self, key: str, value: Any, *, expect_version: int | None = None) -> int: ...
-        def put_many(self, items: Mapping[str, Any]) -> dict[str, int]: ...
-        def ref(self, key: str) -> Ref: ...
 
     def __iter__(self) -> Iterator[str]:
         return self.keys()

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
-from memstore.listing import Keyspace
+from memstore.store.gets import Gets
+from memstore.store.puts import Puts
 from memstore.whole_numbers import expected_version
 
 if TYPE_CHECKING:
     import torch
 
-    from memstore.engine import Path, Pin, PinOptions, Root
+    from memstore.engine import Pin
     from memstore.store.sharded import PendingPut
 
 
-class ByRanks(Keyspace):
+class ByRanks(Puts, Gets):
     """What `Store` inherits."""
-
-    _allow_pickle: bool
 
     def put_sharded(
         self,
@@ -237,15 +236,6 @@ class ByRanks(Keyspace):
             version = load_together(meeting, take, receive, model, optimizer, strict=strict, timeout=seconds)
         self._gets += 1
         return version
-
-    def _put_cast(self, key: str, value: Any, dtype: torch.dtype | None, below: Path, timeout: float | None) -> int:
-        raise NotImplementedError
-
-    def _pin(self, root: Root, key: str) -> Pin:
-        raise NotImplementedError
-
-    def _pin_options(self) -> PinOptions:
-        raise NotImplementedError
 
     def abort(self, key: str, attempt: str) -> bool:
         """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one."""
