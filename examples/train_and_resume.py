@@ -18,7 +18,6 @@ import hashlib
 import multiprocessing
 import os
 import shutil
-import signal
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -157,8 +156,8 @@ def train(ranks: int, steps: int, folder: str | None, kill_after: int | None = N
         return ""
     finally:
         for process in processes:
-            if kill_after is not None and process.pid:
-                os.kill(process.pid, signal.SIGKILL)
+            if kill_after is not None:
+                process.kill()
             process.join()
         shutil.rmtree(rendezvous, ignore_errors=True)
 

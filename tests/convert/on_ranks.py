@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from memstore import Snapshot, StateDict
 from memstore.integrations.dcp import StorageWriter
 from tests.integrations.dcp.states import save
+from tests.ranks.meshes import mesh_of
 
 SAVED = ("torch", "memstore", "snapshot")
 
@@ -35,8 +35,8 @@ def whole_tensors() -> dict[str, torch.Tensor]:
 def save_sharded(folder: str) -> bool:
     """Saves a model of FSDP2, and DTensors of a mesh of two dimensions, in each of the ways that SAVED has."""
     model = whole_model()
-    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
-    mesh = init_device_mesh("cpu", (2, 2))
+    fully_shard(model, mesh=mesh_of((4,)))
+    mesh = mesh_of((2, 2))
     layouts = {"grid": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "same": [Replicate(), Replicate()]}
     tensors = {name: distribute_tensor(tensor, mesh, layouts[name]) for name, tensor in whole_tensors().items()}
     state: dict[str, Any] = {"model": get_model_state_dict(model), "tensors": tensors}

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import memstore
 from memstore import TensorShard
-from tests.ranks.layouts import mesh_of
+from tests.ranks.meshes import mesh_of
 
 
 def shard(rows: int = 2, columns: int = 3, value: float | None = None) -> TensorShard:

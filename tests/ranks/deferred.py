@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module
 from memstore.errors import UnsupportedValueError
-from tests.ranks.layouts import mesh_of
+from tests.ranks.meshes import mesh_of
 
 
 def net() -> nn.Module:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import memstore
-from tests.ranks.layouts import mesh_of
+from tests.ranks.meshes import mesh_of
 
 SHAPE = (8, 12)
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import memstore
+from tests.ranks.meshes import mesh_of
 
 
 class Case(NamedTuple):
@@ -44,16 +44,6 @@ CASES = (
     Case("3-D mesh", (5, 6, 4), (2, 1, 2), (Shard(2), Shard(1), Shard(0))),
     Case("3-D mesh, replicated", (4, 6), (2, 2, 1), (Replicate(), Shard(1), Replicate())),
 )
-
-_meshes: dict[tuple[int, ...], Any] = {}
-
-
-def mesh_of(shape: Sequence[int]) -> Any:
-    shape = tuple(shape)
-    if shape not in _meshes:
-        names = tuple(f"dim{i}" for i in range(len(shape)))
-        _meshes[shape] = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    return _meshes[shape]
 
 
 def whole(case: Case) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import memstore
 from memstore import engine
 from memstore.errors import CorruptionError
-from tests.ranks.layouts import mesh_of
+from tests.ranks.meshes import mesh_of
 
 KINDS = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp and tp")
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import memstore.integrations.torchstore as ts
 from memstore.integrations.torchstore.folders import ROOT_VARIABLE
+from tests.ranks.meshes import mesh_of
 
 
 def whole(step: float = 0.0) -> torch.Tensor:
@@ -69,7 +70,7 @@ def put_expert(job: str) -> None:
     """Each rank puts another key, of a DTensor that all of them hold whole."""
     enter(job)
     rank = dist.get_rank()
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = mesh_of((4,))
     asyncio.run(ts.put(f"expert{rank}", DTensor.from_local(whole(rank), mesh, [Replicate()], run_check=False)))
 
 
@@ -97,7 +98,7 @@ def model() -> torch.nn.Module:
 def put_fsdp(job: str, steps: int, dtype: torch.dtype | None) -> None:
     """Each step adds 1 to all weights."""
     enter(job)
-    trained = fully_shard(model(), mesh=init_device_mesh("cpu", (4,)))
+    trained = fully_shard(model(), mesh=mesh_of((4,)))
 
     async def use() -> None:
         for _ in range(steps):

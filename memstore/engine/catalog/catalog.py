@@ -41,6 +41,7 @@ class Catalog:
         self._folder = folder
         self._environment = Environment(folder, durable=durable, writable=writable, locked=locked)
         self._growth = Growth(self._environment)
+        self._writing: Any = None  # LMDB's write transaction, until it was committed or aborted
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -123,14 +124,14 @@ class Catalog:
                         growth.unlooked -= 1
                         if growth.unlooked < 0 and growth.is_due(lambda: self.view(Transaction.pages)):
                             growth.grow(self.view(Transaction.counters))
-                    handle = (environment.handle or environment.opened()).begin(None, None, True, True)
+                    handle = self._writing = (environment.handle or environment.opened()).begin(None, None, True, True)
                     try:
                         result = action(Transaction(handle, environment.tables))
                         self.commit(handle)
+                        self._writing = None
                         return result
                     except BaseException as error:
-                        with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
-                            handle.abort()
+                        self._abort()
                         if isinstance(error, CorruptionError):
                             raise located(error, self._folder) from None
                         raise
@@ -141,7 +142,16 @@ class Catalog:
                         growth.grow(self.view(Transaction.counters))
                 except lmdb.Error as error:
                     raise environment.translated(error) from error
+                finally:
+                    if self._writing is not None:  # an interrupt came before the abort
+                        self._abort()
             raise growth.full("the catalog can't be grown fast enough for this transaction")
+
+    def _abort(self) -> None:
+        """Ends a write transaction. It is not left to its end as an object: an error's traceback may keep that."""
+        with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
+            self._writing.abort()
+        self._writing = None
 
     # --- the tables of a store that is served -------------------------------------------------------------------------
 

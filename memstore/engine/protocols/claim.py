@@ -118,10 +118,16 @@ def _create(root: Root, path: str, segment: int) -> LockFile:
 
 def _check_capacity(root: Root, counters: Counters, size: int) -> None:
     if counters.capacity and counters.allocated + root.catalog.growth + size > counters.capacity:
-        taken, room = wording.size(counters.allocated + root.catalog.growth), wording.size(counters.capacity)
-        error = StoreFullError(f"it takes {wording.size(size)} more, and {taken} of {room} are taken")
-        error.needed = size
-        raise error
+        raise _no_room(size, counters.allocated + root.catalog.growth, counters.capacity)
+
+
+def _no_room(size: int, taken: int, capacity: int) -> StoreFullError:
+    """Made here, so that the frame which raises it has no name for it: the two would keep each other."""
+    error = StoreFullError(
+        f"it takes {wording.size(size)} more, and {wording.size(taken)} of {wording.size(capacity)} are taken"
+    )
+    error.needed = size
+    return error
 
 
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:

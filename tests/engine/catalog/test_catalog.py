@@ -384,6 +384,30 @@ def test_a_failed_update_changes_nothing(root: str) -> None:
         assert get(opened_root, b"key") == b"old"
 
 
+def test_an_interrupt_before_an_abort_leaves_no_transaction(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps the error keeps the frames of its traceback, and LMDB begins no second transaction in a thread."""
+    with opened(root) as opened_root:
+        put(opened_root, b"a", b"1")
+        catalog, waits = opened_root.catalog, [KeyboardInterrupt()]
+        abort = catalog._abort
+
+        def interrupted() -> None:
+            if waits:
+                raise waits.pop()
+            abort()
+
+        monkeypatch.setattr(catalog, "_abort", interrupted)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            catalog.update(_refuse)
+        assert kept.tb is not None
+        put(opened_root, b"a", b"2")
+        assert get(opened_root, b"a") == b"2"
+
+
+def _refuse(_: Transaction) -> None:
+    raise ValueError("not like this")
+
+
 @pytest.mark.parametrize("call", [Catalog.view, Catalog.update], ids=["view", "update"])
 def test_a_transaction_holds_the_guard_that_forks_take(root: str, call: Callable[..., bool]) -> None:
     with opened(root) as opened_root, ThreadPoolExecutor(1) as pool:

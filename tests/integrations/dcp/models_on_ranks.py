@@ -14,7 +14,6 @@ from torch.distributed._state_dict_utils import _all_gather_sharded_tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -24,6 +23,7 @@ from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, Stager, StorageReader, StorageWriter
 from tests.integrations.dcp.on_ranks import opened
 from tests.integrations.dcp.states import load, save
+from tests.ranks.meshes import mesh_of
 
 
 def _model(seed: int) -> torch.nn.Module:
@@ -33,15 +33,15 @@ def _model(seed: int) -> torch.nn.Module:
 
 def _spread(model: torch.nn.Module, how: str) -> torch.nn.Module:
     if how == "FSDP2":
-        return fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+        return fully_shard(model, mesh=mesh_of((4,)))
     if how == "HSDP":
-        return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+        return fully_shard(model, mesh=mesh_of((2, 2), ("replicas", "shards")))
     if how == "DDP":
         return DistributedDataParallel(model)
     if how == "FSDP1":  # without a mesh its state dicts have ShardedTensors
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
     if how == "HSDP1":
-        mesh, hybrid = init_device_mesh("cpu", (2, 2)), ShardingStrategy.HYBRID_SHARD
+        mesh, hybrid = mesh_of((2, 2)), ShardingStrategy.HYBRID_SHARD
         return FullyShardedDataParallel(
             model,
             device_id=torch.device("cpu"),
@@ -51,9 +51,9 @@ def _spread(model: torch.nn.Module, how: str) -> torch.nn.Module:
         )
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     if how == "TP":
-        return parallelize_module(model, init_device_mesh("cpu", (4,)), plan)
+        return parallelize_module(model, mesh_of((4,)), plan)
     if how == "FSDP2 and TP":
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        mesh = mesh_of((2, 2), ("dp", "tp"))
         return fully_shard(parallelize_module(model, mesh["tp"], plan), mesh=mesh["dp"])
     return model
 
@@ -147,9 +147,7 @@ def load_stages(place: str, key: str | None) -> bool:
         assert "weight: the tensor is on the meta device" in str(error)
     state["model"] = {name: value for name, value in state["model"].items() if not value.is_meta}
     save(state, StorageWriter(source, key=key))
-    whole: Any = fully_shard(
-        torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(4))), mesh=init_device_mesh("cpu", (4,))
-    )
+    whole: Any = fully_shard(torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(4))), mesh=mesh_of((4,)))
     optimizers = torch.optim.Adam(whole.parameters())
     target = dict(zip(("model", "optimizer"), get_state_dict(whole, optimizers), strict=True))
     load(target, StorageReader(source, key=key))
@@ -195,7 +193,7 @@ def tune(place: str, key: str | None) -> list[str]:
     save({"model": get_state_dict(base, [])[0]}, StorageWriter(bases, key=base_key))
     story: list[str] = []
     for _ in range(2):
-        model: Any = fully_shard(_Tuned(), mesh=init_device_mesh("cpu", (4,)))
+        model: Any = fully_shard(_Tuned(), mesh=mesh_of((4,)))
         optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad])
         part, _ = get_state_dict(
             model, [], submodules={model.base}, options=StateDictOptions(keep_submodule_prefixes=False)

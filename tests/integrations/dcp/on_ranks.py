@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec, ShardMetadata
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import memstore
 from memstore.integrations.dcp import SavePlanner, StorageReader, StorageWriter
 from tests.integrations.dcp.states import load, save
+from tests.ranks.meshes import mesh_of
 
 Mesh = tuple[int, ...]
 
@@ -41,11 +41,11 @@ def _whole() -> torch.Tensor:
 def reshard(place: str, key: str | None, saved: tuple[Mesh, str], loaded: list[tuple[Mesh, str]]) -> list[bool]:
     """Saves a DTensor in one layout, and loads it in others. Whether each is right."""
     source, whole = opened(place, key), _whole()
-    tensor = distribute_tensor(whole, init_device_mesh("cpu", saved[0]), _placements(saved[1]))
+    tensor = distribute_tensor(whole, mesh_of(saved[0]), _placements(saved[1]))
     save({"w": tensor, "step": 5}, StorageWriter(source, key=key), planner=SavePlanner())
     found: list[bool] = []
     for shape, placements in loaded:
-        target = {"w": zeros([13, 10], device_mesh=init_device_mesh("cpu", shape), placements=_placements(placements))}
+        target = {"w": zeros([13, 10], device_mesh=mesh_of(shape), placements=_placements(placements))}
         load(target, StorageReader(source, key=key))
         found.append(torch.equal(target["w"].full_tensor(), whole))
     return found
@@ -104,7 +104,7 @@ def _wrapped(starts: list[int], rows_of: torch.Tensor) -> DTensor:
     rank = dist.get_rank()
     start, stop = starts[rank], [*starts[1:], 16][rank]
     wrapper = LocalShardsWrapper(local_shards=[rows_of[start:stop]], local_offsets=[(start, 0)])
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = mesh_of((4,))
     return DTensor.from_local(wrapper, mesh, [Shard(0)], shape=torch.Size([16, 2]), stride=(2, 1))
 
 
@@ -124,7 +124,7 @@ def wrapped_shards(place: str, key: str | None) -> bool:
 
 def with_cached_plans(place: str, key: str | None) -> list[list[float]]:
     """Saves again and again with a planner that caches plans; what each save has."""
-    source, mesh, rank = opened(place, key), init_device_mesh("cpu", (4,)), dist.get_rank()
+    source, mesh, rank = opened(place, key), mesh_of((4,)), dist.get_rank()
     found: list[list[float]] = []
     for step in range(4):
         rows = 8 if step < 3 else 12  # the last one's plans are others
@@ -164,7 +164,7 @@ class _DiesReading(StorageReader):
 
 
 def rows(value: float) -> Any:
-    return distribute_tensor(torch.full((16, 4), value), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)])
+    return distribute_tensor(torch.full((16, 4), value), mesh_of((dist.get_world_size(),)), [Shard(0)])
 
 
 def save_rows(place: str, key: str | None, value: float, dies: bool = False) -> None:

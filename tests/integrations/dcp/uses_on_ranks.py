@@ -22,13 +22,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, zeros
 
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
 from tests.integrations.dcp.on_ranks import opened
 from tests.integrations.dcp.states import load, save
+from tests.ranks.meshes import mesh_of
 
 # --- a trainer's parts, each of which says and takes its own state ----------------------------------------------------
 
@@ -83,7 +83,7 @@ class Progress(Stateful):
 
 def _trainer(step: int) -> dict[str, Any]:
     torch.manual_seed(step)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh_of((dist.get_world_size(),))
     model: Any = fully_shard(torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 6)), mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -131,7 +131,7 @@ def train_on(place: str, key: str | None, planners: str) -> tuple[bool, bool]:
 def experts(place: str, key: str | None) -> bool:
     """Tensors that only some ranks hold, spread over these, and keys in another order on each rank."""
     source, rank = opened(place, key), dist.get_rank()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("experts", "replicas"))
+    mesh = mesh_of((2, 2), ("experts", "replicas"))
     mine = mesh.get_local_rank("experts")
     whole = torch.arange(30.0).view(5, 6) + 100 * mine
     state = {f"shared {i}": torch.full((3,), float(i)) for i in sorted(range(4), key=lambda i: (i + rank) % 4)}
@@ -145,7 +145,7 @@ def experts(place: str, key: str | None) -> bool:
 
 def uneven(place: str, key: str | None) -> list[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
     """Tensors of which some ranks hold less, or nothing. The chunks in torch's metadata, as saved and as read."""
-    source, mesh = opened(place, key), init_device_mesh("cpu", (4,))
+    source, mesh = opened(place, key), mesh_of((4,))
     whole = torch.arange(12.0).view(3, 4)
     written = save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, StorageWriter(source, key=key))
     for placement in (Shard(0), Shard(1), Replicate()):
@@ -161,7 +161,7 @@ def uneven(place: str, key: str | None) -> list[list[tuple[tuple[int, ...], tupl
 
 def by_another_coordinator(place: str, key: str | None) -> float:
     """Rank 2 plans and publishes; then ranks 1 and 3 save and load by themselves, in a group of theirs."""
-    source, mesh = opened(place, key), init_device_mesh("cpu", (4,))
+    source, mesh = opened(place, key), mesh_of((4,))
     for value in (1.0, 2.0):
         state = {"w": distribute_tensor(torch.full((8, 2), value), mesh, [Shard(0)])}
         state_dict_saver._save_state_dict(state, StorageWriter(source, key=key), coordinator_rank=2)
@@ -182,7 +182,7 @@ def by_another_coordinator(place: str, key: str | None) -> float:
 
 def unfinished_collectives(place: str, key: str | None) -> bool:
     """Saves and loads DTensors whose memory a collective of torch is still to fill."""
-    source, mesh = opened(place, key), init_device_mesh("cpu", (4,))
+    source, mesh = opened(place, key), mesh_of((4,))
     whole = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
     spread = distribute_tensor(whole, mesh, [Shard(0)])
     for _ in range(3):
