@@ -1,4 +1,4 @@
-"""Every exception that memstore raises on purpose, grouped by what a handler does about it.
+"""The exceptions of memstore, grouped by what a handler can do about them.
 
     MemstoreError
     ├── the key or the value (fix the call)
@@ -6,13 +6,13 @@
     │   ├── UnsupportedValueError (TypeError)       a leaf that can't be stored, named
     │   ├── StructureMismatchError (ValueError)     out= or like= differs from what is stored
     │   ├── ShardMismatchError (ValueError)         ranks disagree about a leaf, or about their attempt
-    │   └── MutableEntryError                       a call that mutable entries don't have
+    │   └── MutableEntryError                       a call that doesn't apply to datasets or replay buffers
     ├── the state of the key (decide, retry)
     │   ├── KeyNotFoundError (KeyError)
     │   ├── PartialCommitError (KeyError)           parts of a sharded put are missing
-    │   ├── VersionGoneError (KeyError)             that version was overwritten and is given back
-    │   └── VersionConflictError                    expect_version was not the version found
-    ├── the store (open it otherwise)
+    │   ├── VersionGoneError (KeyError)             that version was overwritten, and its bytes were freed
+    │   └── VersionConflictError                    the key has another version than expect_version
+    ├── the store (open it differently)
     │   ├── NotAStoreError
     │   ├── AlreadyExistsError (FileExistsError)
     │   ├── FormatVersionError
@@ -22,7 +22,7 @@
     │   └── StoreClosedError
     ├── the installation (install something)
     │   ├── MissingPackageError (ImportError)       of an optional part
-    │   └── TransportUnavailableError               a host was to be served with RDMA, and has none
+    │   └── TransportUnavailableError               serve with RDMA, on a host without it
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
     │   ├── ResourceLimitError (OSError)            file descriptors, mappings
@@ -31,19 +31,19 @@
     │   └── ContentionError
     ├── the bytes (restore, repair)
     │   └── CorruptionError
-    ├── the links between hosts (set them up otherwise)
+    ├── the links between hosts (change their setup)
     │   ├── InvalidAddressError (ValueError)        not tcp://IP:PORT, or no host has such an address
     │   ├── AddressUnavailableError (OSError)       taken by another process, or not of this host
     │   ├── SecretError (ValueError)                the secret's file is missing, short or readable by others
     │   └── LinkRefusedError                        another secret, protocol or member than was expected
-    └── the hosts (repeat: it is safe)
+    └── the hosts (repeating the call is safe)
         ├── HomeUnavailableError (TimeoutError)     the host that has the key doesn't answer
-        ├── UnknownOutcomeError                     nor says whether it made a change
-        ├── CrossHostError                          a call for one host, and the keys or the entry are elsewhere
+        ├── UnknownOutcomeError                     nobody can say whether the change was made
+        ├── CrossHostError                          a call for one host, with keys or an entry on others
         ├── StaleMembershipError                    this host was removed from the cluster
         └── NotServedError                          a root isn't served, or can't be
 
-Each says what was found, what was expected and what to do, and has `.key` where there is one.
+Each message says what was found, what was expected and what to do. `.key` is the key, if there is one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from typing import Any
 
 
 class MemstoreError(Exception):
-    """The root of memstore's exceptions. `key` is the key concerned, or None."""
+    """The base class of memstore's exceptions. `key` is the key concerned, or None."""
 
     key: str | None = None
 
@@ -82,7 +82,7 @@ def _rebuild(cls: type[MemstoreError], args: tuple[Any, ...], state: dict[str, A
 
 
 class InvalidKeyError(MemstoreError, ValueError):
-    """The key is empty, longer than 500 bytes of UTF-8, has a NUL or a lone surrogate, or is no str."""
+    """The key isn't a str, is empty or longer than 500 bytes of UTF-8, or has a NUL or a lone surrogate."""
 
 
 class UnsupportedValueError(MemstoreError, TypeError):
@@ -90,15 +90,15 @@ class UnsupportedValueError(MemstoreError, TypeError):
 
 
 class StructureMismatchError(MemstoreError, ValueError):
-    """`out=`, `like=` or a batch of rows differs from what is stored; the message lists all. Nothing was written."""
+    """`out=`, `like=` or a batch of rows differs from the stored value; the message lists all. Nothing was written."""
 
 
 class ShardMismatchError(MemstoreError, ValueError):
-    """Ranks disagree about a leaf's shape, dtype, parts or bytes, or about their attempt. Nothing was put, or taken."""
+    """Ranks disagree about a leaf's shape, dtype, parts or bytes, or about their attempt. Nothing was put or saved."""
 
 
 class MutableEntryError(MemstoreError):
-    """The call does not apply to a mutable entry."""
+    """The call doesn't apply to a mutable entry (a dataset or replay buffer). The message names the right call."""
 
 
 class KeyNotFoundError(MemstoreError, KeyError):
@@ -109,8 +109,8 @@ class PartialCommitError(MemstoreError, KeyError):
     """Parts of a sharded put are missing, so there is no version of it.
 
     Attributes:
-        missing_ranks: ranks that have put nothing.
-        missing_boxes: where all ranks have: (leaf, offsets, shape) of what none of them holds.
+        missing_ranks: the ranks that haven't put yet.
+        missing_boxes: if all ranks have put, (leaf, offsets, shape) of each box that none of them holds.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class PartialCommitError(MemstoreError, KeyError):
 
 
 class VersionGoneError(MemstoreError, KeyError):
-    """The version that a ref names was overwritten or deleted, and its bytes have been given back."""
+    """The version that a ref names was overwritten or deleted, and its bytes were freed."""
 
 
 class VersionConflictError(MemstoreError):
-    """`expect_version` was not what the store has. `expected` and `found` are versions; 0 means no such key."""
+    """The key's version isn't `expect_version`. `expected` and `found` are versions; 0 means that there is no key."""
 
     def __init__(self, message: str, *, key: str | None = None, expected: int = 0, found: int = 0) -> None:
         super().__init__(message, key=key)
@@ -140,11 +140,11 @@ class VersionConflictError(MemstoreError):
 
 
 class NotAStoreError(MemstoreError):
-    """No store or snapshot is there: the folder is missing or no folder, or `memstore.json` is foreign or damaged."""
+    """There is no store or snapshot: no such folder, or `memstore.json` is missing, foreign or damaged."""
 
 
 class AlreadyExistsError(MemstoreError, FileExistsError):
-    """What was to be made is there already: a store (mode "x"), a dataset, a snapshot, or the folder of an export."""
+    """What the call would create exists already: a store (mode "x"), a dataset, a snapshot, the target of an export."""
 
 
 class FormatVersionError(MemstoreError):
@@ -152,19 +152,19 @@ class FormatVersionError(MemstoreError):
 
 
 class PermissionDeniedError(MemstoreError, PermissionError):
-    """The root or a file in it belongs to somebody else, is open to all, or is a planted link."""
+    """The store's folder or a file in it isn't accessible, belongs to others, is open to others, or is a link."""
 
 
 class UnsupportedFilesystemError(MemstoreError):
-    """The file system lacks what the store needs: a network one, "disk" durability on tmpfs, or no /proc of Linux."""
+    """The file system can't hold the store: a network one, or tmpfs with durability "disk"; or there is no /proc."""
 
 
 class ReadOnlyError(MemstoreError):
-    """A write by a store that was opened with mode "r", or into a lazy leaf of a view."""
+    """A write to a store that was opened with mode "r", or to a lazy leaf of a view."""
 
 
 class StoreClosedError(MemstoreError):
-    """The store was closed. Values that were got before stay valid."""
+    """The store was closed. Values that you got before stay valid."""
 
 
 class MissingPackageError(MemstoreError, ImportError):
@@ -184,9 +184,9 @@ class _ErrnoError(MemstoreError, OSError):
 
 
 class StoreFullError(_ErrnoError):
-    """No room for the value (`errno` is ENOSPC). Nothing changed; gets and deletes still work.
+    """There is no space for the value (`errno` is ENOSPC). Nothing was changed; gets and deletes still work.
 
-    `host` is the address of the host that is full, or None: this one.
+    `host` is the address of the host that is full, or None for this host.
     """
 
     errno_default = errno.ENOSPC
@@ -201,7 +201,7 @@ class ResourceLimitError(_ErrnoError):
 
 
 class StorageError(_ErrnoError):
-    """Storage that hosts share is not mounted here, is read-only, or fails; or doesn't show what another host wrote.
+    """Storage that hosts share isn't mounted here, is read-only or fails, or lacks what another host has written.
 
     `path` is the file or folder, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
     """
@@ -222,17 +222,20 @@ class StorageError(_ErrnoError):
 
 
 class StoreTimeoutError(MemstoreError, TimeoutError):
-    """The deadline passed. The message says what was waited for, and the pid that held it."""
+    """The timeout passed. The message says what the call waited for, and which pid held it."""
 
 
 class ContentionError(MemstoreError):
-    """Others changed the entry faster than the call could follow."""
+    """Others changed the entry faster than the call could follow, or the call came in the middle of another change.
+
+    The second happens in a signal handler, in a finalizer, and in a child that was forked during a change.
+    """
 
 
 class CorruptionError(MemstoreError):
     """Stored bytes are damaged. `path` is the file, `detail` what is wrong with it.
 
-    Without a message of its own the error says what it knows of the three: "'key': path: detail".
+    If no message is given, it is made of key, path and detail: "'key': path: detail".
     """
 
     def __init__(self, message: str = "", *, key: str | None = None, path: str | None = None, detail: str = "") -> None:
@@ -244,42 +247,42 @@ class CorruptionError(MemstoreError):
 
 
 class InvalidAddressError(MemstoreError, ValueError):
-    """Text that is no address of a listener. The message shows it, and what an address looks like."""
+    """The text isn't the address of a listener. The message shows it, and what an address looks like."""
 
 
 class AddressUnavailableError(_ErrnoError):
-    """This process can't listen at the address: another one does, or it is not an address of this host."""
+    """This process can't listen at the address: another process does, or it isn't an address of this host."""
 
     errno_default = errno.EADDRINUSE
 
 
 class SecretError(MemstoreError, ValueError):
-    """The secret's file is missing, too short, or open to others; or there is none, and the address needs one."""
+    """The secret's file is missing, too short, or readable by others; or the address needs a secret and has none."""
 
 
 class LinkRefusedError(MemstoreError):
-    """What answers at the address has another secret, protocol or store id. The message names both sides."""
+    """The process at the address has another secret, protocol or store id. The message names both sides."""
 
 
 class UnknownOutcomeError(MemstoreError):
-    """A remote call may or may not have happened; repeating it is safe."""
+    """A change may or may not have been made, for instance on another host. Repeating the call is safe."""
 
 
 class HomeUnavailableError(MemstoreError, TimeoutError):
-    """The host where a key has its home, or where its bytes lie, did not answer in time. Nothing was changed."""
+    """The host that is the key's home, or that has its bytes, didn't answer in time. Nothing was changed."""
 
 
 class CrossHostError(MemstoreError):
-    """A call that one host must be able to answer, and its keys have several homes, or the entry is on another host."""
+    """The call works on one host only, but its keys have several homes, or the entry is on another host."""
 
 
 class NotServedError(MemstoreError):
-    """A root isn't served where it should be, or can't be: the message says what is in the way."""
+    """The root isn't served, or can't be served; the message says why."""
 
 
 class TransportUnavailableError(MemstoreError):
-    """A host was to be served with a transport that it doesn't have: RDMA, without ibverbs. Nothing was made."""
+    """The host lacks the transport with which it should be served: RDMA, without ibverbs. Nothing was created."""
 
 
 class StaleMembershipError(MemstoreError):
-    """This host was removed from the cluster: what it holds is no part of the store any more."""
+    """This host was removed from the cluster, and its values are no longer part of the store."""

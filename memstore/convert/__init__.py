@@ -1,4 +1,4 @@
-"""Checkpoints of one format made into those of another: `memstore convert`. Guide: docs/convert.md. Decision 024.
+"""Conversion of checkpoints between formats: `memstore convert`. Guide: docs/convert.md. Decision 024.
 
 converting   convert, and its steps             formats      what they are called, and which one a path has
 sources/     each format, opened as a value     targets/     what each can't express, and how it is written

@@ -24,12 +24,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion has done.
+    """The result of a conversion.
 
     Attributes:
+        source, target: the two paths, absolute.
         source_format, target_format: see FORMATS.
-        tensors: how many were written.
-        nbytes: of these.
+        tensors: how many tensors were written.
+        nbytes: the size of these tensors.
     """
 
     source: str
@@ -51,26 +52,30 @@ def convert(
     untie: bool = False,
     progress: Progress | None = None,
 ) -> Converted:
-    """Writes a checkpoint in another format. The target appears whole, compared with the source, or not at all.
+    """Writes a checkpoint in another format. The target is compared with the source before it appears.
 
-    Tensors go from file to file in pieces: the memory that it takes doesn't grow with their size.
+    If anything fails, there is no target. Tensors are copied from file to file in pieces, so the memory that this takes
+    doesn't grow with their size.
 
     Args:
-        source: a file or a folder. It must not change meanwhile.
-        target: where nothing is; its folder is there.
-        source_as, target_as: formats, of FORMATS. None: the source's is seen in its files; the target's by its ending
-            (`.safetensors`; `.pt`, `.pth`, `.bin`, `.ckpt`: torch), and is a snapshot without one.
-        allow_pickle: objects that only pickle can read or write: that can run code, so trust who wrote the source.
-        untie: tensors that share memory are stored one by one, where the target can't keep what they share.
-        progress: called with bytes done and bytes in all; each tensor counts twice, written and compared.
+        source: a file or a folder. It must not change during the conversion.
+        target: a path at which nothing exists yet, in a folder that exists.
+        source_as, target_as: formats, of FORMATS. With None, the source's format is found from its files. The target's
+            format follows from its suffix (`.safetensors`; torch for `.pt`, `.pth`, `.bin` and `.ckpt`); a target with
+            another suffix, or none, becomes a snapshot.
+        allow_pickle: allow objects that only pickle can read or write. Unpickling can run code, so allow it only if you
+            trust the source.
+        untie: if the target can't keep shared memory, store each of the tensors that share it separately.
+        progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
 
     Raises:
         UnsupportedValueError: the target can't express some leaves (all are named), or the source needs pickle.
-        AlreadyExistsError: there is something at `target`.
-        CorruptionError: the source is damaged, or what was read back is not what was to be written.
-        StoreFullError: no room.
-        NotAStoreError, FormatVersionError, OSError: the source is none, of a newer version, or can't be read.
-        ValueError: a format that isn't known, or a target in the source.
+        AlreadyExistsError: something exists at `target`.
+        CorruptionError: the source is damaged, or reading the target back gave other bytes.
+        StoreFullError: there isn't enough space.
+        NotAStoreError, FormatVersionError, OSError: the source isn't a checkpoint, is of a newer version, or can't be
+            read.
+        ValueError: a format is unknown, or the target is inside the source.
 
     Example:
         >>> import tempfile, torch

@@ -1,12 +1,17 @@
-"""Deferred initialisation: modules whose tensors are made later, bit for bit as they would have been.
+"""Deferred initialisation: modules whose tensors are made later, with the same bits as without deferral.
 
 The names are torchdistX's.
 
 events      what was done with the storages of deferred tensors, and which of it one depends on
+constants   real tensors among the arguments of events
 randomness  which random numbers each event gets
 replay      events, run on real tensors
 recording   what modes of `fake` tell of operators
-tensors     the real tensors that become of deferred ones
+tensors     deferred tensors, made real
+slots       the places of tensors in a module
+sources     weights by name: snapshots, views, state dicts, files
+fitting     a module's tensors, filled from a source or by replay
+shards      a rank's part of a tensor
 modules     materialize_module
 init        deferred_init, is_deferred, materialize_tensor
 """

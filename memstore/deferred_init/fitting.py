@@ -45,11 +45,11 @@ class Wish(NamedTuple):
 
 
 class Materialized(NamedTuple):
-    """What became of a module's tensors, by name.
+    """The names of the tensors that `materialize_module` has made.
 
     Attributes:
-        found: in the source.
-        replayed: the rest.
+        found: those that the source has.
+        replayed: all others.
     """
 
     found: tuple[str, ...]

@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Makes a module whose tensors take no memory yet: what is done to them is recorded, to be replayed.
+    """Makes a module whose tensors take no memory yet. Operations on them are recorded, and replayed later.
 
-    What is replayed is, bit for bit, what would have been made now: also of random numbers, in whichever order parts
-    are materialized. Torch's generators are not drawn from, but get other seeds: what is drawn afterwards is
-    independent of the module.
+    A replay gives the same bits as the constructor would have given now, random numbers included, in whichever order
+    parts are materialized. Nothing is drawn from torch's generators, but they get new seeds, so random numbers that are
+    drawn afterwards don't depend on the module.
 
-    Code that reads values while it runs gets them, by replaying what they depend on.
+    If the constructor reads values, the operations on which they depend are replayed at once.
 
     Args:
-        module_fn: what makes the module: its class, or any callable.
-        args, kwargs: what it is called with.
+        module_fn: the module's class, or any callable that makes the module.
+        args, kwargs: the arguments of `module_fn`.
 
     Returns:
-        What it returns. Tensors that existed before stay as they are.
+        The result of `module_fn`. Tensors that existed before aren't changed.
 
     Raises:
         UnsupportedValueError: an operator can't be recorded; the message names it.
@@ -59,7 +59,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 
 def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
-    """Whether a tensor was made by `deferred_init`; whether a module has some that were.
+    """Whether a tensor, or a tensor of a module, is deferred.
 
     Args:
         obj: a tensor or a module.
@@ -76,11 +76,12 @@ def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
 
 
 def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The real tensor that a deferred one stands for; of the same class, and with the same attributes.
+    """Returns the real tensor for a deferred one, of the same class and with the same attributes.
+
+    A second call with the same tensor returns the same result. Tensors that share memory share it in their results.
 
     Args:
-        tensor: a deferred tensor; one that is real is returned as it is. The same one gives the same, and those that
-            share memory share it.
+        tensor: a deferred tensor. A real tensor is returned as it is.
 
     Raises:
         UnsupportedValueError: it can't be replayed; the message names the operator, and says why.

@@ -1,4 +1,4 @@
-"""materialize_module: real tensors in a module's places."""
+"""materialize_module: real tensors in place of a module's deferred ones."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def materialize_module(
     """Makes the tensors of a module and its descendants real, in place.
 
     Args:
-        module: what `deferred_init` returned, or a part of it. What is real already stays as it is.
-        buffers_only: leave parameters as they are.
-        check_fn: which modules to materialize; it is called for each, children first.
-        source: where weights come from: a `Snapshot`, a view, a state dict (dicts in dicts have names with dots), or
-            the path of a snapshot, of a safetensors file, or of a folder as Hugging Face's. What stands before all its
-            names (`model.`, a name in a snapshot) is left out. Weights are mapped, copy on write, where they need no
-            conversion: nothing is read, and processes share their pages. Of a state dict they are its tensors. What the
-            source lacks is replayed.
-        device: where tensors shall be; None: where the constructor has put them.
-        dtype: of floating tensors; None: as the constructor has chosen. Others keep theirs.
-        mesh: a DeviceMesh: tensors become DTensors, and each rank reads, or keeps of what it replays, its own part.
-        placements: with `mesh`: torch's placements for all parameters; or a dict by name, or a function of name and
-            tensor, for parameters and buffers. Where these have None, each rank has the whole tensor.
+        module: the result of `deferred_init`, or a part of it. Tensors that are already real aren't changed.
+        buffers_only: materialize only buffers, and no parameters.
+        check_fn: says for each module, children first, whether to materialize it.
+        source: a `Snapshot`, a view, a state dict (nested dicts have names with dots), or the path of a snapshot, of a
+            safetensors file, or of a folder in Hugging Face's format. A prefix that all its names have (`model.`, the
+            name in a snapshot) is ignored. Weights that need no conversion are mapped, copy-on-write: nothing is read
+            yet, and processes share their pages. From a state dict, the module takes the tensors themselves. Tensors
+            that the source lacks are replayed.
+        device: the tensors' device; None keeps the constructor's choice.
+        dtype: the dtype of floating-point tensors; None keeps the constructor's choice. Other tensors keep theirs.
+        mesh: a DeviceMesh. Tensors become DTensors, and each rank reads or keeps only its own part.
+        placements: with `mesh`, torch's placements for all parameters; or a dict by name, or a function of name and
+            tensor, for parameters and buffers. A tensor whose placements are None is whole on each rank.
 
     Returns:
-        The names of what was found in the source, and of what was replayed.
+        The names of the tensors that were found in the source, and of those that were replayed.
 
     Raises:
-        StructureMismatchError: shapes or kinds of dtypes differ; all differences are listed. Or the source has none of
-            the module's names. The module is as it was.
+        StructureMismatchError: shapes or kinds of dtypes differ, and the message lists all differences; or the source
+            has none of the module's names. The module is unchanged.
         UnsupportedValueError: a tensor can't be replayed; the message names the operator.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
-        TypeError: it is no source; or only one of `mesh` and `placements` is there.
+        TypeError: `source` is of an unknown type, or only one of `mesh` and `placements` is given.
     """
     if (mesh is None) != (placements is None):
         raise TypeError("mesh and placements belong together, and one of them is missing")

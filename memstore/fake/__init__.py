@@ -1,4 +1,4 @@
-"""Fake tensors: shape, dtype, strides and the device that they claim, and no memory. The names are torchdistX's.
+"""Fake tensors, which have a shape, dtype, strides and device, but no memory. The names are torchdistX's.
 
 marks       which tensors are fake: their storages have a mark
 arguments   of operators, as refs and as meta tensors

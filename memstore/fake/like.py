@@ -15,14 +15,13 @@ from memstore.structure import modes
 
 
 def fake_like(value: Any) -> Any:
-    """The same containers, with fake tensors of the same shapes, dtypes and devices. No bytes are read.
+    """Returns the same containers with fake tensors, of the same shapes, dtypes and devices. No bytes are read.
 
     Args:
-        value: a view, or a value of tensors: a tensor, a TensorDict, dicts, lists and tuples, of any depth. What is
-            no tensor stays as it is.
+        value: a view, a tensor, a TensorDict, or dicts, lists and tuples of these, of any depth. Other objects stay.
 
     Returns:
-        New containers. Tensors that were the same are the same.
+        New containers. A tensor that occurs twice in `value` is one fake tensor.
 
     Example:
         >>> import torch

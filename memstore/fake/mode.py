@@ -164,12 +164,12 @@ FakeTensor.run = staticmethod(_run_outside)
 
 @contextmanager
 def fake_mode(*, fake_cuda: bool = False) -> Generator[None]:
-    """All tensors that are made inside are fake: they have a shape, a dtype and a device, and no memory.
+    """A context in which all new tensors are fake: they have a shape, a dtype and a device, but no memory.
 
-    What is computed of them is fake too, also after the mode.
+    Results that are computed from them are fake too, also after the context has ended.
 
     Args:
-        fake_cuda: lets tensors be made on CUDA where there is none.
+        fake_cuda: allow tensors on CUDA devices on a machine without CUDA.
 
     Example:
         >>> import torch

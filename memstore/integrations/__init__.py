@@ -1,5 +1,6 @@
-"""Interfaces of other libraries, one each, on memstore's stores. None of them is imported before it is asked for.
+"""Interfaces of other libraries, on memstore's stores. Each is a package, which is imported only when it is used.
 
+dcp         torch.distributed.checkpoint: storage, planners and a stager
 torchrl     a storage and a writer for TorchRL's replay buffers
 torchstore  TorchStore's functions
 """

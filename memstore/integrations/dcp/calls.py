@@ -1,4 +1,4 @@
-"""save, load and async_save: torch's own, with memstore's storage, planners and stager."""
+"""save, load and async_save: torch's functions, with memstore's storage, planners and stager."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _group: tuple[weakref.ref[Any], Any] | None = None  # the default group that it 
 def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Metadata:
     """Saves a state dict of all ranks as one checkpoint, without pickle.
 
-    It is `torch.distributed.checkpoint.save` with `StorageWriter` and `SavePlanner`: call that for other arguments.
+    If there is a default process group, all of its ranks call it. It is `torch.distributed.checkpoint.save` with
+    `StorageWriter` and `SavePlanner`; call that one to pass other arguments.
 
     Args:
-        state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors and plain objects, or Statefuls. Every
-            rank of the default process group calls it, if there is one.
-        checkpoint_id: the folder, which has the old checkpoint until the new one is whole.
+        state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors and plain objects, or Statefuls.
+        checkpoint_id: the folder. An earlier checkpoint stays there until the new one is complete.
 
     Returns:
         torch's metadata of the checkpoint.
 
     Raises:
-        UnsupportedValueError: an object can't be stored without pickle; it is named.
-        StoreFullError, PermissionDeniedError, AlreadyExistsError: as `Snapshot.take`.
-        CheckpointException: with several ranks, torch's, which has the errors of each.
+        UnsupportedValueError: an object can't be stored without pickle; the message names it.
+        StoreFullError, PermissionDeniedError, AlreadyExistsError: as in `Snapshot.take`.
+        CheckpointException: torch's error with several ranks; it has the errors of each rank.
 
     Example:
         >>> import tempfile, torch
@@ -58,28 +58,29 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
 
 
 def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> None:
-    """Loads a checkpoint into a state dict, in place; each rank reads what it holds. Nothing is unpickled.
+    """Loads a checkpoint into a state dict, in place. Each rank reads only its own parts. Nothing is unpickled.
 
-    It is `torch.distributed.checkpoint.load` with `StorageReader` and `LoadPlanner`: call that for other arguments.
+    It is `torch.distributed.checkpoint.load` with `StorageReader` and `LoadPlanner`; call that one to pass other
+    arguments.
 
     Args:
-        state_dict: with tensors that are there: of the same shapes, in any layout, on any mesh and of any dtype.
+        state_dict: the tensors to fill. They have the shapes of the saved ones, and any dtype, layout and mesh.
         checkpoint_id: the folder.
 
     Raises:
-        CheckpointException: torch's, with several ranks or one. Its `failures` have the error of each: CorruptionError,
-            UnsupportedValueError for objects that only pickle could read; an AssertionError where there is no
-            checkpoint, or its metadata are damaged, which says so.
+        CheckpointException: torch's error, even with one rank. Its `failures` have the error of each rank:
+            CorruptionError; UnsupportedValueError for objects that only pickle could read; an AssertionError, which
+            says so, if there is no checkpoint or its metadata are damaged.
     """
     with _one_process_is_fine():
         state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())
 
 
 def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata] | AsyncSaveResponse:
-    """As `save`, in a thread; when it returns, the tensors may change.
+    """Like `save`, but in a thread. You may change the tensors as soon as it returns.
 
-    The ranks' threads speak over a process group of their own, which the first call makes: training goes on meanwhile
-    on the default one.
+    The threads of the ranks use a process group of their own, which the first call creates, so training can go on with
+    the default one.
 
     Returns:
         A future of the metadata; its `result()` raises what `save` would.

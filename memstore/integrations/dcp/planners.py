@@ -1,7 +1,7 @@
 """torch's planners, with bytes items that are neither pickled nor unpickled.
 
-What is no tensor is stored as memstore stores it elsewhere: containers, numbers, texts, arrays, dataclasses and more.
-A loader tells by its first bytes whether an item was saved so.
+Objects that aren't tensors are stored as in a store: containers, numbers, texts, arrays, dataclasses and more. An item
+that was saved in this way starts with a mark, by which a loader recognises it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class SavePlanner(DefaultSavePlanner):
-    """torch's DefaultSavePlanner, with the same arguments; what is no tensor is stored without pickle."""
+    """torch's DefaultSavePlanner, with the same arguments. Objects that aren't tensors are stored without pickle."""
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        """Raises UnsupportedValueError, naming the item, for what can't be stored."""
+        """Raises UnsupportedValueError, which names the item, for an object that can't be stored."""
         if write_item.type == WriteItemType.BYTE_IO:
             return io.BytesIO(encode_object(write_item.index.fqn, object))
         return super().transform_object(write_item, object)
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """torch's DefaultLoadPlanner, with the same arguments, which unpickles nothing.
+    """torch's DefaultLoadPlanner, with the same arguments, but without unpickling.
 
-    Bytes items that torch's planner has saved are read with `weights_only=True`, which takes plain types.
+    Bytes items that torch's planner has saved are read with `weights_only=True`, which allows plain types only.
     """
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:

@@ -34,12 +34,12 @@ _BATCH = 1 << 30  # bytes: planners may make the tensors that are read into, and
 
 
 class StorageReader(storage.StorageReader):
-    """Loads checkpoints that `StorageWriter` has saved. Reads of each tensor what is wanted, and no more.
+    """Loads checkpoints that `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
 
     Nothing is unpickled here. (torch's DefaultLoadPlanner unpickles bytes items; memstore's `load` doesn't.)
 
-    Of each 16 MiB of a file of which at least half is read, the checksum is compared; what a narrow read takes out of
-    others is not, so that it reads little. `memstore snapshot verify PATH` compares all.
+    Each chunk of 16 MiB of a file is compared with its checksum if at least half of it is read. Narrow reads aren't
+    compared, because they would have to read whole chunks. `memstore snapshot verify PATH` compares everything.
 
     Args:
         path_or_store, key: as for StorageWriter.
@@ -53,18 +53,21 @@ class StorageReader(storage.StorageReader):
         self._load = uuid.uuid4().hex
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new load begins. Args: checkpoint_id: the path or key of it; None: as before."""
+        """Begins a new load. Args: checkpoint_id: its path or key; None keeps the present one."""
         if checkpoint_id:
             self._where.move(checkpoint_id)
         self._checkpoint = self._damage = None
         self._load = uuid.uuid4().hex
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """torch's metadata of the checkpoint. Args: kwargs: `rank`: of the checkpoint that this rank saved by itself.
+        """Returns torch's metadata of the checkpoint.
+
+        Args:
+            kwargs: `rank`, to read the checkpoint that this rank saved by itself.
 
         Raises:
             NotAStoreError, KeyNotFoundError: there is no checkpoint.
-            CorruptionError, FormatVersionError: it is damaged, or of a newer memstore.
+            CorruptionError, FormatVersionError: it is damaged, or was written by a newer memstore.
         """
         rank = kwargs.get("rank")
         if rank is not None and self._damage is not None:
@@ -83,7 +86,7 @@ class StorageReader(storage.StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Opens the checkpoint, where another reader has read the metadata. Args: kwargs: `rank`, `use_collectives`."""
+        """Opens the checkpoint if another reader has read the metadata. Args: kwargs: `rank`, `use_collectives`."""
         if self._checkpoint is None:
             place = self._where.place(WriteOptions())
             self._alone = not kwargs.get("use_collectives", True)
@@ -93,7 +96,7 @@ class StorageReader(storage.StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Says in each plan which checkpoint this rank reads: an overwrite may have come between two ranks."""
+        """Writes into each plan which checkpoint to read, because it may be overwritten between two ranks' reads."""
         if self._alone:
             return plans
         said = self._opened().share()
@@ -111,7 +114,7 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is the path of a folder that is there, or can be made."""
+        """Whether it is the path of a folder that exists, or can be created."""
         return is_possible(checkpoint_id)
 
     @property
@@ -121,7 +124,7 @@ class StorageReader(storage.StorageReader):
 
     @property
     def load_id(self) -> str:
-        """Of the present load, which is in the metadata that it reads."""
+        """The id of the present load, which is also in the metadata that it returns."""
         return self._load
 
     def _opened(self) -> Checkpoint:

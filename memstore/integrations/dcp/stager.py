@@ -27,8 +27,8 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 class Stager(AsyncStager):
     """Staging for `torch.distributed.checkpoint.async_save`: `async_stager=Stager()`.
 
-    One may be used for all saves. What is staged takes memory until the save that reads it is over; later saves then
-    use this memory again. At most a quarter of the machine's memory is staged at a time, before a save has to wait.
+    Use one stager for all saves. A staged copy takes memory until its save is over; later saves reuse this memory. If
+    more than a quarter of the machine's memory would be staged at a time, a save waits for earlier ones.
 
     Example:
         >>> import torch
@@ -43,12 +43,12 @@ class Stager(AsyncStager):
     _synchronize_after_execute = False  # as torch calls it: when `stage` returns, all is copied
 
     def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """A copy on the CPU: of tensors, DTensors and ShardedTensors in dicts, lists and tuples, and of all else.
+        """Copies to the CPU: tensors, DTensors and ShardedTensors in dicts, lists and tuples, and objects.
 
         Raises:
-            UnsupportedValueError: a tensor that has no plain memory (sparse, nested, or of an unknown subclass).
+            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass).
             StoreTimeoutError: earlier saves still take too much memory.
-            ResourceLimitError: the machine has not so much memory.
+            ResourceLimitError: the machine doesn't have enough memory.
         """
         with modes.put_aside(), torch.no_grad():
             walk = _Walk()
@@ -60,7 +60,7 @@ class Stager(AsyncStager):
             return made([_over(memory, *one) for one in zip(walk.tensors, held.places, strict=True)])
 
     def close(self) -> None:
-        """Nothing is left to do: memory is given back when nothing refers to it."""
+        """Does nothing: memory is freed when nothing refers to it."""
 
 
 def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:

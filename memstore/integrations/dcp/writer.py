@@ -47,18 +47,19 @@ _carried_out: OrderedDict[tuple[str, int], None] = (
 class StorageWriter(storage.StorageWriter):
     """Saves checkpoints of torch.distributed.checkpoint into a folder, or under a key of a store.
 
-    The folder is a snapshot: safetensors files, a manifest with checksums, no pickle. A checkpoint appears whole, when
-    all ranks have written; until then, and if the save fails or is killed, an earlier one of this path stays as it is.
+    The folder is a snapshot: safetensors files and a manifest with checksums, without pickle. A checkpoint appears when
+    all ranks have written, and is complete then. Until then, and if the save fails or is killed, an earlier checkpoint
+    at this path stays as it is.
 
-    It can be pickled, as saves in a process of their own need.
+    A writer can be pickled, which saves in a separate process need.
 
     Args:
         path_or_store: the folder; or a Store; or, with a key, the folder of a store.
-        key: of the store. None: with a store, the `checkpoint_id` of the save is the key.
-        overwrite: False: an error where there is a checkpoint already.
-        durability: "disk": a save that has returned is on the disk. "process": it survives the process only. (A store
-            has its own.)
-        checksum: whether the files get checksums. (A store has its own.)
+        key: the key in the store. With a store and None, the `checkpoint_id` of the save is the key.
+        overwrite: if False, it is an error if a checkpoint exists already.
+        durability: with "disk", a save that has returned is on the disk; with "process", it survives only the process.
+            A store uses its own setting.
+        checksum: whether the files get checksums. A store uses its own setting.
 
     Example:
         >>> import tempfile, torch, torch.distributed.checkpoint as dcp
@@ -92,7 +93,7 @@ class StorageWriter(storage.StorageWriter):
     # --- as torch calls them, in this order ---------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save begins. Args: checkpoint_id: the path or key of it; None: as before."""
+        """Begins a new save. Args: checkpoint_id: its path or key; None keeps the present one."""
         if checkpoint_id:
             self._where.move(checkpoint_id)
         self._save, self._begun = new_save(), False
@@ -100,23 +101,23 @@ class StorageWriter(storage.StorageWriter):
             self._unfinished()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Who this is. Args: kwargs: `rank`; `use_collectives`: False: each rank saves by itself."""
+        """Takes this process's rank. Args: kwargs: `rank`; `use_collectives`: if False, each rank saves by itself."""
         self._rank = int(kwargs.get("rank") or 0)
         self._alone = not kwargs.get("use_collectives", True)
 
     def storage_meta(self) -> StorageMeta | None:
-        """The checkpoint and the save, for torch's planners and logs. It begins a save, where no `reset` did."""
+        """The ids of the checkpoint and the save, for torch's planners and logs. Begins a save if `reset` didn't."""
         if self._begun:
             self.reset()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Raises AlreadyExistsError where nothing may be written."""
+        """Raises AlreadyExistsError if a checkpoint exists and `overwrite` is False."""
         self._place().check()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Says in each plan which save it is of, and which rank's."""
+        """Writes the ids of the save and of the rank into each plan."""
         self._planned, self._begun = len(plans), True
         place = self._place()
         while _abandoned:
@@ -131,7 +132,7 @@ class StorageWriter(storage.StorageWriter):
         return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes a rank's items. The future has what was written, or the error."""
+        """Writes a rank's items. The future has the results, or the error."""
         future: Future[list[WriteResult]] = Future()
         try:
             future.set_result(self._write(plan, planner))
@@ -140,7 +141,7 @@ class StorageWriter(storage.StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publishes what all ranks have written, and puts into `metadata` what torch expects there."""
+        """Publishes what all ranks have written, and completes `metadata` as torch expects it."""
         files: list[WrittenFile] = []
         tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
         seen: set[MetadataIndex] = set()
@@ -165,7 +166,7 @@ class StorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is the path of a folder that is there, or can be made."""
+        """Whether it is the path of a folder that exists, or can be created."""
         return is_possible(checkpoint_id)
 
     @property
@@ -175,7 +176,7 @@ class StorageWriter(storage.StorageWriter):
 
     @property
     def save_id(self) -> str:
-        """Of the present save, which is in the checkpoint's metadata."""
+        """The id of the present save, which is also in the checkpoint's metadata."""
         return self._save
 
     def __getstate__(self) -> dict[str, Any]:

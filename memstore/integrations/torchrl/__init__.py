@@ -1,4 +1,4 @@
-"""TorchRL's replay buffers with rows in a store. The guide: docs/torchrl.md. It needs torchrl, which is no dependency.
+"""TorchRL's replay buffers with rows in a store. The guide: docs/torchrl.md. It needs torchrl, which you install.
 
 journal       rows that are written over: a batch is whole or absent, whoever dies
 rows          the rows of a storage, as processes read and write them. No torchrl up to here

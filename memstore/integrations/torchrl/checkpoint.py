@@ -21,13 +21,13 @@ _COUNTS, _REFERENCE = "memstore_counts.json", "memstore_reference.json"
 
 
 class CopyCheckpointer(TensorStorageCheckpointer):
-    """The default: copies rows into TorchRL's own format, which its other storages load too, and this loads theirs.
+    """The default: copies rows into TorchRL's own format. TorchRL's storages can load it, and it loads theirs.
 
     Writers wait while rows are copied, so that no row is torn.
     """
 
     def dumps(self, storage: StorageOfEntry, path: Any) -> None:
-        """Writes all slots. Raises RuntimeError for a storage without rows, as TorchRL does."""
+        """Writes all slots. Raises RuntimeError if the storage has no rows, as TorchRL does."""
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
 
@@ -40,7 +40,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
         storage.rows.hold(copy)
 
     def loads(self, storage: StorageOfEntry, path: Any) -> None:
-        """Replaces all rows by those that were saved; creates the entry if it isn't there."""
+        """Replaces all rows by the saved ones; creates the entry if it doesn't exist."""
         saved = _read(Path(path) / "storage_metadata.json", _Saved)
         in_memory = saved.is_pytree or self._load_hooks
         found = self._loaded(storage, path) if in_memory else TensorDict.load_memmap(path)
@@ -60,24 +60,24 @@ class CopyCheckpointer(TensorStorageCheckpointer):
 
 
 class InPlaceCheckpointer(StorageCheckpointerBase):
-    """For buffers too large to copy: `dumps` notes where the rows are, and brings them to the disk, if there is one.
+    """For buffers that are too large to copy: `dumps` writes a reference to the rows, and flushes them to the disk.
 
-    Rows, length and cursor are as they stand when `loads` is called, and not as they were.
+    After `loads`, rows, length and cursor are those of the present, and not those at the time of `dumps`.
     """
 
     def dumps(self, storage: StorageOfEntry, path: Any) -> None:
-        """Raises RuntimeError for a storage without rows."""
+        """Raises RuntimeError if the storage has no rows."""
         Path(path).mkdir(exist_ok=True)
         storage.flush()
         note = _Reference(storage.store.root, storage.key, storage.rows.put_id)
         (Path(path) / _REFERENCE).write_bytes(msgspec.json.encode(note))
 
     def loads(self, storage: StorageOfEntry, path: Any) -> None:
-        """Looks whether the storage has the rows that were meant.
+        """Checks that the storage has the rows that the checkpoint refers to.
 
         Raises:
-            StructureMismatchError: it has others.
-            FileNotFoundError: no checkpoint of this class.
+            StructureMismatchError: it has other rows.
+            FileNotFoundError: there is no checkpoint of this class.
         """
         note = _read(Path(path) / _REFERENCE, _Reference)
         here = (storage.store.root, storage.rows.put_id) if storage.initialized else None

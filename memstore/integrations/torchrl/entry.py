@@ -33,7 +33,7 @@ class StorageOfEntry(TensorStorage):
 
     @property
     def initialized(self) -> bool:
-        """Whether the entry is there by now."""
+        """Whether the entry exists by now."""
         return self._attach() is not None
 
     @property
@@ -84,7 +84,7 @@ class StorageOfEntry(TensorStorage):
 
     @property
     def _storage(self) -> Any:
-        """All slots, in the shared memory: what TorchRL's samplers and checkpointers look into."""
+        """All slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
         rows = self._attach()
         return None if rows is None else rows.value
 
@@ -127,7 +127,7 @@ class StorageOfEntry(TensorStorage):
     # --- as a whole ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Brings the rows to the disk, as `Dataset.flush`: then they survive a crash of the host."""
+        """Writes the rows to the disk, as `Dataset.flush` does, so that they survive a crash of the host."""
         self.rows.flush()
 
     def load_rows(self, value: Any, length: int) -> None:

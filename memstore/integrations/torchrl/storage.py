@@ -28,29 +28,29 @@ def _eager(method: Callable[P, R]) -> Callable[P, R]:
 
 
 class MemstoreStorage(StorageOfEntry):
-    """A storage of a TorchRL replay buffer, with its rows in a store: who opens the store has the same rows.
+    """A storage of a TorchRL replay buffer, with its rows in a store. All processes that open the store share the rows.
 
-    It is made when the first batch comes, of that batch's structure; or taken up, if the key is there. The room of all
-    rows is reserved then. Rows are TensorDicts, tensorclasses or tensors; entries that the first batch didn't have are
-    left out of later ones.
+    If the key doesn't exist, the first batch creates the entry with the structure of this batch, and space for all rows
+    is reserved then. Rows are TensorDicts, tensorclasses or tensors. Later batches are stored without the entries that
+    the first batch didn't have.
 
-    What a sampler draws is copied, and each row is as one write has left it, with no lock of TorchRL's, and also if a
-    writer is killed. `storage[3]`, `storage[2:5]` and `storage[:]` are the shared memory itself, as with TorchRL's own
-    storages: there, what others write shows while they write it.
+    A sampler gets copies of rows. Each row is complete, as one write has left it, even if a writer is killed; this
+    needs no lock of TorchRL's. `storage[3]`, `storage[2:5]` and `storage[:]` are the shared memory itself, as with
+    TorchRL's own storages, so they show writes of other processes while they happen.
 
-    Where several processes write, or take up what others have written, use `MemstoreWriter`: TorchRL's own writers
-    begin at slot 0 in each process that didn't inherit them. To pickle a storage is to pass a reference.
+    If several processes write, or continue what others have written, use `MemstoreWriter`: TorchRL's own writers begin
+    at slot 0 in each process that didn't inherit them. A storage is pickled as a reference.
 
     Args:
-        max_size: the most rows; with `ndim` above 1 the most elements, as in TorchRL. For a key that is there: the same
-            as it has.
-        store: an open store. With mode "r" rows can be read.
-        key: the entry. It is a dataset of `{"rows": ..., "word": ...}`; write it by this class only.
+        max_size: the largest number of rows; with `ndim` above 1, of elements, as in TorchRL. For an existing key it is
+            the same as when the entry was created.
+        store: an open store. With mode "r" the rows can only be read.
+        key: the key of the entry, a dataset of `{"rows": ..., "word": ...}`. Write to it only by this class.
         ndim: how many dimensions count elements.
 
     Raises:
-        MutableEntryError: the key is that of another kind of entry.
-        StructureMismatchError: it is a dataset of something else, or of another size.
+        MutableEntryError: the key has another kind of entry.
+        StructureMismatchError: the key has a dataset of another structure or size.
 
     Example:
         ```
@@ -65,12 +65,14 @@ class MemstoreStorage(StorageOfEntry):
 
     @_eager
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Writes rows to slots, each batch as a whole. Errors as `Dataset.extend`; what TorchRL would cast is refused.
+        """Writes rows to slots; each batch is written completely or not at all.
+
+        Raises the errors of `Dataset.extend`. Another dtype is refused, where TorchRL would cast.
 
         Args:
-            cursor: an int for one row; else slots, as an index of the first dimension.
-            data: as many rows; a list of rows is stacked.
-            set_cursor: whether the newest rows end there, so that no trajectory goes on behind.
+            cursor: an int for one row, or slots, as an index of the first dimension.
+            data: as many rows as slots; a list of rows is stacked.
+            set_cursor: whether these are the newest rows, so that no trajectory continues after them.
         """
         if isinstance(data, list):
             data = torch.stack(cast("list[torch.Tensor]", data))
@@ -88,7 +90,7 @@ class MemstoreStorage(StorageOfEntry):
 
     @_eager
     def append(self, data: Any) -> torch.Tensor:
-        """Writes rows to the next slots, which are counted for all processes. Returns them. See MemstoreWriter."""
+        """Writes rows to the next slots, and returns these. All processes share the cursor. See MemstoreWriter."""
         if isinstance(data, list):
             data = torch.stack(cast("list[torch.Tensor]", data))
         self._check(data)
@@ -144,7 +146,7 @@ class MemstoreStorage(StorageOfEntry):
 
     @_eager
     def get(self, index: Any) -> Any:
-        """Rows. By ints and slices, or an entry by its name: the shared memory. Else a copy of whole rows."""
+        """Returns rows: the shared memory for ints, slices and an entry's name; otherwise a copy of complete rows."""
         rows = self.rows
         if isinstance(index, tuple) and len(cast("tuple[Any, ...]", index)) == 1:
             (index,) = cast("tuple[Any]", index)
@@ -162,7 +164,7 @@ class MemstoreStorage(StorageOfEntry):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the rows, and of what the processes share besides."""
+        """Returns a copy of the rows, and of the cursor and counts that the processes share."""
         rows = self._attach()
         if rows is None:
             return {"_storage": {}, "initialized": False, "_len": 0}
@@ -182,7 +184,7 @@ class MemstoreStorage(StorageOfEntry):
         return rows.hold(copied)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes one of this class, or of TorchRL's own storages of tensors. Creates the entry if it isn't there."""
+        """Takes a state of this class or of TorchRL's tensor storages. Creates the entry if it doesn't exist."""
         if not state_dict["initialized"]:
             self._empty()
             return

@@ -1,4 +1,4 @@
-"""MemstoreWriter: a TorchRL writer whose cursor, count and generations all processes share."""
+"""MemstoreWriter: a TorchRL writer. All processes share its cursor, count and generations."""
 
 # pyright: reportPrivateUsage=false
 
@@ -13,14 +13,15 @@ from memstore.integrations.torchrl.storage import MemstoreStorage
 
 
 class MemstoreWriter(RoundRobinWriter):
-    """Writes to the slots of a MemstoreStorage in turn, among as many processes as there are, and after a restart.
+    """Writes to the slots of a MemstoreStorage in turn. Any number of processes may do so, also after a restart.
 
-    To choose the slots and to write them is one change under the entry's own mutex: two writers never get one slot, and
-    none shows rows that weren't written yet. It has no state of its own: cursor and count are in the store.
+    A writer chooses its slots and writes them under the entry's own mutex. So two writers never get the same slot, and
+    rows become visible only after they were written. The writer has no state of its own: cursor and count are in the
+    store.
 
     Args:
-        track_generations: as in TorchRL: samples get `index_generation`, which says how often a slot was written again.
-            Here it counts the writes of all processes.
+        track_generations: as in TorchRL: samples get `index_generation`, which says how often a slot was overwritten.
+            It counts the writes of all processes.
     """
 
     _storage: MemstoreStorage
@@ -31,7 +32,7 @@ class MemstoreWriter(RoundRobinWriter):
         self._track_generations = track_generations
 
     def register_storage(self, storage: Any) -> None:
-        """Raises TypeError unless it is a MemstoreStorage."""
+        """Sets the storage. Raises TypeError unless it is a MemstoreStorage."""
         if not isinstance(storage, MemstoreStorage):
             raise TypeError(f"MemstoreWriter writes to a MemstoreStorage, and not to a {type(storage).__qualname__}")
         self._storage = storage
@@ -40,11 +41,11 @@ class MemstoreWriter(RoundRobinWriter):
         return self._written(int(self._storage.append(self._storage.batch_of_one(data))))
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Raises RuntimeError for no rows, as TorchRL's."""
+        """Writes rows. Raises RuntimeError if there are none, as in TorchRL."""
         return self._written(self._storage.append(data))
 
     def write_at(self, index: int | torch.Tensor, data: Any) -> int | torch.Tensor:
-        """Writes given slots; the cursor stays."""
+        """Writes to the given slots. The cursor stays."""
         self._storage.set(index, data, set_cursor=False)
         return self._written(index)
 
@@ -54,7 +55,7 @@ class MemstoreWriter(RoundRobinWriter):
         return index
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """As in TorchRL: int64, of the shape of `index`; -1 where nothing was written."""
+        """Returns generations as in TorchRL: int64, in the shape of `index`; -1 where nothing was written."""
         if isinstance(index, tuple):
             index = index[0]
         index = torch.as_tensor(index, dtype=torch.long)
@@ -92,17 +93,17 @@ class MemstoreWriter(RoundRobinWriter):
             self._storage.rows.hold(lambda: journal.set_counts(0, 0 if empty_write_count else journal.written))
 
     def dumps(self, path: Any) -> None:
-        """Nothing: what it has is saved with the rows."""
+        """Does nothing: cursor and count are saved with the rows."""
 
     def loads(self, path: Any) -> None:
-        """Nothing: see `dumps`."""
+        """Does nothing: see `dumps`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: see `dumps`."""
+        """Does nothing: see `dumps`."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing: see `dumps`."""
+        """Does nothing: see `dumps`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rng": None}

@@ -39,19 +39,19 @@ async def initialize(
     store_name: str = DEFAULT_TORCHSTORE_NAME,
     mesh: Any = None,
 ) -> None:
-    """Makes the store, which all processes of the job then find by its name. One process calls it.
+    """Creates the store, which all processes of the job then find by its name. One process calls it.
 
-    It is gone when `shutdown` was called, or this process ends.
+    The store is removed by `shutdown`, or when this process ends.
 
     Args:
-        num_storage_volumes, strategy: as TorchStore wants them; nothing follows from them, since each process puts into
+        num_storage_volumes, strategy: as TorchStore takes them. They have no effect, because each process puts into
             files that the others map.
-        store_name: several stores of a job have several names.
-        mesh: a ProcMesh of Monarch on this host, from which nothing follows; or a HostMesh, whose hosts become one
-            store by `memstore.serve`.
+        store_name: a job with several stores gives each a name.
+        mesh: a ProcMesh of Monarch on this host, which has no effect; or a HostMesh, whose hosts share one store, as by
+            `memstore.serve`.
 
     Raises:
-        RuntimeError: several volumes, and no strategy; or a store of this name is there.
+        RuntimeError: several volumes without a strategy; or a store of this name exists.
         NoCounterpartError: a ProcMesh of several hosts.
         NotServedError: a host of the HostMesh can't be a member.
     """
@@ -79,9 +79,9 @@ async def initialize(
 
 
 async def shutdown(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Removes the store, for all processes. What they got from it stays valid. Without such a store nothing happens.
+    """Removes the store, for all processes. Values that they got stay valid. Without such a store nothing happens.
 
-    After `initialize_spmd` every rank calls it, and the first one of each host removes what is there.
+    After `initialize_spmd` every rank calls it, and the first rank of each host removes the store's files there.
     """
     reset_client(store_name)
     try:
@@ -96,7 +96,7 @@ async def shutdown(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
 
 
 async def client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> Client:
-    """The client of this process for a store, with methods named as the functions here.
+    """Returns this process's client of a store. Its methods have the names of the functions here.
 
     Raises:
         NotInitializedError: there is no such store.
@@ -110,23 +110,23 @@ async def client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> Client:
 
 
 def reset_client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Forgets the client: the next call looks for the store anew."""
+    """Forgets the client, so that the next call looks for the store again."""
     _clients.pop(store_name, None)
 
 
 async def put(key: str, value: Any, store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Stores a tensor, or a nested value. Readers see all of it, or the version before.
+    """Stores a tensor or a nested value. Readers see all of it, or the previous version.
 
-    A DTensor is put by all ranks of its mesh, each its shard; the value is there when the last one has put.
+    All ranks of a DTensor's mesh call it, and each puts its shard. The value appears when the last rank has put.
 
     Raises:
-        UnsupportedValueError: it has an object that only pickle can store; the message says what to do.
+        UnsupportedValueError: the value has an object that only pickle can store; the message says what to do.
     """
     await (await client(store_name)).put(key, value)
 
 
 async def put_batch(entries: dict[str, Any], store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Stores several values, which become visible at one moment; each DTensor among them at one of its own."""
+    """Stores several values, which become visible at one moment. Each DTensor becomes visible separately."""
     await (await client(store_name)).put_batch(entries)
 
 
@@ -139,12 +139,13 @@ async def get(
     """Returns what was put, on the CPU, without a copy.
 
     Args:
-        key: of what was put; or KEY/NAME, for a leaf of a state dict.
-        inplace_tensor: filled and returned. Of a DTensor this rank's shard, from whatever mesh it was put.
-        tensor_slice_spec: return, or fill `inplace_tensor` with, this part.
+        key: the key of a put; or KEY/NAME, for a leaf of a state dict.
+        inplace_tensor: a tensor to fill and return. Of a DTensor, this rank's shard is filled, whatever mesh it was put
+            from.
+        tensor_slice_spec: the part to return, or to fill `inplace_tensor` with.
 
     Raises:
-        KeyError: no such key, or parts of it are missing.
+        KeyError: there is no such key, or parts of its value are missing.
         StructureMismatchError: a shape differs.
     """
     return await (await client(store_name)).get(key, inplace_tensor, tensor_slice_spec)
@@ -153,31 +154,31 @@ async def get(
 async def get_batch(
     keys: list[str] | dict[str, torch.Tensor | None], store_name: str = DEFAULT_TORCHSTORE_NAME
 ) -> dict[str, Any]:
-    """Returns several values, as they were at one moment; those with a tensor to fill, one by one.
+    """Returns several values as of one moment; values with a tensor to fill are read one by one.
 
     Raises:
-        KeyError: one is missing. Nothing was filled.
+        KeyError: a key is missing. Nothing was filled.
     """
     return await (await client(store_name)).get_batch(keys)
 
 
 async def delete(key: str, *, store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Removes a key. Raises KeyError if there is none."""
+    """Removes a key. Raises KeyError if it doesn't exist."""
     await (await client(store_name)).delete(key)
 
 
 async def delete_batch(keys: list[str], *, store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
-    """Removes those of these keys that are there."""
+    """Removes these keys. Keys that don't exist are ignored."""
     await (await client(store_name)).delete_batch(keys)
 
 
 async def keys(prefix: str | None = None, *, store_name: str = DEFAULT_TORCHSTORE_NAME) -> list[str]:
-    """The keys, or those of a prefix: it is whole words, which dots part. "v0" has "v0" and "v0.x", and not "v01"."""
+    """Returns all keys, or those with a prefix of whole words between dots: "v0" matches "v0" and "v0.x", not "v01"."""
     return await (await client(store_name)).keys(prefix)
 
 
 async def exists(key: str, store_name: str = DEFAULT_TORCHSTORE_NAME) -> bool:
-    """Whether a get would find it."""
+    """Whether `get` would find this key."""
     return await (await client(store_name)).exists(key)
 
 
@@ -188,14 +189,14 @@ async def put_state_dict(
     direct_rdma: bool = False,
     transfer_dtype: torch.dtype | None = None,
 ) -> None:
-    """Stores a state dict as one value: readers see the whole of a version, whatever is put meanwhile.
+    """Stores a state dict as one value: readers see one complete version, whatever is put at the same time.
 
     Args:
-        state_dict: if it has DTensors, all ranks of their meshes put theirs. None, with `direct_rdma`: the one of the
-            last call, as its tensors are now.
-        key: what `get_state_dict` asks for.
-        direct_rdma: accepted; the tensors are copied now, and changes since show at the next put.
-        transfer_dtype: floating leaves are cast to it while they are copied.
+        state_dict: if it has DTensors, all ranks of their meshes put theirs. None, with `direct_rdma`, puts the state
+            dict of the last call again, with the present values of its tensors.
+        key: the key for `get_state_dict`.
+        direct_rdma: accepted. The tensors are copied now; readers see later changes after the next put.
+        transfer_dtype: the dtype to which floating-point leaves are cast while they are copied.
     """
     cl = await client(store_name)
     await cl.put_state_dict(state_dict, key, direct_rdma=direct_rdma, transfer_dtype=transfer_dtype)
@@ -211,15 +212,15 @@ async def get_state_dict(
     """Returns a state dict, or fills one in place.
 
     Args:
-        key: what it was put under.
-        user_state_dict: its tensors are filled; of DTensors this rank's shards, from whatever mesh they were put. Those
-            of another floating dtype are cast.
-        strict: names that differ are an error, before anything is written. False: what both have is filled, and what is
-            returned has the stored names.
+        key: the key of the put.
+        user_state_dict: a state dict whose tensors are filled. Of DTensors, this rank's shards are filled, whatever
+            mesh they were put from. Stored tensors of another floating-point dtype are cast.
+        strict: whether different names are an error, before anything is written. If False, the names that both have are
+            filled, and the result has the stored names.
         direct_rdma: accepted; it needs `user_state_dict`.
 
     Raises:
-        StateDictNotFoundError: there is none; a RuntimeError and a KeyError.
+        StateDictNotFoundError: there is no such state dict. It is a RuntimeError and a KeyError.
         StructureMismatchError: names or shapes differ.
     """
     cl = await client(store_name)

@@ -25,11 +25,11 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Client:
-    """A store of some name. Made by `client`; the module's functions of the same names call it.
+    """A handle to the store of a name, made by `client`. The module's functions of the same names call it.
 
     Attributes:
-        store_name: its name.
-        strategy: one volume a host, whatever `initialize` was given.
+        store_name: the store's name.
+        strategy: a HostStrategy, whatever `initialize` was given.
     """
 
     def __init__(self, store_name: str) -> None:
@@ -42,7 +42,7 @@ class Client:
         raise no_counterpart("the client", name)
 
     async def store(self) -> memstore.Store:
-        """The Store itself, for all that TorchStore has no words for: `wait`, versions, views, references."""
+        """Returns the Store itself, for what TorchStore doesn't have: `wait`, versions, views, references."""
         if self._store is None:
             path = await find(self.store_name)
             allow_pickle = os.environ.get(calls.PICKLE_VARIABLE, "") not in ("", "0")

@@ -7,7 +7,7 @@ import os
 
 
 def init_logging() -> None:
-    """Prints the library's log, from the level that TORCHSTORE_LOG_LEVEL names on (INFO without it)."""
+    """Prints the library's log, at the level in TORCHSTORE_LOG_LEVEL (default: INFO)."""
     logger = logging.getLogger("memstore")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())

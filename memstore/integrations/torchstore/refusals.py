@@ -1,4 +1,4 @@
-"""The errors of this package: what a script does that has no meaning here, or comes too early."""
+"""The errors of this package: for calls that have no meaning in memstore, or that come too early."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError
 
 
 class NoCounterpartError(MemstoreError, NotImplementedError, AttributeError):
-    """A part of TorchStore that memstore has no use for: volumes, controllers, transports. It says what to do."""
+    """memstore lacks this part of TorchStore (volumes, controllers, transports). The message says what replaces it."""
 
 
 class NotInitializedError(NotAStoreError, RuntimeError):
@@ -14,11 +14,11 @@ class NotInitializedError(NotAStoreError, RuntimeError):
 
 
 class AlreadyInitializedError(MemstoreError, RuntimeError):
-    """A store of this name is there, and its owner lives."""
+    """A store of this name exists, and the process that initialized it is alive."""
 
 
 class StateDictNotFoundError(KeyNotFoundError, RuntimeError):
-    """There is no state dict under this key. A RuntimeError too, since TorchStore raises one."""
+    """There is no state dict under this key. It is also a RuntimeError, as in TorchStore."""
 
 
 def no_counterpart(owner: str, name: str) -> NoCounterpartError:

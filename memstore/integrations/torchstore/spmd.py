@@ -39,7 +39,7 @@ _counts: dict[str, Iterator[int]] = {}  # how often this process has initialized
 
 @dataclass(frozen=True)
 class SPMDEnv:
-    """Which rank this is, and where the ranks meet."""
+    """The rank of this process, and the address at which the ranks meet."""
 
     rank: int
     local_rank: int
@@ -54,12 +54,12 @@ class SPMDEnv:
 
     @property
     def group_rank(self) -> int:
-        """Of this host."""
+        """The number of this host."""
         return self.rank // self.local_world_size
 
     @classmethod
     def from_env(cls, *, master_addr: str | None = None, master_port: int | None = None) -> SPMDEnv:
-        """As torchrun sets it; the arguments are for what it hasn't set.
+        """Reads the variables that torchrun sets. The arguments are used for variables that aren't set.
 
         Raises:
             RuntimeError: a variable is missing.
@@ -94,18 +94,19 @@ async def initialize(
     transport: str = "ipc",
     monarch_port: int = 26600,
 ) -> None:
-    """Makes one store for the ranks of a job. Every rank calls it, and `shutdown`.
+    """Creates one store for the ranks of a job. Every rank calls it, and later `shutdown`.
 
     Args:
-        strategy: a HostStrategy or a LocalRankStrategy, as TorchStore wants it. Nothing follows from it.
+        strategy: a HostStrategy or a LocalRankStrategy, which TorchStore requires. It has no effect.
         store_name: as in `initialize`.
-        env: which rank this is; None: as torchrun's environment says.
-        rendezvous_timeout: for the ranks to meet.
-        transport, monarch_port: accepted; bytes travel between hosts as `memstore.join` has it.
+        env: the rank of this process; None reads it from torchrun's environment.
+        rendezvous_timeout: how long the ranks wait for each other.
+        transport, monarch_port: accepted without effect. Between hosts, bytes are sent as with `memstore.join`.
 
     Raises:
-        RuntimeError: no such strategy; or a variable of torchrun's is missing.
-        StoreTimeoutError: the first rank of this host did not come.
+        RuntimeError: `strategy` is neither of the two, or a variable of torchrun is missing.
+        ValueError: `transport` isn't one of TorchStore's, or hosts have unequal numbers of ranks.
+        StoreTimeoutError: not all ranks of this host have called it in time.
     """
     if not isinstance(strategy, HostStrategy | LocalRankStrategy):
         raise RuntimeError(f"initialize_spmd takes a HostStrategy or a LocalRankStrategy, and not {strategy!r}")

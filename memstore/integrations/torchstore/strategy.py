@@ -1,6 +1,6 @@
-"""TorchStore's strategies: on which storage volume a process puts. Here each puts into the files of its own host.
+"""TorchStore's strategies, which choose the storage volume of a put. In memstore a process puts into its host's files.
 
-So a strategy is accepted, and nothing follows from it: what is put is found from everywhere, as it is there.
+So strategies are accepted, and have no effect. As in TorchStore, every process finds what was put.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from memstore.integrations.torchstore.transport import TransportType
 
 
 class TorchStoreStrategy:
-    """The base class. Classes of one's own may inherit it; their `get_volume_id` and `get_client_id` aren't called.
+    """The base class. You may derive from it, but `get_volume_id` and `get_client_id` are never called.
 
     Args:
-        default_transport_type: accepted, and changes nothing.
+        default_transport_type: accepted without effect.
     """
 
     def __init__(self, default_transport_type: TransportType = TransportType.Unset) -> None:
@@ -29,12 +29,12 @@ class TorchStoreStrategy:
 
 
 class HostStrategy(TorchStoreStrategy):
-    """One volume a host: what memstore has."""
+    """One volume per host, which is what memstore does in any case."""
 
 
 class LocalRankStrategy(TorchStoreStrategy):
-    """One volume a rank."""
+    """One volume per rank in TorchStore; no effect here."""
 
 
 class ControllerStorageVolumes(TorchStoreStrategy):
-    """One volume for all."""
+    """One volume for all processes in TorchStore; no effect here."""

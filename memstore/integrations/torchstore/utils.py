@@ -12,12 +12,12 @@ from memstore.late_imports import between_forks
 
 
 async def spawn_actors(num_processes: int, actor_cls: type, name: str, mesh: Any = None, **init_args: Any) -> Any:
-    """Spawns an actor of Monarch in each of some processes of this host, or of the mesh that is given.
+    """Spawns a Monarch actor in each of several new processes of this host, or in each process of a mesh.
 
     Args:
-        num_processes: how many processes to start; not looked at with `mesh`.
-        actor_cls, init_args: the class, and what its instances are made with.
-        name: of the actors; a unique suffix is added.
+        num_processes: how many processes to start; ignored if `mesh` is given.
+        actor_cls, init_args: the actors' class, and its arguments.
+        name: the actors' name; a unique suffix is added.
         mesh: a ProcMesh; None: new processes on this host.
 
     Returns: the mesh of the actors.

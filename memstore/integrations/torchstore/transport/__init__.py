@@ -1,4 +1,4 @@
-"""Names that scripts take from TorchStore's `transport`: how bytes travel there. Here nothing travels on a host."""
+"""Names that scripts import from TorchStore's `transport`. Within a host, memstore sends no bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memstore.integrations.torchstore.transport.types import TensorSlice
 
 
 class TransportType(enum.Enum):
-    """What a strategy may be given. It is accepted, and changes nothing: processes of a host map one file."""
+    """A transport for a strategy. It is accepted without effect, because processes of a host map one file."""
 
     Unset = enum.auto()
     MonarchRPC = enum.auto()

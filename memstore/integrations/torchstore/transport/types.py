@@ -15,11 +15,11 @@ class TensorSlice:
     """A box of a tensor.
 
     Attributes:
-        offsets: where it begins in each dimension, in elements.
-        coordinates: of the shard on its mesh. Not looked at.
-        global_shape: of the whole tensor.
-        local_shape: of the box.
-        mesh_shape: of the mesh. Not looked at.
+        offsets: where the box begins in each dimension, in elements.
+        coordinates: the shard's coordinates on its mesh; ignored.
+        global_shape: the shape of the whole tensor.
+        local_shape: the shape of the box.
+        mesh_shape: the shape of the mesh; ignored.
     """
 
     offsets: tuple[int, ...]
