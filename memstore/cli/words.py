@@ -13,6 +13,9 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"with attach\(copy=True\)", "with `memstore attach --copy`"),
     (r"attach it with copy=True", "attach it with --copy"),
     (r"say format= ", "say --format "),
+    (r"leave source_as= out", "leave --from out"),
+    (r"say target_as='([\w-]+)'", r"say --to \1"),
+    (r"say target_as= \(of ", "say --to FORMAT ("),
     (r"export as '(\w+)'", r"say --format \1"),
     (
         r"max_shard_size is for format='safetensors', and not for '(\w+)'",

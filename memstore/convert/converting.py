@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memstore import modes
 from memstore.convert.beside import already_there, folder_beside, publish
 from memstore.convert.comparing import compare, take_apart
-from memstore.convert.formats import FORMATS, WRITTEN, Format, checked, source_format, target_format
+from memstore.convert.formats import FORMATS, WRITTEN, Format, check_source, checked, source_format, target_format
 from memstore.convert.rules import Rules
 from memstore.convert.sources import open_source
 from memstore.convert.targets import draft_target
@@ -58,8 +58,9 @@ def convert(
     Args:
         source: a file or a folder. It must not change meanwhile.
         target: where nothing is; its folder is there.
-        source_as, target_as: formats, of FORMATS. None: the source's is seen in its files; the target's by its ending
-            (`.safetensors`; `.pt`, `.pth`, `.bin`, `.ckpt`: torch), and is a snapshot without one.
+        source_as, target_as: formats, of FORMATS. None: the source's is seen in its files; the target's by its
+            suffix (`.safetensors`; `.pt`, `.pth`, `.bin`, `.ckpt`: torch), and is a snapshot without one. Any other
+            suffix that starts with a letter needs `target_as`: it is likely mistyped.
         allow_pickle: objects that only pickle can read or write: that can run code, so trust who wrote the source.
         untie: tensors that share memory are stored one by one, where the target can't keep what they share.
         progress: called with bytes done and bytes in all; each tensor counts twice, written and compared.
@@ -70,7 +71,7 @@ def convert(
         CorruptionError: the source is damaged, or what was read back is not what was to be written.
         StoreFullError: no room.
         NotAStoreError, FormatVersionError, OSError: the source is none, of a newer version, or can't be read.
-        ValueError: a format that isn't known, or a target in the source.
+        ValueError: a format or suffix that isn't known, or a target in the source.
 
     Example:
         >>> import tempfile, torch
@@ -85,6 +86,8 @@ def convert(
     path, made = _paths(source, target)
     read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
     write_as = target_format(made) if target_as is None else checked(target_as, WRITTEN)
+    if source_as is not None:
+        check_source(path, read_as)
     found = open_source(path, read_as, rules)
     draft = draft_target(write_as, found, rules, made)
     wanted = found.with_value(draft.value)
