@@ -58,7 +58,7 @@ def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
         (tensor,) = found.tensors.values()
         told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
     title = f"[bold]{render.printable(' '.join([key, *([leaf] if leaf else [])]))}[/]"
-    render.console.print(f"{title}  {render.printable(', '.join([*told, age]))}")
+    render.head(f"{title}  {render.printable(', '.join([*told, age]))}")
     if len(names) == 1:
         for tensor in found.tensors.values():
             summary = figures.summarize(tensor)
@@ -120,7 +120,7 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
         if len(names) != 1 or not shown.tensors:
             what = f"{leaf!r} of {key!r}" if leaf else f"{key!r}"
             some = ", ".join([*names[:5], "..."] if len(names) > 5 else names)
-            has = "is no tensor" if len(names) == 1 else f"has {len(names):,} leaves ({some})"
+            has = "is no tensor" if len(names) == 1 else f"has {shown.count()} ({some})"
             raise UnsupportedValueError(
                 f"{what} {has}, and this file takes one tensor: name a LEAF that is one", key=key
             )

@@ -32,7 +32,6 @@ _WORDS: tuple[tuple[str, str], ...] = (
         r"(is a replay buffer, .*?): use memstore\.Rep.*frees the key",
         r"\1: `memstore get` shows it, `memstore rm` frees the key",
     ),
-    (r"doesn't exist: open it with mode 'a' to create it", "doesn't exist: `memstore put` makes a store"),
     (
         r"memstore\.Snapshot reads it, store\.attach serves it",
         "`memstore snapshot` looks into it, `memstore attach` serves it",
@@ -45,7 +44,6 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"there is nothing to attach", "there is no such file or folder"),
     (r"missing_ok=True leaves out", "--missing-ok leaves out"),
     (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
-    (r"mode 'a' creates one in an empty folder", "`memstore put` makes one in an empty folder"),
 )
 _COMPILED = tuple((re.compile(pattern), words) for pattern, words in _WORDS)
 
