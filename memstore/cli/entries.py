@@ -164,7 +164,7 @@ def export(
     """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
     if format is None:
         if path.endswith(".npy"):
-            raise click.UsageError("a .npy file has one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
+            raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)

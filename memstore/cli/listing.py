@@ -101,7 +101,7 @@ def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:
         return
     titles = ("key", "attempt", "parts", "missing", "size", "expires in")
     if not columns.write(titles, map(_pending_cells, found), right=("parts", "size", "expires in")):
-        _say_none("sharded puts that wait, of keys" if prefix else "sharded puts that wait", prefix)
+        _say_none("sharded puts that wait, under keys" if prefix else "sharded puts that wait", prefix)
 
 
 def _pending_cells(one: PendingInfo) -> tuple[str, ...]:

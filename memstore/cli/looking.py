@@ -64,7 +64,7 @@ class Looked:
     def _has(self) -> str:
         names = [text_of(name) for name in (*self.tensors, *self.objects)]
         if names == ["value"]:
-            return "it is one by itself"
+            return "its value is a single leaf"
         more = f", and {len(names) - 8:,} more: `memstore info` lists them" if len(names) > 8 else ""
         return f"it has {', '.join(map(repr, names[:8]))}{more}"
 

@@ -121,9 +121,7 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
             what = f"{leaf!r} of {key!r}" if leaf else f"{key!r}"
             some = ", ".join([*names[:5], "..."] if len(names) > 5 else names)
             has = "is no tensor" if len(names) == 1 else f"has {shown.count()} ({some})"
-            raise UnsupportedValueError(
-                f"{what} {has}, and this file takes one tensor: name a LEAF that is one", key=key
-            )
+            raise UnsupportedValueError(f"{what} {has}, and the file takes a single tensor: say which LEAF", key=key)
         ((name, tensor),) = shown.tensors.items()
         write_tensor(output, ".".join(map(str, name)) or "tensor", tensor, advance)
         return os.path.getsize(output)
