@@ -67,7 +67,7 @@ def source_format(path: str) -> Format:
 
 def check_source(path: str, format: Format) -> None:
     """Raises NotAStoreError for a path without what all of this format have, and says which format it looks like."""
-    expected = _missing(path, format)
+    expected = _missing(path, format) if os.path.exists(path) else ""  # a link may lead to nothing
     if not expected:
         return
     try:
