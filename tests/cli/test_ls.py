@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,12 +119,13 @@ def test_long_rows_fit_into_a_terminal(odd: str) -> None:
         store.put("quantized", torch.quantize_per_tensor(torch.ones(128, 256), 0.1, 0, torch.qint8))
         store.put("float8", torch.ones(512, 1024).to(torch.float8_e4m3fn))
     lines = in_terminal("ls", odd, "--long", size=(80, 60)).screen
-    assert all(len(line) <= 78 for line in lines if "x" * 80 not in line), lines
+    assert all(len(line) <= 80 for line in lines if "x" * 80 not in line), lines
     assert lines[2].strip() == "created" and any("float8_e4m3fn" in line for line in lines)
 
 
 def test_titles_are_broken_between_words(odd: str) -> None:
-    assert in_terminal("info", odd, "a b", size=(20, 24)).screen[:2] == ["a b  version 1, 12", "B, 0 s old"]
+    first, second, *_ = in_terminal("info", odd, "a b", size=(20, 24)).screen
+    assert re.fullmatch(r"a b  version \d+, 12", first) and re.fullmatch(r"B, \d+ \w+ old", second)
 
 
 def test_a_long_key_in_a_pipe_has_one_line(odd: str) -> None:
