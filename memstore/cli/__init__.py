@@ -12,6 +12,7 @@ selftest    `memstore bench`                   shards      pictures of who has p
 completion  scripts for shells                 completing  the keys that these offer
 render      tables, trees, JSON, progress      columns     rows in columns, as they come
 words       errors, in the words of the command line; codes: exit codes
+nowhere     what is said of a ROOT where there is no store
 """
 
 from __future__ import annotations

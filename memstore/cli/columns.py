@@ -37,8 +37,8 @@ def write(
     """Writes rows under their titles, if there are any. Returns how many.
 
     A first cell that is too long for the terminal gets a line for itself: it can be copied as a whole. All get one if
-    the others leave no room. A last one that is text goes on in the next line. In a file or a pipe each row is one
-    line.
+    the others leave no room; those that don't fit stand in a line below. A last one that is text goes on in the next
+    line. In a file or a pipe each row is one line.
 
     Args:
         right: the titles of columns that are aligned to the right.
@@ -96,8 +96,20 @@ def _line(row: Sequence[str], widths: Sequence[int], sides: Sequence[bool]) -> s
     above = ""
     if width(row[0]) > widths[0]:
         above, cells[0] = f"{row[0]}\n", " " * widths[0]
-    start = "".join(cell + _GAP for cell in cells)
-    return above + start + _wrapped(last.rstrip(), width(start))
+    text, used = above, 0
+    for cell, wide in zip(cells, widths, strict=False):
+        text, used = _next_line(text, used, wide)
+        text, used = text + cell + _GAP, used + wide + len(_GAP)
+    text, used = _next_line(text, used, min(widths[-1], _MOST // 2) if not sides[-1] else widths[-1])
+    return text + _wrapped(last.rstrip(), used)
+
+
+def _next_line(text: str, used: int, wide: int) -> tuple[str, int]:
+    """Where a column goes that has no room left in the line: below, where those of a first cell above start."""
+    start = _INDENT + len(_GAP)
+    if used <= start or used + wide <= render.console.width:
+        return text, used
+    return f"{text.rstrip()}\n{' ' * start}", start
 
 
 def _wrapped(text: str, indent: int) -> str:

@@ -27,11 +27,11 @@ import memstore.cli.listing  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.cli import render
+from memstore.cli import nowhere, render
 from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED
 from memstore.cli.group import cli
 from memstore.cli.words import in_words
-from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError
+from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError, PartialCommitError
 
 _NAME, _COMPLETE = "memstore", "_MEMSTORE_COMPLETE"
 
@@ -41,12 +41,16 @@ def run() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding hasn't is shown as an escape
             stream.reconfigure(errors="backslashreplace")
+    command: str | None = None
     try:
         asked = os.environ.get(_COMPLETE)
         if asked:
             sys.exit(shell_complete(cli, {}, _NAME, _COMPLETE, asked))
         with cli.make_context(_NAME, sys.argv[1:]) as context:
-            cli.invoke(context)
+            try:
+                cli.invoke(context)
+            finally:
+                command = context.invoked_subcommand
         sys.stdout.flush()
     except Exit as end:
         sys.exit(end.exit_code)
@@ -60,6 +64,8 @@ def run() -> NoReturn:
     except BrokenPipeError:  # `memstore ls ROOT | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except NotAStoreError as error:
+        _fail(error, REFUSED, nowhere.told(str(error), command))
     except (MemstoreError, OSError, ValueError, TypeError, MemoryError) as error:
         _fail(error, REFUSED)
     except Exception as error:
@@ -77,6 +83,6 @@ def _show(error: click.ClickException) -> None:
         click.echo(textwrap.fill(line, render.errors.width) if is_long else line, err=True)
 
 
-def _fail(error: Exception, code: int) -> NoReturn:
-    render.complain(in_words(str(error)) or type(error).__name__)
+def _fail(error: Exception, code: int, text: str | None = None) -> NoReturn:
+    render.complain(text or in_words(str(error)) or type(error).__name__)
     sys.exit(code)

@@ -17,7 +17,6 @@ from memstore.cli.completing import keys_of
 from memstore.cli.group import allow_pickle, as_json, cli
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.wording import count_of
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +69,13 @@ def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
         render.progress("comparing") as advance,
     ):
         found = differences(ours, theirs, (one.title, other.title), advance)
-        leaves = len(ours.tensors) + len(ours.objects)
+        count = ours.count()
     if as_json:
         render.print_json([one._asdict() for one in found])
     elif found:
         columns.write(("leaf", "difference"), [(looking.text_of(one.leaf), one.what) for one in found])
     else:
-        render.console.print(f"equal: {count_of(leaves, 'leaf', 'leaves')}")
+        render.console.print(f"equal: {count}")
     if found:
         sys.exit(DIFFERENT)
 

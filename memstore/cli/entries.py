@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -50,7 +51,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         files, nbytes = files_of(opened(keyspace), record), record.nbytes
         described: EntryInfo | None = None
         try:
-            structure, leaves = outline(record.description)
+            structure, leaves = outline(record.description, record.objects)
         except UnknownKindError:  # only torch can tell
             described = _describe(root, key)
             structure, leaves = described.structure, _leaves(described)
@@ -59,7 +60,7 @@ def info(root: str, key: str, as_json: bool) -> None:
             nbytes = described.nbytes
     size, age = render.size(nbytes), render.age(record.created)
     what = f"a {record.kind} with room for these rows, " if record.is_mutable else ""
-    render.console.print(f"[bold]{render.printable(key)}[/]  {what}version {record.version}, {size}, {age} old")
+    render.head(f"[bold]{render.printable(key)}[/]  {what}version {record.version}, {size}, {age} old")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
     layouts = number_layouts(described.leaves if described is not None else ())
@@ -106,7 +107,10 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pickle: bool, as_json: bool) -> None:
     """Copy KEY, under the same key or TARGET_KEY, into the store TARGET, which is created if need be."""
     if prefix and target_key:
-        raise click.UsageError("with --prefix all keep their keys")
+        raise click.UsageError("with --prefix all keys keep their names: leave TARGET_KEY out")
+    if os.path.realpath(root) == os.path.realpath(target) and target_key in ("", key):
+        what, other = ("each key", "TARGET") if prefix else (repr(key), "TARGET or TARGET_KEY")
+        raise click.UsageError(f"this would copy {what} onto itself: say another {other}")
     copied: dict[str, int] = {}
     with opened_to_read(root, allow_pickle=allow_pickle) as source:
         chosen = [(one.key, one.nbytes) for one in entries(source, key)] if prefix else [(key, source.info(key).nbytes)]
@@ -160,7 +164,7 @@ def export(
     """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
     if format is None:
         if path.endswith(".npy"):
-            raise click.UsageError("a .npy file has one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
+            raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)

@@ -65,7 +65,7 @@ def show(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]) -> No
     for line in head(tensor, render.console.width):
         render.console.print(render.printable(line), soft_wrap=True)
     if found is None:
-        render.console.print(f"[dim]nothing is counted of the dtype {content(tensor).split(' ')[0]}[/dim]")
+        render.console.print(f"[dim]no statistics for the dtype {content(tensor).split(' ')[0]}[/dim]")
         return
     for line in told(tensor.dtype, found):
         render.console.print(line)

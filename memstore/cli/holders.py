@@ -30,7 +30,7 @@ def top(root: str, as_json: bool) -> None:
         render.print_json([{**render.plain(one), "command": command_of(one.pid)} for one in found])
         return
     if not columns.write(_TITLES, map(_cells, found), right=("pid", "held", "replaced")):
-        render.console.print("no process has the store open, or holds a value of it, as far as /proc tells")
+        render.console.print("no process has the store open or holds one of its values, as far as /proc shows")
 
 
 def _cells(one: Holding) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ def _say_none(what: str, prefix: str) -> None:
     render.console.print(f"no {what} that start with {render.printable(repr(prefix))}")
     place = min((prefix.find(char) for char in _PATTERN if char in prefix), default=-1)
     if place >= 0:
-        render.complain(f"a PREFIX is the start of keys, and no pattern: say {prefix[:place]!r} for all that start so")
+        start = f"{prefix[:place]!r} lists all keys that start so" if place else "without one, all keys are listed"
+        render.complain(f"a PREFIX is plain text, and not a pattern: {start}")
 
 
 def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:
@@ -100,7 +101,7 @@ def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:
         return
     titles = ("key", "attempt", "parts", "missing", "size", "expires in")
     if not columns.write(titles, map(_pending_cells, found), right=("parts", "size", "expires in")):
-        _say_none("sharded puts that wait, of keys" if prefix else "sharded puts that wait", prefix)
+        _say_none("sharded puts that wait, under keys" if prefix else "sharded puts that wait", prefix)
 
 
 def _pending_cells(one: PendingInfo) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from memstore.engine import (
 from memstore.errors import KeyNotFoundError
 from memstore.keys import encode_key
 from memstore.listing import no_value, open_keyspace, opened
+from memstore.wording import count_of
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +55,16 @@ class Looked:
         objects = {name: self.objects[name] for name in names if name in self.objects}
         return Looked(self.title, self.structure, tensors, objects, self.record)
 
+    def count(self) -> str:
+        """ "2 leaves and 1 object": as elsewhere, leaves are tensors."""
+        leaves = count_of(len(self.tensors), "leaf", "leaves")
+        objects = count_of(len(self.objects), "object", "objects")
+        return f"{leaves} and {objects}" if self.tensors and self.objects else objects if self.objects else leaves
+
     def _has(self) -> str:
         names = [text_of(name) for name in (*self.tensors, *self.objects)]
         if names == ["value"]:
-            return "it is one by itself"
+            return "its value is a single leaf"
         more = f", and {len(names) - 8:,} more: `memstore info` lists them" if len(names) > 8 else ""
         return f"it has {', '.join(map(repr, names[:8]))}{more}"
 

@@ -29,6 +29,7 @@ __all__ = [
     "consoles",
     "errors",
     "escaped",
+    "head",
     "is_utf8",
     "leaf_tree",
     "print_items",
@@ -94,6 +95,11 @@ def tell(found: object, text: str, *, as_json: bool) -> None:
         console.print(text)
 
 
+def head(text: str) -> None:
+    """A title, with markup. A terminal gets it in lines that end with words."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
 def complain(text: str) -> None:
     """On the standard error. A terminal gets it in lines that end with words."""
     errors.print(f"[bold red]memstore:[/] {printable(text)}", soft_wrap=not errors.is_terminal)
@@ -140,7 +146,7 @@ def leaf_tree(title: str, leaves: Sequence[Leaf], notes: Mapping[Path, str] = Ma
                 branches[path] = branch.add(printable(str(path[-1])), style="bold")
             branch = branches[path]
         name = printable(str(leaf.name[-1])) if leaf.name else "value"
-        what = "object" if leaf.dtype is None else f"{leaf.dtype} {list(leaf.shape)}"
+        what = leaf.type if leaf.dtype is None else f"{leaf.dtype} {list(leaf.shape)}"
         note = f"  {printable(notes[leaf.name])}" if leaf.name in notes else ""
         branch.add(f"{name}  [dim]{printable(what)}[/dim]{note}", style="not bold")
     return top

@@ -8,7 +8,7 @@ import sys
 import click
 
 import memstore
-from memstore.cli import render
+from memstore.cli import columns, render
 from memstore.cli.codes import DAMAGED, DIFFERENT
 from memstore.cli.group import as_json, cli, path
 from memstore.errors import CorruptionError
@@ -43,7 +43,7 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
             rows.append((name, f"{dtype} {list(entry.shape)}", render.size(entry.nbytes), ", ".join(entry.files)))
         else:
             rows.append((name, f"{entry.value!r:.60}", "", ""))
-    render.console.print(render.table(("path", "value", "size", "files"), rows, right=("size",)))
+    columns.write(("path", "value", "size", "files"), rows, right=("size",))
 
 
 @snapshot.command(short_help="Show when it was taken, by how many ranks.")
@@ -74,7 +74,7 @@ def info(path: str, as_json: bool) -> None:
     names = dict.fromkeys(name for values in ranks for name in values)
     render.console.print(render.printable(f"app state: {', '.join(names)}"))
     rows = [(file.name, render.size(file.size)) for file in found.files]
-    render.console.print(render.table(("file", "size"), rows, right=("size",)))
+    columns.write(("file", "size"), rows, right=("size",))
 
 
 @snapshot.command()
@@ -113,7 +113,7 @@ def diff(path: str, other: str, as_json: bool) -> None:
         render.print_json(found)
     elif found:
         rows = [(one.path, one.what) for one in found]
-        render.console.print(render.table(("path", "difference"), rows))
+        columns.write(("path", "difference"), rows)
     else:
         render.console.print("equal")
     if found:

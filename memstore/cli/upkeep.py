@@ -10,7 +10,12 @@ import memstore
 from memstore.cli import render
 from memstore.cli.codes import DAMAGED
 from memstore.cli.group import as_json, cli, complete_key, complete_prefix, opened_to_read, root
+from memstore.cli.words import in_words
+from memstore.errors import StoreTimeoutError
+from memstore.info import Progress, RepairReport
 from memstore.listing import open_keyspace
+
+_PATIENCE = 1.0  # seconds before a wait is told
 
 
 @cli.command(short_help="Show the space it takes, and who holds replaced versions.")
@@ -65,7 +70,7 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
 def repair(root: str, timeout: float, as_json: bool) -> None:
     """Make a new catalog of all intact entries. No other process may use the store. Exit code 1 if keys were lost."""
     with render.progress("repairing") as advance:
-        report = memstore.repair(root, timeout=timeout, progress=advance)
+        report = _repair(root, timeout, advance)
     if as_json:
         render.print_json(report)
     else:
@@ -75,6 +80,17 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
         render.console.print(f"{len(report.recovered):,} keys recovered, {len(report.lost):,} lost, {freed} given back")
     if report.lost:
         sys.exit(DAMAGED)
+
+
+def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:
+    """Says after a second for whom it waits. A repair that has waited in vain has changed nothing."""
+    if timeout > _PATIENCE:
+        try:
+            return memstore.repair(root, timeout=_PATIENCE, progress=advance)
+        except StoreTimeoutError as error:
+            timeout -= _PATIENCE
+            render.complain(f"{in_words(str(error))}. It waits up to {timeout:.3g} s more")
+    return memstore.repair(root, timeout=timeout, progress=advance)
 
 
 @cli.command(short_help="Free the files that nobody holds.")

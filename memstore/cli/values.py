@@ -58,7 +58,7 @@ def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
         (tensor,) = found.tensors.values()
         told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
     title = f"[bold]{render.printable(' '.join([key, *([leaf] if leaf else [])]))}[/]"
-    render.console.print(f"{title}  {render.printable(', '.join([*told, age]))}")
+    render.head(f"{title}  {render.printable(', '.join([*told, age]))}")
     if len(names) == 1:
         for tensor in found.tensors.values():
             summary = figures.summarize(tensor)
@@ -120,10 +120,8 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
         if len(names) != 1 or not shown.tensors:
             what = f"{leaf!r} of {key!r}" if leaf else f"{key!r}"
             some = ", ".join([*names[:5], "..."] if len(names) > 5 else names)
-            has = "is no tensor" if len(names) == 1 else f"has {len(names):,} leaves ({some})"
-            raise UnsupportedValueError(
-                f"{what} {has}, and this file takes one tensor: name a LEAF that is one", key=key
-            )
+            has = "is no tensor" if len(names) == 1 else f"has {shown.count()} ({some})"
+            raise UnsupportedValueError(f"{what} {has}, and the file takes a single tensor: say which LEAF", key=key)
         ((name, tensor),) = shown.tensors.items()
         write_tensor(output, ".".join(map(str, name)) or "tensor", tensor, advance)
         return os.path.getsize(output)

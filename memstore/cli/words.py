@@ -13,6 +13,9 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"with attach\(copy=True\)", "with `memstore attach --copy`"),
     (r"attach it with copy=True", "attach it with --copy"),
     (r"say format= ", "say --format "),
+    (r"leave source_as= out", "leave --from out"),
+    (r"say target_as='([\w-]+)'", r"say --to \1"),
+    (r"say target_as= \(of ", "say --to FORMAT ("),
     (r"export as '(\w+)'", r"say --format \1"),
     (
         r"max_shard_size is for format='safetensors', and not for '(\w+)'",
@@ -29,7 +32,6 @@ _WORDS: tuple[tuple[str, str], ...] = (
         r"(is a replay buffer, .*?): use memstore\.Rep.*frees the key",
         r"\1: `memstore get` shows it, `memstore rm` frees the key",
     ),
-    (r"doesn't exist: open it with mode 'a' to create it", "doesn't exist: `memstore put` makes a store"),
     (
         r"memstore\.Snapshot reads it, store\.attach serves it",
         "`memstore snapshot` looks into it, `memstore attach` serves it",
@@ -42,7 +44,6 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"there is nothing to attach", "there is no such file or folder"),
     (r"missing_ok=True leaves out", "--missing-ok leaves out"),
     (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
-    (r"mode 'a' creates one in an empty folder", "`memstore put` makes one in an empty folder"),
 )
 _COMPILED = tuple((re.compile(pattern), words) for pattern, words in _WORDS)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memstore import modes
 from memstore.convert.beside import already_there, folder_beside, publish
 from memstore.convert.comparing import compare, take_apart
-from memstore.convert.formats import FORMATS, WRITTEN, Format, checked, source_format, target_format
+from memstore.convert.formats import FORMATS, WRITTEN, Format, check_source, checked, source_format, target_format
 from memstore.convert.rules import Rules
 from memstore.convert.sources import open_source
 from memstore.convert.targets import draft_target
@@ -61,8 +61,8 @@ def convert(
         source: a file or a folder. It must not change during the conversion.
         target: a path at which nothing exists yet, in a folder that exists.
         source_as, target_as: formats, of FORMATS. With None, the source's format is found from its files. The target's
-            format follows from its suffix (`.safetensors`; torch for `.pt`, `.pth`, `.bin` and `.ckpt`); a target with
-            another suffix, or none, becomes a snapshot.
+            format follows from its suffix (`.safetensors`; torch for `.pt`, `.pth`, `.bin` and `.ckpt`), and is a
+            snapshot if there is none. Any other suffix that starts with a letter is refused, since it may be mistyped.
         allow_pickle: allow objects that only pickle can read or write. Unpickling can run code, so allow it only if you
             trust the source.
         untie: if the target can't keep shared memory, store each of the tensors that share it separately.
@@ -75,7 +75,7 @@ def convert(
         StoreFullError: there isn't enough space.
         NotAStoreError, FormatVersionError, OSError: the source isn't a checkpoint, is of a newer version, or can't be
             read.
-        ValueError: a format is unknown, or the target is inside the source.
+        ValueError: a format or suffix is unknown, or the target is inside the source.
 
     Example:
         >>> import tempfile, torch
@@ -90,6 +90,8 @@ def convert(
     path, made = _paths(source, target)
     read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
     write_as = target_format(made) if target_as is None else checked(target_as, WRITTEN)
+    if source_as is not None:
+        check_source(path, read_as)
     found = open_source(path, read_as, rules)
     draft = draft_target(write_as, found, rules, made)
     wanted = found.with_value(draft.value)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from typing import Any, Literal, cast, get_args
 
-from memstore.errors import NotAStoreError, UnsupportedValueError
+from memstore.errors import MemstoreError, NotAStoreError, UnsupportedValueError
 from memstore.formats import file_format
 from memstore.snapshot import is_snapshot, load_manifest
 
@@ -20,6 +22,7 @@ _FILES: dict[str, Format] = {
     ".bin": "torch",
     ".ckpt": "torch",
 }
+_SUFFIX = re.compile(r"\.[A-Za-z]\w*")  # of a file; "step-1.5" and "llama-3.1-8B" have none
 DCP_METADATA = ".metadata"
 TORCHSNAPSHOT_METADATA = ".snapshot_metadata"
 CHECKPOINT_VALUES = frozenset({"state", "bytes", "dcp"})  # of a snapshot that is a checkpoint of DCP
@@ -62,9 +65,59 @@ def source_format(path: str) -> Format:
     return "memmap" if found == "memmap" else "huggingface"
 
 
+def check_source(path: str, format: Format) -> None:
+    """Raises NotAStoreError for a path without what all of this format have, and says which format it looks like."""
+    expected = _missing(path, format) if os.path.exists(path) else ""  # a link may lead to nothing
+    if not expected:
+        return
+    try:
+        advice = f"it looks like {source_format(path)!r}, so leave source_as= out"
+    except (MemstoreError, OSError):
+        advice = "check the path"
+    raise NotAStoreError(f"{path} is not of the format {format!r}: expected {expected}, found {_kind(path)}; {advice}")
+
+
+def _missing(path: str, format: Format) -> str:
+    """What the format needs, and the path hasn't; "": nothing. What is wrong with a file, its reader says."""
+    marks: dict[Format, str] = {"dcp": DCP_METADATA, "torchsnapshot": TORCHSNAPSHOT_METADATA, "memmap": "meta.json"}
+    if format in marks:
+        return "" if os.path.lexists(f"{path}/{marks[format]}") else f"a folder with {marks[format]}"
+    if format in ("snapshot", "memstore-dcp"):
+        return "" if is_snapshot(path) else "a folder with memstore_snapshot.json"
+    if not os.path.isdir(path):
+        return ""
+    if format == "torch":
+        return "a file of torch.save"
+    has = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(path))
+    return "" if has else "a file of safetensors, or a folder with *.safetensors"
+
+
+def _kind(path: str) -> str:
+    if not os.path.isdir(path):
+        return "a file"
+    names = sorted(os.listdir(path))
+    return (
+        f"a folder with {', '.join(map(repr, names[:3]))}{', ...' * (len(names) > 3)}" if names else "an empty folder"
+    )
+
+
 def target_format(path: str) -> Format:
-    """Which format a path is meant to have that isn't there yet: by its ending; a folder is a snapshot."""
-    ending = os.path.splitext(path)[1]
-    if ending in _FILES:
-        return _FILES[ending]
-    return "snapshot"
+    """Which format a path is meant to have that isn't there yet: by its suffix; a folder is a snapshot.
+
+    Raises:
+        ValueError: it has the suffix of a file, and no format has that.
+    """
+    suffix = os.path.splitext(path)[1]
+    if suffix in _FILES:
+        return _FILES[suffix]
+    if not _SUFFIX.fullmatch(suffix):
+        return "snapshot"
+    near = difflib.get_close_matches(suffix.lower(), [*_FILES, *(f".{name}" for name in WRITTEN)], 1)
+    named = f"say target_as= (of {', '.join(WRITTEN)})"
+    if near and near[0] not in _FILES:
+        advice = f"for a folder of this name say target_as={near[0][1:]!r}"
+    elif near:
+        advice = f"did you mean {near[0]!r}? For a folder, or another format, {named}"
+    else:
+        advice = f"files end with .safetensors, or .pt, .pth, .bin or .ckpt (torch); for others {named}"
+    raise ValueError(f"no format has the suffix {suffix!r} of {path}: {advice}")

@@ -3,6 +3,7 @@
 keyspace    an opened store as keys and versions; `Store` adds the values
 pending     sharded puts that wait for other ranks
 outline     the leaves of a value, by the tree of its description
+objects     the types of objects
 absent      what an error says of a key that isn't there
 entries     what the catalog says of each entry
 tree        keys drawn as a tree

@@ -17,6 +17,7 @@ import msgspec
 from memstore.engine import Record, index, plan_bytes
 from memstore.keys import encode_prefix
 from memstore.listing.keyspace import Keyspace, opened, timeout_of
+from memstore.listing.objects import OBJECT, object_types
 from memstore.listing.outline import is_one_array, type_name
 from memstore.wording import age, count_of, size
 
@@ -67,6 +68,8 @@ def _listed(key: bytes, record: Record) -> Listed:
     if is_one_array(tree):
         dtype, shape = leaves[0][0], tuple(leaves[0][1])
     kind = type_name(tree) if not record.is_mutable else record.kind
+    if kind == OBJECT:
+        kind = next(iter(object_types(record.objects)), OBJECT)
     return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape)
 
 

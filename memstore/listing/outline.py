@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from memstore.engine import Path, plan_bytes
+from memstore.listing.objects import OBJECT, object_types
 
 _TENSOR, _OBJECT = 0, 1
 
@@ -53,31 +54,36 @@ _BARE = frozenset({"ndarray", "quantized", "quantized_channels"})  # kinds of on
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor of a value, or with no dtype another object."""
+    """A tensor of a value, or with no dtype another object, of a type."""
 
     name: Path
     dtype: str | None = None
     shape: tuple[int, ...] = ()
+    type: str = OBJECT
 
 
 class UnknownKindError(Exception):
     """The tree has a container that only `structure` can read."""
 
 
-def outline(description: bytes) -> tuple[str, list[Leaf]]:
-    """The type of a value, and its leaves in order. Raises UnknownKindError."""
+def outline(description: bytes, objects: bytes = b"") -> tuple[str, list[Leaf]]:
+    """The type of a value, and its leaves in order. Raises UnknownKindError.
+
+    Args:
+        objects: as the record has them; without them their types aren't told.
+    """
     tree, written, _ = msgspec.msgpack.decode(plan_bytes(description))
     leaves: list[Leaf] = []
-    tensors = iter(written)
+    tensors, types = iter(written), iter(object_types(objects))
     for name, node in _walk(tree, ()):
         if node == _OBJECT:
-            leaves.append(Leaf(name))
+            leaves.append(Leaf(name, type=next(types, OBJECT)))
             continue
         entry = next(tensors)
         if isinstance(entry, int):  # the same tensor as that earlier one
             entry = written[entry]
         leaves.append(Leaf(name, entry[0], tuple(entry[1])))
-    return type_name(tree), leaves
+    return (leaves[0].type if tree == _OBJECT else type_name(tree)), leaves
 
 
 def _walk(tree: Any, name: Path) -> Iterator[tuple[Path, int]]:
@@ -112,7 +118,7 @@ def is_one_array(tree: Any) -> bool:
 def type_name(tree: Any) -> str:
     """As people call it: "TensorDict[3]", "sparse tensor"."""
     if tree in (_TENSOR, _OBJECT):
-        return "Tensor" if tree == _TENSOR else "object"
+        return "Tensor" if tree == _TENSOR else OBJECT
     if tree[0] == "td":
         return f"TensorDict{tree[1]}"
     if tree[0] in _NAMED:

@@ -49,13 +49,14 @@ def call(*arguments: str, code: int = 0) -> str:
 def run(arguments: tuple[str, ...]) -> tuple[object, str, str]:
     """For a child. Returns the exit code, and what it wrote."""
     sys.argv = ["memstore", *arguments]
-    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
+    output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with redirect_stdout(output), redirect_stderr(errors):
         try:
             main()
             code: object = 0
         except SystemExit as end:
             code = end.code or 0
-    return code, output.getvalue(), errors.getvalue()
+    return code, *(stream.buffer.getvalue().decode() for stream in (output, errors))  # type: ignore[attr-defined]
 
 
 def start(*arguments: str) -> str:
@@ -87,7 +88,7 @@ def test_ls_lists_sorted_keys(filled: str) -> None:
 
 def test_info_shows_the_tree_of_leaves(filled: str) -> None:
     text = call("info", filled, "policy/weights")
-    assert "layer" in text and "float32 [64, 64]" in text and "step  object" in text and ".safetensors" in text
+    assert "layer" in text and "float32 [64, 64]" in text and "step  int" in text and ".safetensors" in text
     assert "TensorDict[3]" in call("info", filled, "policy/td")
     assert "values" in call("info", filled, "jagged")  # with torch
     found = call_json("info", filled, "policy/weights")
@@ -189,7 +190,9 @@ def test_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (("rm", "ROOT"), 2, "Missing argument"),
         (("frobnicate",), 2, "No such command"),
         (("ls", "ROOT", "--bogus"), 2, "No such option"),
-        (("cp", "ROOT", "a", "b", "c", "--prefix"), 2, "keep their keys"),
+        (("cp", "ROOT", "a", "b", "c", "--prefix"), 2, "keep their names"),
+        (("cp", "ROOT", "count", "ROOT"), 2, "copy 'count' onto itself: say another TARGET or TARGET_KEY"),
+        (("cp", "ROOT", "policy", "ROOT", "--prefix"), 2, "copy each key onto itself"),
         (("ls", "/dev/null"), 3, "not a folder"),
     ],
 )

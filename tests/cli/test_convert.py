@@ -38,6 +38,10 @@ def test_refusals_have_their_exit_code(source: str, tmp_path: Path) -> None:
     assert "is there already" in call("convert", source, source, code=3)
     call("put", f"{tmp_path}/store", "key", source)
     assert "is a store" in call("convert", f"{tmp_path}/store", f"{tmp_path}/x", code=3)
+    said = " ".join(call("convert", source, f"{tmp_path}/x.npy", code=3).split())
+    assert "for others say --to FORMAT (dcp, huggingface," in said
+    assert "for a folder of this name say --to dcp" in call("convert", source, f"{tmp_path}/x.dcp", code=3)
+    assert "so leave --from out" in " ".join(call("convert", source, f"{tmp_path}/y", "--from", "dcp", code=3).split())
     assert "--to" in call("convert", source, f"{tmp_path}/x", "--to", "torchsnapshot", code=2)
     assert not list(tmp_path.glob("model.safetensors*")) and not list(tmp_path.glob(".memstore*"))
 

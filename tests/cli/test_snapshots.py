@@ -11,6 +11,7 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
+from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import call
 
 
@@ -29,6 +30,16 @@ def test_ls_lists_the_leaves_with_their_files(path: str) -> None:
     assert call("snapshot", "ls", path, "7/") == "no leaves whose paths start with '7/'\n"
     found = json.loads(call("snapshot", "ls", path, "0/state", "--json"))
     assert found["0/state/step"] == {"value": 1} and found["0/state/x"]["shape"] == [4]
+
+
+def test_tables_are_plain_columns(path: str) -> None:
+    lines = call("snapshot", "ls", path, "0/model").splitlines()
+    assert lines[0].split() == ["path", "value", "size", "files"]
+    assert any(line.startswith("0/model/weight  float32 [1, 2]") for line in lines)
+    narrow = "\n".join(in_terminal("snapshot", "ls", path, size=(40, 60)).screen)
+    assert "state.safetensors" in narrow and "…" not in narrow
+    seen = in_terminal("snapshot", "diff", path, path[:-1] + "2", size=(40, 24)).screen
+    assert any(line.startswith("path") for line in seen), seen
 
 
 def test_info_tells_of_the_whole(path: str) -> None:

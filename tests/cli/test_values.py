@@ -79,9 +79,9 @@ def test_json_has_statistics_and_histogram(filled: str) -> None:
     [
         (("nothing",), 4, "no key 'nothing'"),
         (("policy", "layer/x"), 4, "'policy' has no leaf 'layer/x': it has 'layer/w', 'layer/b', 'step'"),
-        (("bare", "x"), 4, "it is one by itself"),
+        (("bare", "x"), 4, "its value is a single leaf"),
         (("policy", "-o", "x.txt"), 2, "-o writes .npy, .pt, .pth, .safetensors"),
-        (("policy", "-o", "x.npy"), 3, "has 3 leaves (layer/w, layer/b, step"),
+        (("policy", "-o", "x.npy"), 3, "has 2 leaves and 1 object (layer/w, layer/b, step"),
         (("policy", "step", "-o", "x.npy"), 3, "'step' of 'policy' is no tensor"),
         (("policy", "-o", "x.safetensors"), 3, "say --format torch"),
         (("policy", "--bins", "0"), 2, "--bins"),

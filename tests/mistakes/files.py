@@ -6,6 +6,7 @@ from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
     KeyNotFoundError,
+    NotAStoreError,
     UnsupportedValueError,
     VersionConflictError,
 )
@@ -115,5 +116,57 @@ MISTAKES = [
         'store.export("step", path + "/out", format="memmap")',
         UnsupportedValueError,
         "value: an int instead of a TensorDict, tensorclass or dict, which can't be exported as memmap",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/weights.safetensor")',
+        ValueError,
+        "no format has the suffix '.safetensor' of PATH/weights.safetensor: did you mean '.safetensors'? For a folder, "
+        "or another format, say target_as= (of dcp, huggingface, memmap, memstore-dcp, safetensors, snapshot, torch)",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/weights.npy")',
+        ValueError,
+        "no format has the suffix '.npy' of PATH/weights.npy: files end with .safetensors, or .pt, .pth, .bin or .ckpt "
+        "(torch); for others say target_as= (of dcp, huggingface, memmap, memstore-dcp, safetensors, snapshot, torch)",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/weights.dcp")',
+        ValueError,
+        "no format has the suffix '.dcp' of PATH/weights.dcp: for a folder of this name say target_as='dcp'",
+    ),
+    Mistake(
+        'convert(path + "/folder", path + "/out", source_as="dcp")',
+        NotAStoreError,
+        "PATH/folder is not of the format 'dcp': expected a folder with .metadata, found a folder with 'file'; check "
+        "the path",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/out", source_as="torchsnapshot")',
+        NotAStoreError,
+        "PATH/weights.pt is not of the format 'torchsnapshot': expected a folder with .snapshot_metadata, found a "
+        "file; it looks like 'torch', so leave source_as= out",
+    ),
+    Mistake(
+        'convert(path + "/folder", path + "/out", source_as="memmap")',
+        NotAStoreError,
+        "PATH/folder is not of the format 'memmap': expected a folder with meta.json, found a folder with 'file'; "
+        "check the path",
+    ),
+    Mistake(
+        'convert(path + "/step-1", path + "/out", source_as="torch")',
+        NotAStoreError,
+        "PATH/step-1 is not of the format 'torch': expected a file of torch.save, found a folder with ...",
+    ),
+    Mistake(
+        'convert(path + "/folder", path + "/out", source_as="huggingface")',
+        NotAStoreError,
+        "PATH/folder is not of the format 'huggingface': expected a file of safetensors, or a folder with "
+        "*.safetensors, found a folder with 'file'; check the path",
+    ),
+    Mistake(
+        'convert(path + "/folder", path + "/out", source_as="snapshot")',
+        NotAStoreError,
+        "PATH/folder is not of the format 'snapshot': expected a folder with memstore_snapshot.json, found a folder "
+        "with 'file'; check the path",
     ),
 ]

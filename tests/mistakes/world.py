@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 import memstore
 import memstore.aio
+from memstore.convert import convert
 from memstore.dataloader import BlockShuffle, StoreDataset
 from memstore.deferred_init import deferred_init, materialize_module, materialize_tensor
 from memstore.fake import fake_mode, meta_like
@@ -71,6 +72,7 @@ def make(path: str) -> dict[str, Any]:
         "optimizer": torch.optim.SGD(module.parameters(), lr=0.1),
         "snapshot": snapshot,
         "awaited": awaited,
+        "convert": convert,
         "dcp": dcp,
         "torchstore": torchstore,
         "deferred_init": deferred_init,
@@ -84,6 +86,7 @@ def make(path: str) -> dict[str, Any]:
 
 
 def _write_files(path: str) -> None:
+    torch.save({"w": torch.ones(2)}, f"{path}/weights.pt")
     Path(f"{path}/notes.txt").write_text("no tensors in here\n")
     Path(f"{path}/cut.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     np.save(f"{path}/objects.npy", np.array([{"a": 1}], dtype=object))

@@ -1,0 +1,53 @@
+"""What commands say where there is no store, and what a repair says while it waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memstore
+from memstore.cli.nowhere import told
+from tests.cli.test_commands import call
+
+
+def test_a_mistyped_root_names_the_store_beside_it(tmp_path: Path) -> None:
+    memstore.open(tmp_path / "weights").close()
+    said = " ".join(call("gc", f"{tmp_path}/wieghts", code=3).split())
+    assert said == (
+        f"memstore: there is no store at {tmp_path}/wieghts: the folder doesn't exist; did you mean {tmp_path}/weights?"
+    )
+    assert not (tmp_path / "wieghts").exists()
+
+
+def test_a_folder_of_stores_names_them(tmp_path: Path) -> None:
+    memstore.open(tmp_path / "store").close()
+    text = f"{tmp_path} is no store: it has no memstore.json; mode 'a' creates one in an empty folder"
+    assert told(text, "ls") == (
+        f"there is no store at {tmp_path}: the folder has 'store', and no memstore.json; did you mean {tmp_path}/store?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("ls", "`memstore put`, or a program that opens it, makes one"),
+        ("status", "`memstore serve` makes one, and serves it"),
+        *((command, f"`memstore {command}` needs one: check the path") for command in ("repair", "verify", "gc", "rm")),
+    ],
+)
+def test_the_advice_fits_the_command(tmp_path: Path, command: str, advice: str) -> None:
+    (tmp_path / "empty").mkdir()
+    found = " ".join(call(command, f"{tmp_path}/empty", *(["key"] if command == "rm" else []), code=3).split())
+    assert found == f"memstore: there is no store at {tmp_path}/empty: the folder is empty; {advice}"
+
+
+def test_other_messages_are_left_as_they_are() -> None:
+    assert told("/a is not a folder", "ls") is None
+
+
+def test_a_repair_says_for_whom_it_waits(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstore.cli.upkeep._PATIENCE", 0.01)
+    with memstore.open(root):
+        said = " ".join(call("repair", root, "--timeout", "0.11", code=3).split())
+    assert said.count("to close the store") == 2 and "It waits up to 0.1 s more" in said
