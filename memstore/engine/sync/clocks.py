@@ -9,13 +9,13 @@ from memstore.engine import syscalls
 
 
 def deadline_after(seconds: float) -> float:
-    """The monotonic time in `seconds` (may be infinite: a year serves)."""
+    """The monotonic time in `seconds` (may be infinite: a year serves). Negative: what is left of a time that is over."""
+    if seconds != seconds:
+        raise ValueError("a timeout is a number of seconds, and not nan")
     try:
-        if seconds >= 0:
-            return time.monotonic() + min(seconds, 365 * 86400.0)
+        return time.monotonic() + min(seconds, 365 * 86400.0)
     except TypeError:
         raise TypeError(f"a timeout is a number of seconds, and not {seconds!r}") from None
-    raise ValueError(f"a timeout is a number of seconds, 0 or more, and not {seconds!r}")
 
 
 def boot_clock() -> int:
