@@ -67,6 +67,11 @@ def an(kind: type) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def first_line(error: BaseException) -> str:
+    """Of what an error of another library says; of one that says nothing, its class."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def no_key(key: str) -> str:
     return f"no key {key!r}"
 

@@ -244,7 +244,7 @@ def test_without_strict_what_is_common_is_loaded(store: memstore.Store) -> None:
 @pytest.mark.parametrize("value", [torch.ones(3), {"a": 1}, {"model": torch.ones(2)}, [1]])
 def test_what_is_no_model_is_told(store: memstore.Store, value: Any) -> None:
     store.put("run", value)
-    with pytest.raises(StructureMismatchError, match="save_model makes what load_model reads"):
+    with pytest.raises(StructureMismatchError, match="which save_model didn.t make"):
         store.load_model("run", nn.Linear(1, 1))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from memstore.convert.rules import Rules
 from memstore.errors import UnsupportedValueError
+from memstore.wording import first_line
 
 
 def load_object(what: str, data: bytes, rules: Rules) -> Any:
@@ -25,7 +26,7 @@ def load_object(what: str, data: bytes, rules: Rules) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # torch documents none of those that it raises for foreign bytes
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        detail = first_line(error)
         hint = (
             ""
             if rules.allow_pickle

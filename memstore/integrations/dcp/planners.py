@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemT
 from memstore import structure
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.undecodable import UNDECODABLE
+from memstore.wording import first_line
 
 _MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
 _POSITION = struct.Struct("<Q")
@@ -117,5 +118,5 @@ def _read_torch(name: str, data: bytes) -> Any:
     except Exception as error:  # torch documents none of those that it raises for foreign bytes
         raise UnsupportedValueError(
             f"the bytes item {name!r:.100} was saved by another planner, with pickle, and isn't read without: if you "
-            f"trust who saved it, load with torch's DefaultLoadPlanner ({str(error).splitlines()[0]:.200})"
+            f"trust who saved it, load with torch's DefaultLoadPlanner ({first_line(error):.200})"
         ) from None

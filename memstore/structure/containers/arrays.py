@@ -27,6 +27,7 @@ from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import NUMPY_DTYPES
 from memstore.structure.tree import TENSOR, Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Flattener, Walk, flattens, refuse, refuse_unless_pickled, rule
+from memstore.wording import first_line
 
 # -- numpy -----------------------------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
     try:
         value.data_ptr()
     except RuntimeError as error:
-        raise RefusedError(f"a tensor that has no plain memory ({str(error).splitlines()[0]})") from None
+        raise RefusedError(f"a tensor that has no plain memory ({first_line(error)})") from None
     walk.tensors.append(value)
     return TENSOR
 

@@ -113,3 +113,8 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
         decode_object("x", bytes(changed[:cut] if data.draw(st.booleans()) else changed))
     except MemstoreError as error:
         assert isinstance(error, CorruptionError | UnsupportedValueError)
+
+
+def test_an_item_without_bytes_is_refused() -> None:
+    with pytest.raises(UnsupportedValueError, match="EOFError"):  # which torch raises without a word
+        decode_object("x", b"")
