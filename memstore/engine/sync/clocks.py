@@ -9,7 +9,7 @@ from memstore.engine import syscalls
 
 
 def deadline_after(seconds: float) -> float:
-    """The monotonic time in `seconds` (may be infinite: a year serves). Negative: what is left of a time that is over."""
+    """The monotonic time in `seconds` (may be infinite: a year serves). Negative: a time that is over already."""
     if seconds != seconds:
         raise ValueError("a timeout is a number of seconds, and not nan")
     try:
