@@ -58,6 +58,7 @@ def test_views_show_shapes_and_read_nothing(filled: memstore.Store) -> None:
     assert memstore.bytes_read() == before
 
 
+@pytest.mark.embedded  # of several hosts, each counts what it has
 def test_what_a_store_holds_is_a_table(filled: memstore.Store) -> None:
     stats = filled.stats()
     said = repr(stats).splitlines()
@@ -67,6 +68,7 @@ def test_what_a_store_holds_is_a_table(filled: memstore.Store) -> None:
     assert stats._repr_html_().count("<tr>") == 11
 
 
+@pytest.mark.embedded  # of several hosts, each counts what it has
 def test_a_report_without_damage_is_a_line(filled: memstore.Store) -> None:
     assert repr(filled.verify()) == "memstore.VerifyReport: nothing is damaged; 1 checked, 1 without checksums"
 
