@@ -31,16 +31,16 @@ def measure(session: Session) -> Workload:
     rounds = min(session.rounds, MOST_ROUNDS)
     series: list[Series] = []
     goals: list[Goal] = []
-    places = [(session.root / "convert", "memory")]
+    places = [(session.root / "convert", "in memory")]
     if session.disk:
-        places.append((session.disk / "convert", "a disk"))
+        places.append((session.disk / "convert", "on a disk"))
     for root, where in places:
         root.mkdir()
         sources = _sources(root, state)
         for source, target in PAIRS:
-            found = _compare(root, sources, source, target, rounds, f"{size} from {source} to {target} in {where}")
+            found = _compare(root, sources, source, target, rounds, f"{size} from {source} to {target} {where}")
             series.append(found)
-            goals.append(at_most(f"{size} from {source} to {target} in {where}", found, 1.2, COPY))
+            goals.append(at_most(f"{size} from {source} to {target} {where}", found, 1.2, COPY))
         remove(root)
     return Workload(
         id="convert",
