@@ -115,7 +115,8 @@ def test_a_wait_is_answered_by_a_put_and_holds_up_nobody(agent: Agent, client: A
 
 def test_a_wait_ends_at_the_deadline_of_who_asks(client: ActorClient) -> None:
     started = time.monotonic()
-    assert client.ask(Wait(1, b"wait/never", 0, 10_000), timeout=0.5) is None
+    answer = client.ask(Wait(1, b"wait/never", 0, 10_000), timeout=0.5)
+    assert answer in (None, IsAt(0))  # the home ends it just then: who is first is chance
     assert time.monotonic() - started < 5
     assert isinstance(client.ask(Report()), Reported)
 
