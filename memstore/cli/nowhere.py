@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from memstore.listing import near
 
 _NONE = re.compile(  # the library's messages
-    r"(?P<path>.+) (?:doesn't exist: open it with mode 'a' to create it"
+    r"(?P<path>.+) (?:doesn't exist: memstore\.open with mode 'a' creates it"
     r"|is no store: it has no memstore\.json; mode 'a' creates one in an empty folder"
     r"|is no store: it has neither memstore\.json nor segments)"
 )

@@ -15,7 +15,7 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/nowhere", "r")',
         NotAStoreError,
-        "PATH/nowhere doesn't exist: open it with mode 'a' to create it",
+        "PATH/nowhere doesn't exist: memstore.open with mode 'a' creates it",
     ),
     Mistake(
         'memstore.Store(path + "/store")',
@@ -92,7 +92,7 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/nowhere", "r", wait=0.0)',
         StoreTimeoutError,
-        "PATH/nowhere doesn't exist: open it with mode 'a' to create it; nobody has made a store there within 0 s",
+        "PATH/nowhere doesn't exist: memstore.open with mode 'a' creates it; nobody has made a store there within 0 s",
     ),
     Mistake(
         'memstore.open(path + "/folder", "r+", wait=0.0)',
@@ -160,7 +160,7 @@ MISTAKES = [
     Mistake(
         'memstore.repair(path + "/nowhere")',
         NotAStoreError,
-        "PATH/nowhere doesn't exist: open it with mode 'a' to create it",
+        "PATH/nowhere doesn't exist: memstore.open with mode 'a' creates it",
     ),
     Mistake(
         "reader.gc()",

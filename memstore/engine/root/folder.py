@@ -191,7 +191,7 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
                 what = 'doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your home folder of it'
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:
-            raise NotAStoreError(f"{root} doesn't exist: open it with mode 'a' to create it")
+            raise NotAStoreError(f"{root} doesn't exist: memstore.open with mode 'a' creates it")
         if not anywhere:
             check_filesystem(parent, durability)  # refused, it leaves nothing behind
         try:
