@@ -161,7 +161,7 @@ class Gets(Keyspace):
 
         Raises:
             KeyNotFoundError: some of them don't exist.
-            PartialCommitError: all exist, but one waits for the parts of other ranks.
+            PartialCommitError: none is missing, but one waits for the parts of other ranks.
         """
         root = self._opened()
         names = {key: encode_key(key) for key in several(keys)}
