@@ -160,7 +160,8 @@ class Gets(Keyspace):
         """Returns the values of several keys as they were at one moment, in the order of `keys`.
 
         Raises:
-            KeyNotFoundError: one of them doesn't exist.
+            KeyNotFoundError: some of them don't exist.
+            PartialCommitError: none is missing, but one waits for the parts of other ranks.
         """
         root = self._opened()
         names = {key: encode_key(key) for key in several(keys)}
@@ -168,11 +169,10 @@ class Gets(Keyspace):
             held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
         values: dict[str, Any] = {}
         gone = [name for name, found in zip(names.values(), held, strict=True) if found is None]
-        if gone and len(names) > 1:
-            raise listing.absent_many(root, gone, len(names), "get(key, default) gets those that are there")
+        if gone:
+            raise listing.no_values(root, gone, len(names), "get(key, default) gets those that are there")
         for (key, name), found in zip(names.items(), held, strict=True):
-            if found is None:
-                raise listing.no_value(root, name)
+            assert found is not None, "those that are gone have raised"
             if found.record.is_mutable:
                 raise mutable_entry(name, found.record.mutable_kind)
             values[key] = self._load(root, key, found)

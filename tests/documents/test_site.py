@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import runpy
 import subprocess
@@ -23,6 +24,7 @@ from tests.source_tree import Module
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
 ROOMS = ("aio", "convert", "deferred_init", "fake")  # public besides memstore itself, integrations/ and testing/
 TESTING = ("explore", "fork_server", "faults")  # and its packages; its other files are for memstore's own tests
+CLASSES = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
 SPHINX = ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton")
 
 # --- the reference ----------------------------------------------------------------------------------------------------
@@ -57,6 +59,30 @@ def test_the_reference_names_what_there_is() -> None:
     for name in re.findall(r"^\.\. auto(?!module)\w+:: ([\w.]+)$", reference(), re.MULTILINE):
         door, _, last = name.rpartition(".")
         assert last in doors[door].offered, name
+
+
+def options_of(name: str) -> dict[str, str]:
+    """What the reference says of how a class is shown."""
+    shown = re.search(rf"^\.\. autoclass:: memstore\.{re.escape(name)}\n((?:   :.*\n)*)", reference(), re.MULTILINE)
+    assert shown is not None, name
+    return dict(re.findall(r"^   :([a-z-]+): ?(.*)$", shown[1], re.MULTILINE))
+
+
+def wanted_methods(name: str) -> list[str]:
+    """The public methods of a class, but for those that the reference leaves out on purpose."""
+    cls, left_out = attrgetter(name)(memstore), options_of(name).get("exclude-members", "").split(", ")
+    found = [one for one in dir(cls) if not one.startswith("_") and callable(getattr(cls, one))]
+    return [one for one in found if one not in left_out]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_method_of_what_people_use_most_is_shown(name: str) -> None:
+    """As the directives tell it, in an instant; the test that builds the site looks at what is there."""
+    cls, options, methods = attrgetter(name)(memstore), options_of(name), wanted_methods(name)
+    assert options["members"] == "" and methods
+    own = [one for one in methods if one in vars(cls)]
+    assert own == methods or "inherited-members" in options, f"{set(methods) - set(own)} aren't shown"
+    assert [one for one in methods if not inspect.getdoc(getattr(cls, one))] == [], "without a docstring none is shown"
 
 
 # --- troubleshooting --------------------------------------------------------------------------------------------------
@@ -126,15 +152,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 def methods_that_are_missing(inventory: bytes) -> list[str]:
     """Public methods of what people use most that the reference doesn't show, and doesn't leave out on purpose."""
     shown = zlib.decompress(inventory.split(b"\n", 4)[4]).decode()
-    left_out = {name for line in re.findall(r":exclude-members: (.*)", reference()) for name in line.split(", ")}
-    classes = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
-    wanted = [f"memstore.{one}.{name}" for one in classes for name in public_methods(attrgetter(one)(memstore))]
+    wanted = [f"memstore.{one}.{name}" for one in CLASSES for name in wanted_methods(one)]
     assert len(wanted) > 80, "this tests nothing"
-    return [name for name in wanted if name.rpartition(".")[2] not in left_out and f"{name} " not in shown]
-
-
-def public_methods(cls: type) -> list[str]:
-    return [name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))]
+    return [name for name in wanted if f"{name} " not in shown]
 
 
 broken: Callable[[Path], list[str]] = runpy.run_path(str(DOCS / "site/links.py"))["broken"]
