@@ -42,6 +42,7 @@ class _NoDefault:
 
 NO_DEFAULT: Any = _NoDefault()
 NOT_NOW: Any = object()
+_OF_TASKS = 5  # calls from `check_default` up to a task's get
 _AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 
 
@@ -142,6 +143,7 @@ class Gets(Keyspace):
         if held is None:
             if is_served(root) or default is NO_DEFAULT or default is ...:
                 return NOT_NOW
+            check_default(key, default, depth=_OF_TASKS)
             return default
         record = held.record
         if record.is_mutable or record.objects_checksum is not None:
@@ -154,6 +156,8 @@ class Gets(Keyspace):
                 return NOT_NOW
             value = contents.read(root, key, held, contents.PLAIN, verify=False, allow_pickle=self._allow_pickle)
         self._gets += 1
+        if default is not NO_DEFAULT and record.nbytes:
+            check_default(key, default, record.description, depth=_OF_TASKS)
         return value
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
