@@ -14,11 +14,12 @@ from fnmatch import fnmatch
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 import memstore
-from tests.documents.pages import ROOT
+from tests.documents.pages import ROOT, snippets
 from tests.source_tree import Module
 
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
@@ -134,6 +135,17 @@ def test_every_page_stands_in_a_table_of_contents() -> None:
     missing = [page for page in pages if not any(fnmatch(page, one) for one in [*listed, *folders])]
     assert missing == [], "name them in docs/index.rst"
     assert all((DOCS / f"{one}.md").exists() or (DOCS / f"{one}.rst").exists() for one in listed), listed
+
+
+def test_the_home_page_opens_as_the_readme_does() -> None:
+    """With the same sentences and the same snippets; test_snippets.py runs them."""
+    home, readme = (DOCS / "index.rst").read_text(), (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", home, re.MULTILINE)
+    codes = [snippet.code for snippet in snippets(ROOT / "README.md") if snippet.kind != "shell"]
+    assert len(blocks) == home.count("code-block::") == 2
+    assert [dedent(block).strip() for block in blocks] == [code.strip() for code in codes[: len(blocks)]]
+    said = home.partition("========\n")[2].partition("..")[0].replace("``", "`")
+    assert said.split() == readme.partition("# memstore\n")[2].partition("![")[0].split()
 
 
 @pytest.mark.full
