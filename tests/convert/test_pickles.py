@@ -39,7 +39,7 @@ def rich() -> dict[str, Any]:
     return {
         "weight": torch.ones(3),
         "stats": {"mean": np.arange(4.0), "names": np.array(["a", "b"])},
-        "when": datetime.datetime(2026, 5, 1, tzinfo=datetime.UTC),
+        "when": datetime.datetime(2026, 5, 1, tzinfo=datetime.timezone.utc),
         "took": datetime.timedelta(hours=3),
         "days": [datetime.date(2026, 5, 1), 1],
         "config": Config(),
@@ -134,6 +134,11 @@ def test_streams_are_items_of_memstores_checkpoints(folder: str) -> None:
     dcp.load(loaded, checkpoint_id=f"{folder}/again")
     assert loaded["stream"].getvalue() == stream.getvalue() and loaded["stream"].tell() == 3
     assert "value['stream']: of the class _io.BytesIO" in refused(folder, "source", "torch")
+
+
+def test_what_tensordict_would_pickle_is_refused(folder: str) -> None:
+    Snapshot.take(f"{folder}/source", {"state": StateDict(x=torch.ones(1), took=datetime.timedelta(hours=1))})
+    assert "value['took']" in (said := refused(folder, "source", "memmap")) and "--allow-pickle" in said
 
 
 # --- what is a pickle -------------------------------------------------------------------------------------------------
