@@ -28,7 +28,7 @@ TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
     metavar="FORMAT",
     help="The format of DST. Default: that of its suffix (.safetensors, .pt, .pth, .bin, .ckpt); else a snapshot.",
 )
-@click.option("--allow-pickle", is_flag=True, help="Read objects that need pickle, which can run code.")
+@click.option("--allow-pickle", is_flag=True, help="Read and write objects that need pickle, which can run code.")
 @click.option("--untie", is_flag=True, help="Store tensors that share memory separately, if DST can't keep them tied.")
 @as_json
 def convert(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,8 +18,18 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats import Meter
 from memstore.snapshot import in_parallel
 from memstore.structure import RefusedError, Walk
+from memstore.wording import short
 
 _PIECE = 4 << 20  # bytes that are compared at a time
+
+
+class _Walk(Walk):
+    """Compares streams too, which are items of memstore's checkpoints."""
+
+    def write_leaf(self, value: Any) -> Any:
+        if type(value) is io.BytesIO:
+            return [value.getvalue(), value.tell()]
+        return super().write_leaf(value)
 
 
 class Leaves(NamedTuple):
@@ -31,7 +42,7 @@ class Leaves(NamedTuple):
 def take_apart(value: Any, rules: Rules) -> Leaves:
     """Raises UnsupportedValueError for what memstore can't look into."""
     try:
-        tree, walk, _, _ = structure.take_apart(value, lambda careful: Walk(rules.allow_pickle, careful))
+        tree, walk, _, _ = structure.take_apart(value, lambda careful: _Walk(rules.allow_pickle, careful))
     except RefusedError as error:
         raise UnsupportedValueError(error.message()) from None
     names = structure.tree_names(tree)
@@ -47,12 +58,16 @@ def nbytes_of(found: Found, rules: Rules) -> int:
     return sum(found.leaf(tensor).nbytes for tensor in take_apart(found.value, rules).tensors.values())
 
 
-def compare(path: str, wanted: Found, written: Found, rules: Rules, meter: Meter) -> None:
+def compare(path: str, wanted: Found, metadata: Mapping[str, str], written: Found, rules: Rules, meter: Meter) -> None:
     """Raises CorruptionError, naming a leaf, if what was written is not what was wanted.
 
     Args:
         path: where it is, for the error.
+        metadata: of each file that was written, if its format has any.
     """
+    for said in written.metadata.values():
+        if said != metadata:
+            raise _differs(path, f"its __metadata__ was written as {short(said)}, and is {short(metadata)}")
     want, have = take_apart(wanted.value, rules), take_apart(written.value, rules)
     missing = sorted(map(str, {*want.tensors, *want.objects} ^ {*have.tensors, *have.objects}))
     if missing or set(want.tensors) != set(have.tensors):

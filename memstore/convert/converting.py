@@ -105,7 +105,8 @@ def convert(
             draft.write(f"{folder}/{name}", name, meter)
         else:
             draft.write(folder, name, meter)
-        compare(made, wanted, open_source(f"{folder}/{name}", write_as, rules), rules, meter)
+        written = open_source(f"{folder}/{name}", write_as, rules)
+        compare(made, wanted, draft.metadata, written, rules, meter)
         publish(f"{folder}/{name}", made)
     meter.finish()
     return Converted(path, made, read_as, write_as, len(tensors), nbytes)

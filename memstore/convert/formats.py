@@ -58,6 +58,8 @@ def source_format(path: str) -> Format:
     try:
         found = file_format(path)
     except UnsupportedValueError:
+        if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(path)):
+            return "huggingface"  # of several files or indices: its reader says why it can't choose
         raise NotAStoreError(
             f"{path} is no checkpoint that is known: it has no {DCP_METADATA}, no {TORCHSNAPSHOT_METADATA}, no "
             "*.safetensors, no meta.json of TensorDict and is no snapshot of memstore; --from says what it is"

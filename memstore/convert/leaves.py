@@ -151,10 +151,17 @@ class Found:
     Args:
         value: as a load of the source would give it, its tensors over mapped files, or stand-ins.
         boxes: of the stand-ins, by their addresses.
+        metadata: texts that files have beside their tensors (`__metadata__` of safetensors), by the files' paths.
     """
 
-    def __init__(self, value: Any, boxes: Mapping[int, Boxes] | None = None) -> None:
+    def __init__(
+        self,
+        value: Any,
+        boxes: Mapping[int, Boxes] | None = None,
+        metadata: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
         self.value = value
+        self.metadata: Mapping[str, Mapping[str, str]] = metadata or {}
         self._boxes: Mapping[int, Boxes] = boxes or {}
 
     def leaf(self, tensor: torch.Tensor) -> Leaf:

@@ -89,7 +89,7 @@ def _plain(path: Path, value: Any, refusals: Refusals) -> Any:
     make = cast("Callable[[Any], Any]", kind)
     if kind in (dict, OrderedDict):
         entries = cast("dict[Any, Any]", value).items()
-        found = make((key, _plain((*path, _part(key)), entry, refusals)) for key, entry in entries)
+        found = make((key, _plain((*path, part_of(key)), entry, refusals)) for key, entry in entries)
         if hasattr(value, "__dict__"):  # of a module's state dict: `_metadata`
             found.__dict__.update(value.__dict__)
         return found
@@ -104,7 +104,8 @@ def _plain(path: Path, value: Any, refusals: Refusals) -> Any:
     return value
 
 
-def _part(key: Any) -> str | int:
+def part_of(key: Any) -> str | int:
+    """A key, as a path has it."""
     return key if type(key) in (str, int) else repr(key)
 
 

@@ -24,7 +24,16 @@ from memstore.formats.export import (
     make_memmap_folder,
 )
 from memstore.formats.output import Meter, sync_all, what_special
-from memstore.formats.safetensors import INDEX, header_of, index_of, shard_names, shards_of, why_not
+from memstore.formats.safetensors import (
+    INDEX,
+    find_in_folder,
+    header_of,
+    index_of,
+    read_metadata,
+    shard_names,
+    shards_of,
+    why_not,
+)
 from memstore.formats.single import write_tensor
 from memstore.formats.torch_tensors import Frames, PlacedTensor, locate_tensor
 from memstore.formats.torch_zip import is_legacy
@@ -41,6 +50,7 @@ __all__ = [
     "describe_files",
     "export_value",
     "file_format",
+    "find_in_folder",
     "has_devices",
     "header_of",
     "index_of",
@@ -49,6 +59,7 @@ __all__ = [
     "locate_tensor",
     "make_memmap_folder",
     "parse_value",
+    "read_metadata",
     "read_whole",
     "shard_names",
     "shards_of",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 import torch
 
 from memstore import structure
 from memstore.engine import (
     METADATA,
+    PLAIN_METADATA,
     SAFETENSORS_DTYPES,
     TORCH_DTYPES,
     Entry,
@@ -109,12 +111,34 @@ def _resolved(folder: str, name: str, index: str) -> str:
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 
+def read_metadata(path: str) -> dict[str, dict[str, str]]:
+    """The texts beside the tensors, of each file of a checkpoint, by its path.
+
+    Args:
+        path: that of a file by itself, or of an index.
+    """
+    names = dict.fromkeys(_read_index(path).values()) if path.endswith(".json") else [os.path.basename(path)]
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        file = os.path.join(os.path.dirname(path), name)
+        with opened(os.path.realpath(file)) as (fd, status):
+            try:
+                found[file] = split_header(_read_header(fd, status.st_size))[0]
+            except CorruptionError as error:
+                damaged(file, error.detail)
+    return found
+
+
+def _read_header(fd: int, size: int) -> bytes:
+    return syscalls.read_at(fd, header_size(syscalls.read_at(fd, 8, 0), size) - 8, 8)
+
+
 def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
     """The tensors of a file by name, ordered as their bytes are."""
     with opened(path) as (fd, found):
         try:
-            start = header_size(syscalls.read_at(fd, 8, 0), found.st_size)
-            text = syscalls.read_at(fd, start - 8, 8)
+            text = _read_header(fd, found.st_size)
+            start = 8 + len(text)
             metadata, values = split_header(text)
             if metadata.get("memstore", "").startswith("put="):
                 what = "it belongs to a store, which will use it for other values"
@@ -199,10 +223,12 @@ def shards_of(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[
     return shards
 
 
-def header_of(tensors: dict[str, torch.Tensor]) -> tuple[bytes, list[str]]:
+def header_of(
+    tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] = PLAIN_METADATA
+) -> tuple[bytes, list[str]]:
     """And the order of the tensors: by element size, so that each starts on a multiple of its own, as the data does."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    return make_header([_described(name, tensors[name]) for name in order]), order
+    return make_header([_described(name, tensors[name]) for name in order], metadata), order
 
 
 def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], int]:

@@ -84,6 +84,11 @@ CHANGES: dict[str, tuple[Any, type[BaseException], str]] = {
     "two of one path": (lambda m: m.planner_data.update(b=("w",)), CorruptionError, "two items"),
     "transformed": (lambda m: setattr(_place(m), "transform_descriptors", ["zstd"]), UnsupportedValueError, "zstd"),
     "no metadata": (lambda m: m.__dict__.clear(), CorruptionError, "says nothing"),
+    "a gradient of integers": (
+        lambda m: setattr(m.state_dict_metadata["step"].properties, "requires_grad", True),
+        CorruptionError,
+        "no sense.*gradients",
+    ),
     "no properties": (lambda m: setattr(m.state_dict_metadata["w"], "properties", None), CorruptionError, "no sense"),
 }
 
@@ -114,6 +119,18 @@ def test_metadata_runs_no_code(folder: str) -> None:
 def test_items_run_no_code(folder: str) -> None:
     dcp.save({"x": torch.ones(1), "y": Evil(f"{folder}/ran")}, checkpoint_id=f"{folder}/source", no_dist=True)
     fails(folder, UnsupportedValueError, "--allow-pickle")
+
+
+_GETATTR = b"\x80\x02cbuiltins\ngetattr\nctorch.distributed.checkpoint.metadata\n"
+
+
+@pytest.mark.parametrize("data", [b"Metadata\nX\x08\0\0\0__init__", b"_MEM_FORMAT_ENCODING\nX\x03\0\0\0mro"])
+def test_metadata_gets_no_attributes(folder: str, data: bytes) -> None:
+    """Though some versions of Python pickle members of enumerations as calls of getattr."""
+    write(f"{folder}/source", "dcp", weights())
+    with open(f"{folder}/source/.metadata", "wb") as file:
+        file.write(_GETATTR + data + b"\x86R.")
+    fails(folder, CorruptionError, "getattr of '(__init__|mro)'")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"not a pickle", b"\x80\x04K\x01.", b"\x80\x04" + b"(" * 100 + b"."])

@@ -37,6 +37,9 @@ _METADATA = (
     "TensorStorageMetadata",
     "_MEM_FORMAT_ENCODING",
 )
+_OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had two of these classes
+_OLD_NAMES = {"TensorProperties": "TensorProperties", "MEM_FORMAT_ENCODING": "_MEM_FORMAT_ENCODING"}
+_BEFORE_TORCH_2 = "torch.distributed._shard.checkpoint."
 
 
 class _Stored(NamedTuple):
@@ -58,7 +61,7 @@ def open_dcp(path: str, rules: Rules) -> Found:
         return _Checkpoint(path, rules).found()
     except (MemstoreError, OSError):
         raise
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:  # of what stands where others belong
+    except (AttributeError, RuntimeError, TypeError, ValueError, OverflowError) as error:  # of what is out of place
         raise CorruptionError(path=f"{path}/{DCP_METADATA}", detail=f"it makes no sense: {error}") from error
 
 
@@ -92,6 +95,11 @@ class _Checkpoint:
         except MalformedError as error:
             raise CorruptionError(path=path, detail=str(error)) from None
         except UnsupportedValueError as error:
+            if _BEFORE_TORCH_2 in error.message:
+                raise UnsupportedValueError(
+                    f"{path}: {error.message}: it was saved by a torch before 2.0, whose checkpoints aren't read; "
+                    "load it with torch if you trust who saved it, and save it anew"
+                ) from None
             raise UnsupportedValueError(
                 f"{path}: {error.message}, which is no class that torch.distributed.checkpoint writes there, "
                 "so it isn't read: load the checkpoint with torch if you trust who saved it"
@@ -173,6 +181,10 @@ def _known(module: str, name: str) -> Any:
     """What the metadata may refer to: dataclasses, numbers' types and paths."""
     if module == torch_metadata.__name__ and name in _METADATA:
         return getattr(torch_metadata, name)
+    if module == _OLD_PROPERTIES and name in _OLD_NAMES:
+        return getattr(torch_metadata, _OLD_NAMES[name])  # of the same fields, in the same order
+    if (module, name) == ("builtins", "getattr"):
+        return _member
     if module == filesystem.__name__ and name == "_StorageInfo":
         return getattr(filesystem, name)
     if (module, name) == ("torch", "Size"):
@@ -185,6 +197,14 @@ def _known(module: str, name: str) -> Any:
         return pathlib.PurePosixPath
     dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
     return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _member(kind: Any, name: Any) -> Any:
+    """Of an enumeration: Python 3.11.0 to 3.11.3 pickled its members as calls of getattr."""
+    known = _known(torch_metadata.__name__, "_MEM_FORMAT_ENCODING")
+    if kind is not known or name not in known.__members__:
+        raise MalformedError(f"getattr of {name!r:.60}")
+    return known[name]
 
 
 def _layout(name: Any) -> torch.layout:

@@ -14,6 +14,7 @@ from memstore.convert.naming import Refusals, Sharing, entries, has_tensors, pla
 from memstore.convert.rules import Rules
 from memstore.convert.targets.parts import NewFile
 from memstore.engine import syscalls
+from memstore.errors import UnsupportedValueError
 from memstore.formats import Meter, make_memmap_folder
 
 
@@ -39,7 +40,12 @@ def check(found: Found, rules: Rules, refusals: Refusals) -> None:
 
 def write_memmap(found: Found, source: Any, rules: Rules, folder: str, name: str, meter: Meter) -> None:
     """Args: source: the TensorDict that the value is."""
-    for tensor, path in make_memmap_folder(folder, source, allow_pickle=rules.allow_pickle):
+    try:
+        places = make_memmap_folder(folder, source, allow_pickle=rules.allow_pickle)
+    except UnsupportedValueError as error:
+        text = error.message.replace("open the store with allow_pickle=True", "convert it with --allow-pickle")
+        raise UnsupportedValueError(text) from error
+    for tensor, path in places:
         syscalls.unlink(path)  # tensordict has made it, with holes
         file = NewFile()
         file.add_leaf(found.leaf(tensor))

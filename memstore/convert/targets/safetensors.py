@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from memstore.convert.leaves import Found
 from memstore.convert.naming import Refusals, Sharing, entries, plain, special
 from memstore.convert.rules import Rules
 from memstore.convert.targets.parts import NewFile
+from memstore.engine import METADATA, PLAIN_METADATA
 from memstore.formats import INDEX, Meter, header_of, index_of, shard_names, shards_of, why_not
 
 _SHARD = 5 * 10**9  # bytes: what transformers, too, puts into a file by default
@@ -39,9 +41,28 @@ def tensors_of(found: Found, rules: Rules, refusals: Refusals) -> dict[str, torc
     return tensors
 
 
-def write_file(found: Found, tensors: dict[str, torch.Tensor], folder: str, name: str, meter: Meter) -> None:
+def metadata_of(found: Found, refusals: Refusals) -> dict[str, str]:
+    """What each file says of itself: what the files of the source say, and that its tensors are torch's.
+
+    Files of the source that say different things under one name are refused: no file of the target could say both.
+    """
+    metadata: dict[str, str] = {}
+    for said in found.metadata.values():
+        for name, text in said.items():
+            if metadata.setdefault(name, text) != text:
+                refusals.add(
+                    (METADATA, name),
+                    "the files of the source have different texts here; --to torch first, and the result to this "
+                    "format, leaves them out",
+                )
+    return {**PLAIN_METADATA, **metadata}
+
+
+def write_file(
+    found: Found, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str], folder: str, name: str, meter: Meter
+) -> None:
     """One file."""
-    header, order = header_of(tensors)
+    header, order = header_of(tensors, metadata)
     file = NewFile()
     file.add(header)
     for tensor in order:
@@ -49,12 +70,14 @@ def write_file(found: Found, tensors: dict[str, torch.Tensor], folder: str, name
     file.write(folder, name, meter)
 
 
-def write_folder(found: Found, tensors: dict[str, torch.Tensor], folder: str, name: str, meter: Meter) -> None:
+def write_folder(
+    found: Found, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str], folder: str, name: str, meter: Meter
+) -> None:
     """`model.safetensors`, or files of up to 5 GB and their index."""
     shards = shards_of(tensors, _SHARD)
     names = shard_names(len(shards))
     for file, shard in zip(names, shards, strict=True):
-        write_file(found, shard, folder, file, meter)
+        write_file(found, shard, metadata, folder, file, meter)
     if len(shards) > 1:
         listed = {tensor: file for file, shard in zip(names, shards, strict=True) for tensor in shard}
         index = NewFile()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from memstore.wording import short
 _DATA_ALIGNMENT = 64  # of the first tensor in a file for others, who map it
 HEADER_LIMIT = 100_000_000  # bytes, as the format's own reader has it
 METADATA = "__metadata__"  # the name of the one entry that is no tensor
+PLAIN_METADATA = {"format": "pt"}  # of a file for others: transformers loads none that doesn't say so
 
 # dtypes that the format has, by torch's names; all others are stored as U8 and named in the description.
 # F4 is left out: the format counts its elements in halves of bytes, and readers differ on what that means.
@@ -173,9 +174,11 @@ def _check_cover(entries: dict[str, Entry], nbytes: int) -> None:
         raise CorruptionError(f"its tensors take {end:,} bytes, and it has {nbytes:,}: {what}")
 
 
-def make_header(tensors: Sequence[tuple[str, str, Sequence[int], int]]) -> bytes:
+def make_header(
+    tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str] = PLAIN_METADATA
+) -> bytes:
     """The header of a file for others. `tensors`: name, torch's dtype, shape and bytes of each, in the data's order."""
-    entries: dict[str, Any] = {METADATA: {"format": "pt"}}
+    entries: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
     for name, dtype, shape, nbytes in tensors:
         start, end = end, end + nbytes
@@ -187,5 +190,7 @@ def make_header(tensors: Sequence[tuple[str, str, Sequence[int], int]]) -> bytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _DATA_ALIGNMENT)
     if len(text) > HEADER_LIMIT:
-        raise UnsupportedValueError(f"the names of {len(tensors):,} tensors don't fit into a header of safetensors")
+        raise UnsupportedValueError(
+            f"the names of {len(tensors):,} tensors, with {METADATA}, don't fit into a header of safetensors"
+        )
     return len(text).to_bytes(8, "little") + text
