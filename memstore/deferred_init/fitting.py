@@ -108,7 +108,7 @@ def _check(found: Sequence[tuple[Slot, str]], table: Table) -> None:
         elif _kind(stored.dtype) != _kind(tensor.dtype):
             problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
     if problems:
-        where = f", under {short(table.prefix)}," if table.prefix else ""
+        where = f", under {short(table.prefix[:-1])}," if table.prefix else ""
         raise StructureMismatchError(
             f"{len(problems)} of {len(found)} tensors of {table.title}{where} don't fit the module:\n  "
             + "\n  ".join(problems)

@@ -38,8 +38,7 @@ def check_placements(chosen: Any, names: Iterable[Sequence[str]]) -> None:
     unknown = [str(name) for name in chosen if name not in known]
     if unknown:
         raise StructureMismatchError(
-            f"placements names {len(unknown)} tensors that the module doesn't have: {_few(unknown)}; it has "
-            f"{_few(sorted(known))}"
+            f"placements has names that the module lacks: {_few(unknown)}; the module has {_few(sorted(known))}"
         )
     for group in groups:
         found = [name for name in group if name in chosen]

@@ -23,7 +23,7 @@ from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.tensors import become, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.deferred_init.wishes import Wish
-from memstore.fake import Mark, Ref
+from memstore.fake import Mark, Ref, original_class
 from memstore.structure import modes
 
 
@@ -82,7 +82,8 @@ class Taking:
 
     def _become(self, tensor: torch.Tensor, ref: Ref, values: torch.Tensor) -> None:
         self._taken[ref] = values
-        become(tensor, values, tensor.cls_to_become if isinstance(tensor, UninitializedTensorMixin) else None)
+        is_uninitialized = isinstance(tensor, UninitializedTensorMixin)
+        become(tensor, values, original_class(tensor.cls_to_become) if is_uninitialized else None)
 
     def _is_written(self, tensor: torch.Tensor, ref: Ref) -> bool:
         """Whether values are to be written into the tensor's storage, as others show it too."""

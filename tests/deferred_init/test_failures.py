@@ -95,7 +95,7 @@ def check_placements() -> None:
     with as_rank(0, 2):
         mesh = init_device_mesh("cpu", (2,))
         for chosen, message in (
-            ({"head.wieght": [Shard(0)]}, r"doesn't have: 'head.wieght'; it has 'embed.weight', 'head.weight'"),
+            ({"head.wieght": [Shard(0)]}, "lacks: 'head.wieght'; the module has 'embed.weight', 'head.weight'"),
             ({"embed.weight": [Shard(0)], "head.weight": [Replicate()]}, "names of one tensor"),
         ):
             with pytest.raises(StructureMismatchError, match=message):
