@@ -4,8 +4,6 @@ What an earlier call has put into the module stays as it is, here and where it i
 `materialize_tensor`, gets the source's values too.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
