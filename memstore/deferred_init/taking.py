@@ -13,9 +13,10 @@ What is converted, moved or spread shares nothing with others, as in torch's `Mo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin, is_lazy
+from torch.nn.parameter import is_lazy
 
 from memstore.deferred_init.placed import is_real
 from memstore.deferred_init.shards import distribute
@@ -82,8 +83,8 @@ class Taking:
 
     def _become(self, tensor: torch.Tensor, ref: Ref, values: torch.Tensor) -> None:
         self._taken[ref] = values
-        is_uninitialized = isinstance(tensor, UninitializedTensorMixin)
-        become(tensor, values, original_class(tensor.cls_to_become) if is_uninitialized else None)
+        lazy: Any = tensor
+        become(tensor, values, original_class(lazy.cls_to_become) if is_lazy(tensor) else None)
 
     def _is_written(self, tensor: torch.Tensor, ref: Ref) -> bool:
         """Whether values are to be written into the tensor's storage, as others show it too."""
