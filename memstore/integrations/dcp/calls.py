@@ -69,8 +69,9 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
 
     Raises:
         CheckpointException: torch's error, even with one rank. Its `failures` have the error of each rank:
-            CorruptionError; UnsupportedValueError for objects that only pickle could read; an AssertionError, which
-            says so, if there is no checkpoint or its metadata are damaged.
+            CorruptionError; VersionGoneError if a save overwrote the checkpoint meanwhile (load again);
+            UnsupportedValueError for objects that only pickle could read; an AssertionError, which says so, if there
+            is no checkpoint or its metadata are damaged.
     """
     with _one_process_is_fine():
         state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())
