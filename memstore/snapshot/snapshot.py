@@ -170,6 +170,8 @@ class Snapshot:
         Raises:
             StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
             CorruptionError: stored bytes are damaged. The objects' tensors then have any content.
+            VersionGoneError: meanwhile the snapshot was removed, or another one took its place (checkpoints of
+                torch.distributed.checkpoint are overwritten). The same holds for the other calls that read bytes.
             NotAStoreError: there is no snapshot at the path.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """

@@ -5,6 +5,7 @@ writer       StorageWriter, as torch calls it
 reader       StorageReader
 planners     planners that neither pickle nor unpickle
 stager       Stager: copies for asynchronous saves
+unfinished   saves that may be over
 items        what a plan wants written or read, as boxes
 description  torch's metadata, and what is stored of it
 folder       a checkpoint in a folder: a snapshot

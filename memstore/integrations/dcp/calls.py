@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Generator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -21,7 +19,18 @@ from memstore.integrations.dcp.stager import Stager
 from memstore.integrations.dcp.writer import StorageWriter
 
 StateDict = dict[str, Any]
+
+
+class _Save(NamedTuple):
+    """An asynchronous save of a process."""
+
+    pid: int
+    writer: StorageWriter
+    future: Future[Any]
+
+
 _stager: Stager | None = None
+_latest: _Save | None = None  # asynchronous save
 _group: tuple[weakref.ref[Any], Any] | None = None  # the default group that it was made beside, and the group
 
 
@@ -29,7 +38,8 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
     """Saves a state dict of all ranks as one checkpoint, without pickle.
 
     If there is a default process group, all of its ranks call it. It is `torch.distributed.checkpoint.save` with
-    `StorageWriter` and `SavePlanner`; call that one to pass other arguments.
+    `StorageWriter` and `SavePlanner`; call that one to pass other arguments. It waits for earlier asynchronous saves of
+    this process.
 
     Args:
         state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors and plain objects, or Statefuls.
@@ -53,8 +63,11 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
         >>> state
         {'w': tensor([1., 1., 1.]), 'epoch': 4}
     """
-    with _one_process_is_fine():
-        return state_dict_saver.save(state_dict, storage_writer=StorageWriter(checkpoint_id), planner=SavePlanner())
+    _one_process_is_fine()
+    writer = _InTurn(checkpoint_id, _earlier())
+    return state_dict_saver.save(
+        state_dict, checkpoint_id=writer.checkpoint_id, storage_writer=writer, planner=SavePlanner()
+    )
 
 
 def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> None:
@@ -69,11 +82,12 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
 
     Raises:
         CheckpointException: torch's error, even with one rank. Its `failures` have the error of each rank:
-            CorruptionError; UnsupportedValueError for objects that only pickle could read; an AssertionError, which
-            says so, if there is no checkpoint or its metadata are damaged.
+            CorruptionError; VersionGoneError if a save overwrote the checkpoint meanwhile (load again);
+            UnsupportedValueError for objects that only pickle could read; an AssertionError, which says so, if there
+            is no checkpoint or its metadata are damaged.
     """
-    with _one_process_is_fine():
-        state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())
+    _one_process_is_fine()
+    state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())
 
 
 def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata] | AsyncSaveResponse:
@@ -82,19 +96,51 @@ def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) 
     The threads of the ranks use a process group of their own, which the first call creates, so training can go on with
     the default one.
 
+    You need not wait for an earlier save, also not for one to the same path. The saves of a process run one after the
+    other, in the order of the calls, which is the same on all ranks. Each waits until the earlier one has ended,
+    whether that succeeds or fails.
+
     Returns:
         A future of the metadata; its `result()` raises what `save` would.
     """
-    global _stager
+    global _stager, _latest
     _stager = _stager or Stager()
-    with _one_process_is_fine():
-        return state_dict_saver.async_save(
-            state_dict,
-            storage_writer=StorageWriter(checkpoint_id),
-            planner=SavePlanner(),
-            async_stager=_stager,
-            process_group=_own_group(),
-        )
+    _one_process_is_fine()
+    writer = _InTurn(checkpoint_id, _earlier())
+    answer = state_dict_saver.async_save(
+        state_dict,
+        checkpoint_id=writer.checkpoint_id,
+        storage_writer=writer,
+        planner=SavePlanner(),
+        async_stager=_stager,
+        process_group=_own_group(),
+    )
+    future: Future[Any] = answer.upload_completion if isinstance(answer, AsyncSaveResponse) else answer
+    _latest = _Save(os.getpid(), writer, future)
+    return answer
+
+
+class _InTurn(StorageWriter):
+    """A writer whose save begins when an earlier one of this process has ended: all use one group for collectives.
+
+    torch resets a writer, if there is a checkpoint_id, in the thread that saves, and before any collective.
+    """
+
+    def __init__(self, checkpoint_id: str | os.PathLike[str], earlier: _Save | None) -> None:
+        super().__init__(checkpoint_id)
+        self._earlier = earlier
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None:
+            wait([earlier.future])
+            earlier.writer.reset()  # so that the files of a save that failed can go, though the future has its error
+        super().reset(checkpoint_id)
+
+
+def _earlier() -> _Save | None:
+    """The latest asynchronous save of this process; in a forked child nothing runs of those of its parent."""
+    return _latest if _latest is not None and _latest.pid == os.getpid() else None
 
 
 def _own_group() -> Any:
@@ -109,9 +155,9 @@ def _own_group() -> Any:
     return _group[1]
 
 
-@contextmanager
-def _one_process_is_fine() -> Generator[None]:
-    """Without torch's warning that no process group is there."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        yield
+def _one_process_is_fine() -> None:
+    """Turns off torch's warning that no process group is there.
+
+    It stays off: an asynchronous save warns in torch's thread, at any time, and `warnings` has no filters of threads.
+    """
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")

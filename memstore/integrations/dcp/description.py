@@ -7,6 +7,7 @@ planner of torch has.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -100,6 +101,8 @@ def _kept(found: TensorProperties) -> Properties:
 
 def _origin_of(meta: StorageMeta) -> Origin:
     place = None if meta.checkpoint_id is None else text_of(meta.checkpoint_id)
+    if place is not None:  # a path may have bytes that are no UTF-8; nobody looks for the checkpoint by this
+        place = os.fsencode(place).decode("utf-8", "replace")
     return Origin(place, meta.save_id, list(meta.modules))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -66,6 +66,9 @@ class Entry:
         """A key beside the checkpoint's, while a save runs whose planner caches plans."""
         return f"{self._key}/dcp-save"
 
+    def take_part(self, ticket: Ticket) -> Callable[[], None]:
+        return _nothing  # the store keeps parts for a time, whoever lives
+
     def write(self, ticket: Ticket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
         parts: dict[tuple[str, str], list[PlannedBox]] = defaultdict(list)
         for key, box in boxes:
@@ -100,6 +103,13 @@ class Entry:
     def abandon(self, save: str) -> None:
         with contextlib.suppress(MemstoreError):  # the store is closed or gone, or the attempt has ended
             self._store.abort(self._key, save)
+        with contextlib.suppress(MemstoreError):
+            said = self._store.get(self._note)
+            if isinstance(said, dict) and cast("dict[Any, Any]", said).get("save") == save:
+                self._store.delete(self._note, missing_ok=True)
+
+    def sweep(self) -> None:
+        """The store frees what dead processes have left."""
 
     @property
     def _expected(self) -> int | None:
@@ -107,6 +117,9 @@ class Entry:
 
     def open(self) -> EntryCheckpoint:
         return EntryCheckpoint(self._store.ref(self._key))
+
+
+def _nothing() -> None: ...
 
 
 def _made(box: PlannedBox) -> torch.Tensor:

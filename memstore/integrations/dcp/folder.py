@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memstore.errors import CorruptionError, VersionGoneError
@@ -18,6 +18,7 @@ from memstore.snapshot.planned import (
     check_folder,
     new_save,
     publish_planned,
+    sweep,
     write_boxes,
 )
 from memstore.structure import DTYPES
@@ -49,16 +50,17 @@ class Folder:
     def current(self, ticket: Ticket) -> Ticket:
         return Ticket(new_save(), ticket.rank, ticket.world_size)
 
+    def take_part(self, ticket: Ticket) -> Callable[[], None]:
+        return begin(self.path, ticket.save, durable=self._options.durability == "disk").close
+
     def write(self, ticket: Ticket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
-        durable = self._options.durability == "disk"
-        begin(self.path, ticket.save, durable=durable)
         return write_boxes(
             self.path,
             [box for _, box in boxes],
             save=ticket.save,
             rank=ticket.rank,
             world_size=ticket.world_size,
-            durable=durable,
+            durable=self._options.durability == "disk",
             checksum=self._options.checksum,
         )
 
@@ -78,7 +80,10 @@ class Folder:
         )
 
     def abandon(self, save: str) -> None:
-        """What is left of it has traces, by which the next save to this folder removes it."""
+        self.sweep()
+
+    def sweep(self) -> None:
+        sweep(self.path)
 
     def open(self) -> FolderCheckpoint:
         return FolderCheckpoint(self.path)

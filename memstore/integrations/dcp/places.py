@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -101,7 +101,7 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, parts: Sequence[Part]) -> None:
-        """Fills the targets. Raises CorruptionError where bytes are damaged or missing."""
+        """Fills the targets. Raises CorruptionError where bytes are damaged, VersionGoneError if it was overwritten."""
         ...
 
     def damaged(self, detail: str) -> CorruptionError: ...
@@ -139,6 +139,10 @@ class Place(Protocol):
         """The ticket of the present save, for a rank that has one of an earlier save."""
         ...
 
+    def take_part(self, ticket: Ticket) -> Callable[[], None]:
+        """Before `write`: this process takes part in the save until it calls what is returned."""
+        ...
+
     def write(self, ticket: Ticket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
         """Writes a rank's part. Each box comes with STATE or BYTES."""
         ...
@@ -148,7 +152,11 @@ class Place(Protocol):
         ...
 
     def abandon(self, save: str) -> None:
-        """Gives back what the ranks have written for a save that failed, where no later save would."""
+        """Gives back what the ranks have written for a save that failed."""
+        ...
+
+    def sweep(self) -> None:
+        """Before a save: gives back what earlier ones have left here, of any process, that nobody takes part in."""
         ...
 
     def open(self) -> Checkpoint:

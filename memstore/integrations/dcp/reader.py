@@ -24,8 +24,7 @@ from memstore.errors import CorruptionError, FormatVersionError
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
 from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, WriteOptions
-from memstore.integrations.dcp.where import Where
-from memstore.integrations.dcp.writer import is_possible
+from memstore.integrations.dcp.where import Where, is_possible
 
 if TYPE_CHECKING:
     from memstore.store.store import Store

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from memstore import modes
 from memstore.errors import UnsupportedValueError
@@ -85,7 +86,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
-        self._known: dict[int, int] = {}
+        self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id, and the tensor, which keeps that its own
 
     def visit(self, value: Any) -> Make:
         if isinstance(value, torch.Tensor):
@@ -108,10 +109,12 @@ class _Walk:
         if type(value) in _PLAIN:
             if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
                 raise UnsupportedValueError(f"a tensor of {value.layout} on {value.device} can't be staged")
-            number = self._known.setdefault(id(value), len(self.tensors))
+            number, _ = self._known.setdefault(id(value), (len(self.tensors), value))
             if number == len(self.tensors):
                 self.tensors.append(value.detach())
             return lambda copies: copies[number]
+        if isinstance(value, LocalShardsWrapper):
+            return self._visit_shards(value)
         if hasattr(value, "local_shards"):
             return self._visit_sharded(value)
         if hasattr(value, "__tensor_flatten__"):
@@ -129,6 +132,12 @@ class _Walk:
             return kind.__tensor_unflatten__(parts | copied, context, size, stride)  # a mesh stays the same one
 
         return make
+
+    def _visit_shards(self, value: LocalShardsWrapper) -> Make:
+        """What the DTensors of embedding tables have for local tensors."""
+        makers = [self.visit(shard) for shard in value.local_shards()]
+        offsets = [tuple(offset) for offset in value.local_offsets()]
+        return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
 
     def _visit_sharded(self, value: Any) -> Make:
         makers = [self.visit(shard.tensor) for shard in value.local_shards()]

@@ -64,3 +64,14 @@ class Where:
     def __getstate__(self) -> dict[str, Any]:
         """Without a store that this has opened: who unpickles it opens it again."""
         return self.__dict__ | ({} if self._path is None else {"_store": None})
+
+
+def is_possible(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """As torch asks it of a storage: whether a checkpoint id is for it."""
+    try:
+        path = folder_of(checkpoint_id)
+    except (TypeError, ValueError):
+        return False
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.path.isdir(path) and os.access(path, os.W_OK)

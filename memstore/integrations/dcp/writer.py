@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import weakref
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +25,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from memstore.errors import MemstoreError
+from memstore.integrations.dcp import unfinished
 from memstore.integrations.dcp.description import describe
 from memstore.integrations.dcp.items import planned_items
-from memstore.integrations.dcp.places import Finished, Place, Ticket, WriteOptions, Written, folder_of, text_of
-from memstore.integrations.dcp.where import Where
+from memstore.integrations.dcp.places import Finished, Place, Ticket, WriteOptions, Written, text_of
+from memstore.integrations.dcp.where import Where, is_possible
 from memstore.snapshot.planned import WrittenFile, new_save
 from memstore.structure import DTYPE_NAMES, DTYPES
 
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
 
 _VERSION = "1.0.0"  # of torch's metadata, which this writes
-_REMEMBERED = 4096
-_abandoned: list[tuple[Place, str]] = []  # saves whose writers are gone, or have begun another one, before the end
-_carried_out: OrderedDict[tuple[str, int], None] = (
-    OrderedDict()
-)  # saves, and ranks, of which this process wrote the part
 
 
 class StorageWriter(storage.StorageWriter):
@@ -87,6 +82,7 @@ class StorageWriter(storage.StorageWriter):
         self._where = Where(path_or_store, key, "a")
         self._save, self._begun = new_save(), False
         self._unfinished: weakref.finalize[..., Any] | None = None
+        self._part: weakref.finalize[..., Any] | None = None
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
         self._planned = 0  # ranks
 
@@ -97,11 +93,13 @@ class StorageWriter(storage.StorageWriter):
         if checkpoint_id:
             self._where.move(checkpoint_id)
         self._save, self._begun = new_save(), False
-        if self._unfinished is not None:
-            self._unfinished()
+        for of_earlier in (self._unfinished, self._part):
+            if of_earlier is not None:
+                of_earlier()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Takes this process's rank. Args: kwargs: `rank`; `use_collectives`: if False, each rank saves by itself."""
+        unfinished.end_parts()  # on all ranks: before the coordinator sweeps
         self._rank = int(kwargs.get("rank") or 0)
         self._alone = not kwargs.get("use_collectives", True)
 
@@ -120,12 +118,9 @@ class StorageWriter(storage.StorageWriter):
         """Writes the ids of the save and of the rank into each plan."""
         self._planned, self._begun = len(plans), True
         place = self._place()
-        while _abandoned:
-            earlier, save = _abandoned.pop()
-            earlier.abandon(save)
-        # Nobody tells a storage that another rank has failed. A finalizer may come at any time, so it does nothing.
-        self._unfinished = weakref.finalize(self, _abandoned.append, (place, self._save))
-        self._unfinished.atexit = False
+        unfinished.abandon()
+        place.sweep()
+        self._unfinished = unfinished.coordinate(self, place, self._save)
         if not all(plan.usable for plan in plans):
             place.announce(Ticket(self._save, 0, len(plans)))
         tickets = [Ticket(self._save, rank, len(plans)) for rank in range(len(plans))]
@@ -163,6 +158,7 @@ class StorageWriter(storage.StorageWriter):
         self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata)))
         if self._unfinished is not None:
             self._unfinished.detach()
+        self._end_part()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -180,7 +176,7 @@ class StorageWriter(storage.StorageWriter):
         return self._save
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_unfinished": None}
+        return self.__dict__ | {"_unfinished": None, "_part": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -196,16 +192,18 @@ class StorageWriter(storage.StorageWriter):
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         place, ticket = self._place(), plan.storage_data
         if not isinstance(ticket, Ticket):
-            raise MemstoreError(
-                f"the plan's storage_data is a {type(ticket).__name__}: the planner dropped what the storage writer "
-                "put there"
-            )
-        if (ticket.save, ticket.rank) in _carried_out:
+            raise _no_ticket(ticket, planner)
+        if unfinished.carry_out((ticket.save, ticket.rank)):
             ticket = place.current(ticket)
-        _remember(ticket)
+            unfinished.carry_out((ticket.save, ticket.rank))
         items = planned_items(plan, planner)
         _wait_for_devices()
-        file = place.write(ticket, [(item.key, item.box) for item in items])
+        self._part = unfinished.take_part(self, place.take_part(ticket))
+        try:
+            file = place.write(ticket, [(item.key, item.box) for item in items])
+        except BaseException:
+            self._end_part()
+            raise
         results: list[WriteResult] = []
         for number, item in enumerate(items):
             box = item.box
@@ -214,16 +212,20 @@ class StorageWriter(storage.StorageWriter):
             results.append(WriteResult(item.item, size, said))
         return results
 
+    def _end_part(self) -> None:
+        if self._part is not None:
+            self._part()
 
-def is_possible(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """As torch asks it of a storage: whether a checkpoint id is for it."""
-    try:
-        path = folder_of(checkpoint_id)
-    except (TypeError, ValueError):
-        return False
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return os.path.isdir(path) and os.access(path, os.W_OK)
+
+def _no_ticket(found: Any, planner: SavePlanner) -> MemstoreError:
+    if found is None:
+        return MemstoreError("the plan has no storage_data: the planner dropped what the storage writer put there")
+    kind = type(planner).__name__
+    return MemstoreError(
+        f"the plan's storage_data is a {type(found).__name__}, of another storage: a planner that caches plans "
+        f"(enable_plan_caching) gives out those of an earlier save with that storage, for all planners called {kind}; "
+        "use a planner without a cache, or of another class, for each storage"
+    )
 
 
 def _written(result: WriteResult) -> Written:
@@ -234,12 +236,6 @@ def _written(result: WriteResult) -> Written:
             "use memstore's StorageWriter"
         )
     return found
-
-
-def _remember(ticket: Ticket) -> None:
-    _carried_out[ticket.save, ticket.rank] = None
-    while len(_carried_out) > _REMEMBERED:
-        _carried_out.popitem(last=False)
 
 
 def _wait_for_devices() -> None:

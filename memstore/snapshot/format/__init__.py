@@ -28,6 +28,7 @@ from memstore.snapshot.format.names import (
     part_name,
     path_of,
     rank_of,
+    save_name,
     take_of,
     trace_of,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "path_of",
     "rank_of",
     "read_manifest",
+    "save_name",
     "take_of",
     "trace_of",
 ]

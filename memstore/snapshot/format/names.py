@@ -11,7 +11,7 @@ MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5,7}-of-[0-9]{5,7})?(?:-([0-9a-f]{16}))?\.safetensors")
-_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|(?:part|failure)-[0-9]{1,9})")
+_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -63,8 +63,13 @@ def claim_name(take: str) -> str:
     return f"memstore_snapshot.{take}.claim"
 
 
+def save_name(save: str) -> str:
+    """Of the file by which a save of planned files does so. Its ranks keep it while they take part in the save."""
+    return f"memstore_snapshot.{save}.save"
+
+
 def trace_of(name: str) -> str | None:
-    """The id of the take that left a file of this name to say that it was here: a claim, a part, a failure."""
+    """The id of the take that left a file of this name to say that it was here: a claim, a save, a part, a failure."""
     found = _TRACE.fullmatch(name)
     return None if found is None else found[1]
 

@@ -1,13 +1,14 @@
 """The files of all ranks as one snapshot, which takes the place of an earlier one of its kind at one moment.
 
-    1. each rank leaves a trace of the save (`begin`), and writes its file: no manifest names it
+    1. each rank leaves a trace of the save (`leftovers.begin`), and writes its file: no manifest names it
     2. one rank, alone in the folder: all files are there, and of the size that was said
     3. the earlier snapshot gets a trace: from the next step on no manifest names its files either
     4. the manifest is renamed to its name: the moment of publication. Until then the earlier snapshot is whole
     5. files of the earlier snapshot go, and those of saves that have left traces, which died or can't be published
 
-A kill before 4 leaves the earlier snapshot, one after it the new one; both leave files that the next save removes. Of
-two saves at once, the one that is published last wins; the other's error, if its files are gone, comes in 2.
+A kill before 4 leaves the earlier snapshot, one after it the new one; both leave files that the next save removes
+before it writes (`leftovers.sweep`). Of two saves at once, the one that is published last wins; the other's error, if
+its files are gone, comes in 2.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memstore.errors import AlreadyExistsError, KeyNotFoundError, MemstoreError, UnknownOutcomeError
+from memstore.errors import AlreadyExistsError, MemstoreError, UnknownOutcomeError
 from memstore.sharding import Box, TensorShard
 from memstore.snapshot.cover import check_cover
 from memstore.snapshot.format import (
     CLAIM,
     INDEX,
-    LIMIT,
     MANIFEST,
     Manifest,
     StoredBox,
@@ -38,10 +38,12 @@ from memstore.snapshot.format import (
     encode_manifest,
     id_of,
     read_manifest,
+    save_name,
     take_of,
     trace_of,
 )
-from memstore.snapshot.planned.writing import WrittenFile, trace_name
+from memstore.snapshot.planned.leftovers import leave_trace, read_present
+from memstore.snapshot.planned.writing import WrittenFile
 from memstore.snapshot.storage import FileStorage, is_unfinished
 from memstore.snapshot.take import StateWalker
 from memstore.structure import DTYPE_NAMES
@@ -73,16 +75,6 @@ def new_save() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def begin(path: str, save: str, *, durable: bool) -> None:
-    """Step 1 of a rank: makes the folder, if it isn't there, and leaves the trace, if no other rank has."""
-    _leave_trace(FileStorage.create(path, durable=durable), save)
-
-
-def _leave_trace(storage: FileStorage, save: str) -> None:
-    with contextlib.suppress(AlreadyExistsError):
-        storage.publish(trace_name(save), b"", durable=False)
-
-
 def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durable: bool, overwrite: bool) -> Manifest:
     """Steps 2 to 5.
 
@@ -100,7 +92,7 @@ def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durabl
     manifest = _manifest(planned, save)
     text = encode_manifest(manifest)
     with storage.alone():
-        earlier = _present(storage, path)
+        earlier = read_present(storage, path)
         _check_place(path, earlier, kind, overwrite=overwrite)
         for file in manifest.files:
             if storage.size(file.name) != file.size:
@@ -110,7 +102,7 @@ def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durabl
                 )
         for of_earlier in {id_of(file.name) for file in earlier.files} if isinstance(earlier, Manifest) else ():
             if of_earlier is not None:
-                _leave_trace(storage, of_earlier)
+                leave_trace(storage, of_earlier)
         storage.replace(MANIFEST, text, durable=durable)
         _remove_others(storage, manifest, earlier, {save, *(written.save for written in planned.files)})
     return read_manifest(path, text)
@@ -119,19 +111,9 @@ def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durabl
 def check_folder(path: str, kind: str, *, overwrite: bool) -> None:
     """Raises AlreadyExistsError if `publish_planned` would, for what is there already; before anything is written."""
     if os.path.isdir(path):
-        _check_place(path, _present(FileStorage(path), path), kind, overwrite=overwrite)
+        _check_place(path, read_present(FileStorage(path), path), kind, overwrite=overwrite)
     elif os.path.lexists(path):
         raise AlreadyExistsError(f"{path} is there, and is no folder")
-
-
-def _present(storage: FileStorage, path: str) -> Manifest | MemstoreError | None:
-    """The manifest that is there; or why it can't be read."""
-    try:
-        return read_manifest(path, storage.read_bytes(MANIFEST, LIMIT))
-    except KeyNotFoundError:
-        return None
-    except MemstoreError as error:
-        return error
 
 
 def _check_place(path: str, earlier: Manifest | MemstoreError | None, kind: str, *, overwrite: bool) -> None:
@@ -195,7 +177,7 @@ def _remove_others(
         if is_unfinished(name):
             _remove(storage, name)
     for save in saves:
-        _remove(storage, trace_name(save))
+        _remove(storage, save_name(save))
 
 
 def _remove(storage: FileStorage, name: str) -> None:

@@ -71,6 +71,7 @@ class PlannedSnapshot:
 
         Raises:
             CorruptionError: bytes are damaged, or missing. The targets then have any content.
+            VersionGoneError: a later snapshot has taken the place of this one.
         """
         straight: list[Want] = []
         others: list[Wanted] = []

@@ -16,7 +16,7 @@ import torch
 from memstore import modes
 from memstore.errors import ShardMismatchError, UnsupportedValueError
 from memstore.sharding import Box
-from memstore.snapshot.format import StoredBox, StoredFile, claim_name, file_name
+from memstore.snapshot.format import StoredBox, StoredFile, file_name
 from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
 from memstore.snapshot.take import Piece, draft_file, label_of
 from memstore.snapshot.tensor_bytes import bytes_of
@@ -87,11 +87,6 @@ def write_boxes(
     storage = FileStorage(path)
     sums = storage.write(draft.name, draft.size, parts, durable=durable, checksum=checksum)
     return WrittenFile(save, StoredFile(draft.name, draft.size, sums), tuple(boxes))
-
-
-def trace_name(save: str) -> str:
-    """Of the file that says whose files have this id in their names, until the save is published."""
-    return claim_name(save)
 
 
 def _shown(planned: PlannedBox) -> torch.Tensor:

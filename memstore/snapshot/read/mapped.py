@@ -34,12 +34,13 @@ class Places:
     def __init__(self, stored: Stored, tensors: Iterable[StoredTensor]) -> None:
         found = ExternalFiles()
         self._bases: dict[int, int] = {}
-        for index in sorted({box.file for tensor in tensors for box in tensor.boxes}):
-            file = stored.manifest.files[index]
-            stored.check_size(file)
-            path = f"{os.path.realpath(stored.path)}/{file.name}"
-            with opened(path) as (_, status):
-                self._bases[index] = found.add(path, status)
+        with stored.reading():
+            for index in sorted({box.file for tensor in tensors for box in tensor.boxes}):
+                file = stored.manifest.files[index]
+                stored.check_size(file)
+                path = f"{os.path.realpath(stored.path)}/{file.name}"
+                with opened(path) as (_, status):
+                    self._bases[index] = found.add(path, status)
         self.files = found.encode()
         self._ranks = {index: rank_of(stored.manifest.files[index].name) for index in self._bases}
 

@@ -45,6 +45,7 @@ def read_into(
 
     Raises:
         CorruptionError: bytes are damaged, or missing. The shards then have any content.
+        VersionGoneError: another snapshot has taken the place of this one. The shards then have any content, too.
     """
     read = partial(_read, stored, meter, check_narrow)
     direct: dict[int, list[FilePart]] = defaultdict(list)
@@ -55,11 +56,12 @@ def read_into(
             targets.append(shard.local)
             for box in want.tensor.boxes:
                 _plan(box, shard, direct, detours)
-    for file, parts in direct.items():
-        for batch in _apart(parts):
-            read(file, batch)
-    for file, found in detours.items():
-        _read_detours(read, file, found, max(budget, CHUNK if stored.manifest.files[file].sums else 1))
+    with stored.reading():
+        for file, parts in direct.items():
+            for batch in _apart(parts):
+                read(file, batch)
+        for file, found in detours.items():
+            _read_detours(read, file, found, max(budget, CHUNK if stored.manifest.files[file].sums else 1))
     changed = [target for target in targets if not target.is_inference()]
     if changed:
         torch.autograd.graph.increment_version(changed)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from memstore import structure
 from memstore.engine import Leaf
-from memstore.errors import CorruptionError, ShardMismatchError
+from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, ShardMismatchError, VersionGoneError
 from memstore.sharding import Box
 from memstore.snapshot.cover import check_cover
 from memstore.snapshot.format import MANIFEST, Manifest, StoredFile, StoredTensor, StoredValue, load_manifest, path_of
@@ -142,8 +143,35 @@ class Stored:
 
     def check_files(self, tensors: Iterable[StoredTensor]) -> None:
         """`check_size` of the files that have these tensors: before memory is taken that only a manifest asks for."""
-        for index in {box.file for tensor in tensors for box in tensor.boxes}:
-            self.check_size(self.manifest.files[index])
+        with self.reading():
+            for index in {box.file for tensor in tensors for box in tensor.boxes}:
+                self.check_size(self.manifest.files[index])
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Files that are missing or others are no damage if another snapshot has taken the place of this one.
+
+        Raises:
+            VersionGoneError: instead of a CorruptionError, if the manifest that was read isn't there any more.
+        """
+        try:
+            yield
+        except CorruptionError as error:
+            change = self._change()
+            if change is None:
+                raise
+            raise VersionGoneError(
+                f"{self.path} was {change} while it was read ({error.detail}): open it again", key=self.path
+            ) from None
+
+    def _change(self) -> str | None:
+        """What has become of the manifest since it was read; None if it is there, or what is there can't be read."""
+        try:
+            return None if load_manifest(self.path).id == self.manifest.id else "overwritten"
+        except NotAStoreError:
+            return "removed"
+        except MemstoreError:
+            return None
 
     def damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(path=f"{self.path}/{MANIFEST}", detail=detail)

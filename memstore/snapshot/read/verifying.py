@@ -27,11 +27,12 @@ def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> 
     for tensor in stored.manifest.tensors:
         for box in tensor.boxes:
             boxes[box.file].append((tensor, box))
-    for file, found in zip(stored.manifest.files, boxes, strict=True):
-        stored.check_size(file)
-        if file.sums:
-            verify_file(stored.storage, file.name, file.size, file.sums, meter.done)
-        _check_header(stored, file, found)
+    with stored.reading():
+        for file, found in zip(stored.manifest.files, boxes, strict=True):
+            stored.check_size(file)
+            if file.sums:
+                verify_file(stored.storage, file.name, file.size, file.sums, meter.done)
+            _check_header(stored, file, found)
     meter.finish()
 
 

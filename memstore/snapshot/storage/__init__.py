@@ -4,6 +4,7 @@ interface    what a snapshot needs of such a place: files by name, written and r
 names        which names files may have
 chunks       files in chunks of 16 MiB, and the sums of these
 transfer     a run of bytes, from memory to a file or back
+locks        locks of a folder and of files in it
 failures     what a file system refuses, as memstore's errors
 files        a folder of a file system as storage
 verify       a file, compared with its sums

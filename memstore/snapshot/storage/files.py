@@ -18,7 +18,6 @@ import contextlib
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
@@ -27,17 +26,15 @@ from memstore.errors import (
     AlreadyExistsError,
     KeyNotFoundError,
     NotAStoreError,
-    StoreTimeoutError,
     UnsupportedFilesystemError,
 )
 from memstore.snapshot.parallel import in_parallel
-from memstore.snapshot.storage import chunks
+from memstore.snapshot.storage import chunks, locks
 from memstore.snapshot.storage.failures import file_errors
 from memstore.snapshot.storage.interface import Done, FilePart
 from memstore.snapshot.storage.names import check_name, new_unfinished_name
 from memstore.snapshot.storage.transfer import NewFile, check_cover, check_sums, damaged, read_run, write_run
 
-_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for a lock, and between two looks
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 
 
@@ -242,17 +239,24 @@ class FileStorage:
         Raises:
             StoreTimeoutError: another process is in one for a minute.
         """
-        with file_errors(self.path):
-            folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            deadline = time.monotonic() + _PATIENCE
-            while not _locked(folder):
-                if time.monotonic() > deadline:
-                    raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
-                time.sleep(_PAUSE)
+        with locks.alone(self.path):
             yield
-        finally:
-            folder.close()
+
+    def keep(self, name: str) -> OwnedFile | None:
+        """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
+
+        Several processes may keep a file. A file system without locks (`flock`) takes all files for kept ones.
+
+        Returns:
+            None if there is no such file (any more).
+        """
+        return locks.keep(self._path_of(name), self._folder.fd)
+
+    @contextlib.contextmanager
+    def unless_kept(self, name: str) -> Generator[bool]:
+        """Gives whether nobody keeps a file, and while the block runs, nobody can."""
+        with locks.unless_kept(self._path_of(name), self._folder.fd) as is_free:
+            yield is_free
 
     def _link(self, beside: str, name: str, path: str) -> None:
         folder = self._folder.fd
@@ -296,15 +300,6 @@ class FileStorage:
         except FileNotFoundError:
             return False
         return True
-
-
-def _locked(folder: OwnedFile) -> bool:
-    try:
-        return syscalls.lock_exclusive(folder.fd)
-    except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
-            return True  # the file system has no such locks; over NFS they want a file that is open for writing
-        raise
 
 
 def _counting(done: Done | None) -> Callable[[chunks.Run], None]:

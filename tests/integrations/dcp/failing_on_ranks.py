@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import glob
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +19,7 @@ from torch.futures import Future
 
 from memstore.integrations.dcp import StorageReader, StorageWriter
 from tests.integrations.dcp.on_ranks import load_rows, opened, rows, save_rows
+from tests.integrations.dcp.states import save
 
 
 class Failure(NamedTuple):
@@ -100,3 +105,36 @@ def fail_loads(place: str, key: str | None) -> list[tuple[list[tuple[int, bool]]
         told = _told(partial(state_dict_loader._load_state_dict, state, reader), failure)
         found.append((told, load_rows(place, key)))
     return found
+
+
+@contextmanager
+def _small_files() -> Generator[None]:
+    """This process may write no files that have more than a few bytes: the error is that of a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def fail_again_and_again(place: str) -> tuple[list[str], list[int]]:
+    """Which errors saves have on rank 2, that has no room, and how many files are there after each; then one succeeds.
+
+    The errors are kept, as in an `except` clause: by their tracebacks they refer to the writers.
+    """
+    errors: list[CheckpointException] = []
+    there: list[int] = []
+    for _ in range(3):
+        try:
+            if dist.get_rank() == 2:
+                with _small_files():
+                    save({"w": rows(2.0)}, StorageWriter(place))
+            else:
+                save({"w": rows(2.0)}, StorageWriter(place))
+        except CheckpointException as error:
+            errors.append(error)
+        there.append(len(glob.glob(f"{place}/*.safetensors")))
+        dist.barrier()
+    save_rows(place, None, 3.0)
+    return [type(error.failures[2][0]).__name__ for error in errors], there

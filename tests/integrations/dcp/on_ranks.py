@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import memstore
+from memstore.integrations import dcp
 from memstore.integrations.dcp import SavePlanner, StorageReader, StorageWriter
 from tests.integrations.dcp.states import load, save
 from tests.ranks.meshes import mesh_of
@@ -108,10 +109,17 @@ def _wrapped(starts: list[int], rows_of: torch.Tensor) -> DTensor:
     return DTensor.from_local(wrapper, mesh, [Shard(0)], shape=torch.Size([16, 2]), stride=(2, 1))
 
 
-def wrapped_shards(place: str, key: str | None) -> bool:
+def wrapped_shards(place: str, key: str | None, asynchronous: bool = False) -> bool:
     """Saves rows that are spread unevenly, in torch's wrappers, and loads them spread otherwise."""
     source, whole, target = opened(place, key), torch.arange(32.0).view(16, 2), torch.zeros(16, 2)
-    save({"w": _wrapped([0, 4, 7, 11], whole)}, StorageWriter(source, key=key))
+    changing = whole.clone()
+    state = {"w": _wrapped([0, 4, 7, 11], changing)}
+    if asynchronous:
+        future: Any = dcp.async_save(state, checkpoint_id=place)
+        changing.zero_()
+        future.result()
+    else:
+        save(state, StorageWriter(source, key=key))
     starts = [0, 6, 8, 9]
     load({"w": _wrapped(starts, target)}, StorageReader(source, key=key))
     rank = dist.get_rank()

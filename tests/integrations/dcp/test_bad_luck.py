@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
@@ -204,9 +205,10 @@ def test_metadata_of_other_versions(scratch: str) -> None:
     Path(scratch, MANIFEST).write_bytes(_with_description(document, format=description.FORMAT + 1, more=1))
     with pytest.raises(FormatVersionError, match="description of format 2, and this memstore reads 1"):
         StorageReader(scratch).read_metadata()
-    newer = text.replace(b'{"memstore_snapshot":1', b'{"memstore_snapshot":2')
-    with pytest.raises((FormatVersionError, CorruptionError)):
-        Path(scratch, MANIFEST).write_bytes(newer)
+    newer = b'{"memstore_snapshot":2,"checksum":"0000000000000000",' + json.dumps(_document_of(text))[1:].encode()
+    newer = newer.replace(b"0" * 16, xxhash.xxh3_64_hexdigest(newer).encode(), 1)
+    Path(scratch, MANIFEST).write_bytes(newer)
+    with pytest.raises(FormatVersionError, match="a snapshot of format 2, and this memstore reads 1"):
         StorageReader(scratch).read_metadata()
     Path(scratch, MANIFEST).write_bytes(_with_description(_document_of(text), version="0.9"))
     assert StorageReader(scratch).read_metadata().version == "0.9"

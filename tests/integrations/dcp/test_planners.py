@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 from memstore.integrations import dcp
@@ -118,3 +119,24 @@ def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
 def test_an_item_without_bytes_is_refused() -> None:
     with pytest.raises(UnsupportedValueError, match="EOFError"):  # which torch raises without a word
         decode_object("x", b"")
+
+
+class Whole(LoadPlanner, _EmptyStateDictLoadPlanner):
+    """As docs/coming-from/dcp.md makes it."""
+
+
+def test_what_save_wrote_is_loaded_without_a_template(scratch: str) -> None:
+    state = {"model": {"w": torch.randn(4, 3), "layers": [torch.ones(2), "text"]}, "epoch": 3, "of": Settings(0.1, ())}
+    dcp.save(state, checkpoint_id=scratch)
+    planner = Whole()
+    load({}, StorageReader(scratch), planner=planner)
+    assert_same(state, planner.original_state_dict)
+    part = Whole(keys={"model.w", "epoch"})
+    load({}, StorageReader(scratch), planner=part)
+    assert_same({"model": {"w": state["model"]["w"]}, "epoch": 3}, part.original_state_dict)
+
+
+def test_torchs_planners_cannot_read_what_save_wrote_of_objects(scratch: str) -> None:
+    dcp.save({"epoch": 3}, checkpoint_id=scratch)
+    with pytest.raises(CheckpointException, match="UnpicklingError"):
+        load({}, StorageReader(scratch), planner=_EmptyStateDictLoadPlanner())

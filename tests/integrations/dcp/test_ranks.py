@@ -8,7 +8,7 @@ import pytest
 
 import memstore
 from memstore.testing.fork_server import ForkServer
-from tests.integrations.dcp import models_on_ranks, on_ranks
+from tests.integrations.dcp import models_on_ranks, on_ranks, uses_on_ranks
 from tests.ranks.launcher import Ranks
 
 FULL = pytest.mark.full
@@ -54,6 +54,10 @@ def test_shards_of_any_sizes_in_wrappers(ranks4: Ranks, scratch: str, key: str |
     assert all(ranks4.run(on_ranks.wrapped_shards, scratch, key))
 
 
+def test_and_in_asynchronous_saves(ranks4: Ranks, scratch: str) -> None:
+    assert all(ranks4.run(on_ranks.wrapped_shards, scratch, None, True))
+
+
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -95,9 +99,13 @@ def test_asynchronous_saves_by_threads(ranks4: Ranks, scratch: str, key: str | N
     assert all(ranks4.run(models_on_ranks.model_and_optimizer, scratch, key, "FSDP2", "FSDP2", True))
 
 
-def test_training_goes_on_while_memstores_save_runs(ranks4: Ranks, scratch: str, key: str | None) -> None:
-    if key is None:
-        assert ranks4.run(models_on_ranks.train_while_saving, scratch) == [(True, 2.0)] * 4
+def test_training_goes_on_while_memstores_save_runs(ranks4: Ranks, scratch: str) -> None:
+    assert ranks4.run(models_on_ranks.train_while_saving, scratch) == [(True, 2.0)] * 4
+
+
+@pytest.mark.full
+def test_asynchronous_saves_that_overlap_are_done_in_order(ranks4: Ranks, scratch: str) -> None:
+    assert ranks4.run(uses_on_ranks.overlapping_saves, scratch) == [[0.0, 1.0, 2.0, 3.0, 9.0, 4.0]] * 4
 
 
 def test_plans_that_are_cached(ranks4: Ranks, scratch: str, key: str | None) -> None:

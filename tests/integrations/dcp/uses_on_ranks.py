@@ -25,8 +25,9 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, zeros
 
+from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
-from tests.integrations.dcp.on_ranks import opened
+from tests.integrations.dcp.on_ranks import load_rows, opened, rows
 from tests.integrations.dcp.states import load, save
 from tests.ranks.meshes import mesh_of
 
@@ -240,3 +241,16 @@ def own_protocol(place: str, key: str | None) -> bool:
     load(whole, StorageReader(source, key=key))
     right = whole["w"][0].tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     return right and torch.equal(target["w"].local, torch.full((3, 2), float(rank)))
+
+
+# --- asynchronous saves that nobody waits for -------------------------------------------------------------------------
+
+
+def overlapping_saves(place: str) -> list[float]:
+    """Begins saves to several paths and to one, waits for none, and saves once more. What the checkpoints have."""
+    futures: list[Any] = [dcp.async_save({"w": rows(i)}, checkpoint_id=f"{place}/{i:g}") for i in (0.0, 1.0, 2.0, 3.0)]
+    futures += [dcp.async_save({"w": rows(i)}, checkpoint_id=f"{place}/same") for i in (7.0, 8.0, 9.0)]
+    dcp.save({"w": rows(4.0)}, checkpoint_id=f"{place}/4")
+    assert all(future.done() for future in futures), "the save that isn't asynchronous was the last one"
+    assert [future.exception() for future in futures] == [None] * len(futures)
+    return [load_rows(f"{place}/{name}", None) for name in ("0", "1", "2", "3", "same", "4")]
