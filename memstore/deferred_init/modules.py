@@ -11,7 +11,7 @@ import torch
 from memstore.deferred_init.fitting import Materialized, Wish, fill
 from memstore.deferred_init.replay import one_at_a_time
 from memstore.deferred_init.shards import Placements
-from memstore.deferred_init.slots import deferred_slots, names_of
+from memstore.deferred_init.slots import deferred_slots, names_of, refuse_fakes
 from memstore.deferred_init.sources import Table
 
 _log = logging.getLogger("memstore")
@@ -51,7 +51,8 @@ def materialize_module(
     Raises:
         StructureMismatchError: shapes or kinds of dtypes differ, and the message lists all differences; or the source
             has none of the module's names. The module is unchanged.
-        UnsupportedValueError: a tensor can't be replayed; the message names the operator.
+        UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
+            `fake_mode`; the message names the tensor.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
         TypeError: `source` is of an unknown type, or only one of `mesh` and `placements` is given.
     """
@@ -62,6 +63,7 @@ def materialize_module(
     if buffers_only:
         parameters = set(map(id, module.parameters()))
         slots = [slot for slot in slots if id(slot.tensor) not in parameters]
+    refuse_fakes(slots)
     table = None
     if source is not None and slots:
         table = Table(source, [name for slot in slots if slot.is_saved for name in names[id(slot.tensor)]])
