@@ -91,7 +91,7 @@ def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[s
         return handler(session, function, mark, args, options)
     if handler is set_data and isinstance(args[1], torch.Tensor) and claim is not None:
         return set_real_data(session, function, args)
-    if session.fake_cuda:
+    if session.fake_cuda and function is not torch.device:
         if function in MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
             return _move_real(session, function, args, options)
         instead = _CPU if function in _OF_VALUES else META  # on meta nobody would hear of what is made of values
