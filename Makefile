@@ -31,7 +31,8 @@ demo: $(VENV)/.has-demo
 test: $(VENV)/.has-test
 	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
-test-full: $(VENV)/.has-test
+# The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
+test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$((2 * $(WORKERS))) --dist worksteal -m "full or not full"
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi

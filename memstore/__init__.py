@@ -20,9 +20,9 @@ The layers; each imports only what stands above it:
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
     fake/                 tensors without memory, and modes that make them
     deferred_init/        modules whose tensors are made later, or come out of a snapshot
+    aio/                  every method of a Store, awaited
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     distributed/          one store across hosts: its rules
-    aio/                  every method of a Store, awaited
     cli/                  the command line
     testing/              what tests share, and users may reuse
 

@@ -40,7 +40,7 @@ class LeafInfo:
         name: its path: ("a", "b") nested; (3, "exp_avg") for int keys.
         nbytes: of the whole tensor.
         shards: its parts, in the order of their offsets, if ranks have put them by `put_sharded`: a plain tensor is one
-            part. None for other entries, and for tensors without elements.
+            part. Empty for other entries, and for tensors without elements.
     """
 
     name: tuple[str | int, ...]

@@ -17,7 +17,7 @@ _LONGEST = 100  # characters of a name in an error
 def size(nbytes: float) -> str:
     """ "1.5 MiB"."""
     for unit in _BINARY[:-1]:
-        if abs(nbytes) < 1024:
+        if abs(nbytes) < (1023.5 if unit == "B" else 1023.95):  # what is more is shown as 1024
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} {_BINARY[-1]}"
@@ -26,10 +26,10 @@ def size(nbytes: float) -> str:
 def age(created: float) -> str:
     """ "3 min", since a time in Unix seconds."""
     seconds = max(time.time() - created, 0.0)
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
+    for length, most, unit in ((1, 60, "s"), (60, 60, "min"), (3600, 24, "h")):
+        if seconds / length < most - 0.5:  # what is more is shown as `most`
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{seconds / 86400:.0f} d"
 
 
 def runs(numbers: Iterable[int]) -> str:

@@ -42,7 +42,8 @@ LAYERS = (
     ("dataloader", "snapshot", "fake"),
     ("datasets", "deferred_init"),
     ("replay",),
-    ("integrations", "aio"),
+    ("aio",),
+    ("integrations",),
     ("convert",),
     ("cli",),
     ("", "__main__"),  # memstore/__init__.py, which names everything

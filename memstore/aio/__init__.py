@@ -7,6 +7,7 @@ lanes        those threads: a few for this host, and a few for each other one
 waits        one thread for all waits of a store; elsewhere: those for keys whose home is another host
 opened       a store that its first call opens
 results      references, and puts of several ranks; rows: datasets and replay buffers
+news         the wait for a newer version; by_ranks: what several ranks do together
 store        AsyncStore; opening: open; reading: iter_weights, read_rows
 """
 

@@ -16,7 +16,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 Blocking = TypeVar("Blocking")
 
-_WORTH_COUNTING = 0.001  # seconds in a queue, beyond which they are taken off a call's timeout
+WORTH_COUNTING = 0.001  # seconds in a queue, beyond which they are taken off a call's timeout
 
 
 class Awaits(ABC, Generic[Blocking]):
@@ -54,7 +54,7 @@ class Awaits(ABC, Generic[Blocking]):
         deadline_after(seconds)  # refuses what is no number
 
         def make(waited: float) -> R:
-            left = {"timeout": max(seconds - waited, 0.0)} if waited > _WORTH_COUNTING else {}
+            left = {"timeout": max(seconds - waited, 0.0)} if waited > WORTH_COUNTING else {}
             return method(self.blocking(), *arguments, **{**options, **left})
 
         return await call(lane, make, seconds, settles=settles)
@@ -66,19 +66,30 @@ def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
 def awaited(
     method: Callable[Concatenate[Any, P], R], wrap: Callable[[Any, R], T]
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]: ...
-def awaited(method: Callable[..., Any], wrap: Callable[[Any, Any], Any] | None = None) -> Any:
+@overload
+def awaited(
+    method: Callable[Concatenate[Any, P], R], *, lane: Callable[[Any, Any], Hashable]
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]: ...
+def awaited(
+    method: Callable[..., Any],
+    wrap: Callable[[Any, Any], Any] | None = None,
+    *,
+    lane: Callable[[Any, Any], Hashable] | None = None,
+) -> Any:
     """A method for classes that are `Awaits`, of the object that blocks.
 
     Args:
         wrap: makes, of the object that awaits and of what the method gives, what is returned.
+        lane: of the object that awaits, and a call's first argument; None: `lane_of`.
     """
     is_timed = "timeout" in inspect.signature(method).parameters
 
     @functools.wraps(method, assigned=("__doc__", "__name__"))
     async def made_in_a_thread(self: Awaits[Any], *arguments: Any, **options: Any) -> Any:
-        lane = self.lane_of(arguments[0] if arguments else options.get("key"))
+        key = arguments[0] if arguments else options.get("key")
+        name = self.lane_of(key) if lane is None else lane(self, key)
         settles = options.get("out") is not None
-        made = await self.made(method, arguments, options, lane=lane, is_timed=is_timed, settles=settles)
+        made = await self.made(method, arguments, options, lane=name, is_timed=is_timed, settles=settles)
         return made if wrap is None else wrap(self, made)
 
     return made_in_a_thread

@@ -109,6 +109,7 @@ class Elsewhere:
             self._shared.pop(future, None)
             if not self._shared and self._task is not None:
                 self._task.cancel()
+                self._task = None  # it isn't done yet: who comes next must not wait for it
 
     def _check_open(self) -> None:
         if self._is_ended:

@@ -1,10 +1,11 @@
 """A job: one call that a thread makes for a task. How it is given up when the task is cancelled.
 
 1. Not begun: it never runs.
-2. Under way: the task goes on at once, the thread goes on to the end of the call, and what it gives is dropped. A put
-   that has not copied all of its bytes by then isn't made (`memstore/abandoned.py`); one that has is made whole.
+2. Under way: the task goes on at once, the thread goes on to the end of the call, and what it gives is dropped. Calls
+   ask whether that is so (`memstore/abandoned.py`): a put that has not copied all of its bytes by then isn't made, and
+   one that has is made whole.
 3. Under way, and it writes into memory of the caller's (`settles`): the task goes on when the call has ended, so that
-   nothing is written there any more.
+   nothing is written there any more. A call that asks before it writes holds the task only while it does.
 """
 
 from __future__ import annotations

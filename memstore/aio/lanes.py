@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from memstore.abandoned import ABANDONED
+from memstore.abandoned import ABANDONED, WRITING
 from memstore.aio.jobs import Job
 from memstore.errors import StoreTimeoutError
 from memstore.late_imports import Hooks, around_forks
@@ -77,10 +77,10 @@ class Lane:
             is_waiting, job.function = job.function is not None, None
             return is_waiting
 
-    def settled(self, job: Job[Any]) -> asyncio.Future[None] | None:
-        """Is done when the call that was under way is over. None: it is over."""
+    def settled(self, job: Job[Any], *, asks: bool) -> asyncio.Future[None] | None:
+        """Is done when the call that was under way is over. None: it is over; or it asks, and doesn't write yet."""
         with self._some:
-            if job.thread:
+            if job.thread and (job.thread in WRITING or not asks):
                 job.settled = asyncio.get_running_loop().create_future()
             return job.settled
 
@@ -138,7 +138,12 @@ _lanes: WeakValueDictionary[Hashable, Lane] = WeakValueDictionary()  # their thr
 
 
 async def call(
-    name: Hashable, function: Callable[[float], T], seconds: float | None = None, *, settles: bool = False
+    name: Hashable,
+    function: Callable[[float], T],
+    seconds: float | None = None,
+    *,
+    settles: bool = False,
+    asks: bool = False,
 ) -> T:
     """Calls a function in a thread of a lane, and awaits what it gives.
 
@@ -146,6 +151,7 @@ async def call(
         function: gets the seconds that it has waited for a thread.
         seconds: that it may wait for one, at most; None: as long as it takes.
         settles: it writes into memory of the caller's: a task that is cancelled goes on when the call has ended.
+        asks: it does so `writing` (`memstore/abandoned.py`): before and after that, the task goes on at once.
 
     Raises:
         StoreTimeoutError: no thread had time for it.
@@ -164,7 +170,7 @@ async def call(
         return await future
     except asyncio.CancelledError:
         if not lane.take_back(job) and settles:
-            await _settle(lane, job)
+            await _settle(lane, job, asks=asks)
         raise
     finally:
         if timer is not None:
@@ -192,8 +198,8 @@ def _expire(lane: Lane, job: Job[Any], future: asyncio.Future[Any], seconds: flo
         )
 
 
-async def _settle(lane: Lane, job: Job[Any]) -> None:
-    settled = lane.settled(job)
+async def _settle(lane: Lane, job: Job[Any], *, asks: bool) -> None:
+    settled = lane.settled(job, asks=asks)
     while settled is not None and not settled.done():
         try:
             await asyncio.shield(settled)
@@ -208,6 +214,7 @@ def _after_fork_in_child() -> None:
     """The threads, and who holds their locks, are the parent's."""
     _lanes.clear()
     ABANDONED.clear()
+    WRITING.clear()
 
 
 def _do_nothing() -> None:

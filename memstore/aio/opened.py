@@ -23,6 +23,16 @@ from memstore.store.store import Store
 ALL_HOSTS = "all hosts"  # the lane of calls that may ask several
 
 
+def lane_in(root: Root, key: object, *, fetches: bool = False) -> Hashable:
+    """As `Opened.lane_of`, of a root that is open."""
+    if not root.membership:
+        return HERE
+    if not isinstance(key, str) or root.elsewhere is None:
+        return ALL_HOSTS
+    home: bytes = root.elsewhere.home_of(encode_key(key))
+    return HERE if home == root.member_id() and not fetches else home
+
+
 class Opened(Awaits[Store]):
     """What `AsyncStore` inherits.
 
@@ -74,16 +84,17 @@ class Opened(Awaits[Store]):
     def lane_of(self, key: object, *, fetches: bool = False) -> Hashable:
         """The lane of a call for a key: of this host, or of the host that is the key's home.
 
+        A store that isn't open yet has one of its own: to open it may take long, and so may the call itself.
+
         Args:
             fetches: it may ask other hosts for bytes, also if the home is here.
         """
         root = self.opened_root
-        if root is None or not root.membership:
-            return HERE
-        if not isinstance(key, str) or root.elsewhere is None:
-            return ALL_HOSTS
-        home: bytes = root.elsewhere.home_of(encode_key(key))
-        return HERE if home == root.member_id() and not fetches else home
+        return ("opening", self.root) if root is None else lane_in(root, key, fetches=fetches)
+
+    def lane_of_ranks(self, key: object) -> Hashable:
+        """That of a call which may wait for other ranks, with this key."""
+        return "ranks", self.root, key if isinstance(key, str) else None
 
     def check_open(self) -> None:
         if self.is_closed:

@@ -1,5 +1,8 @@
 """memstore's functions that read, awaited."""
 
+# Values of any shape: what they hold has no type before it is looked at.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -7,10 +10,11 @@ from typing import Any
 
 import torch
 
-from memstore.aio.lanes import HERE, call
+from memstore.aio.lanes import call
 from memstore.aio.store import AsyncStore
 from memstore.rows import read_rows as read_rows_blocking
 from memstore.store.weights import iter_weights as iter_weights_blocking
+from memstore.view import StoredTensor
 
 _ALL_TOLD: Any = object()
 
@@ -39,7 +43,21 @@ async def iter_weights(
 
 
 async def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
-    """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`."""
+    """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`.
+
+    The bytes may be another host's: so the reads of each key have 8 threads of their own.
+    """
+    lane = "reading", _key_of(source)
     return await call(
-        HERE, lambda _: read_rows_blocking(source, index, out=out, device=device), settles=out is not None
+        lane, lambda _: read_rows_blocking(source, index, out=out, device=device), settles=out is not None
     )
+
+
+def _key_of(source: Any) -> str:
+    """Of which a value is a view, or "", as far as a look at its first leaf tells."""
+    while not isinstance(source, StoredTensor):
+        inner: Any = source.values() if isinstance(source, dict) else source
+        if not isinstance(source, dict | list | tuple) or not source:
+            return ""
+        source = next(iter(inner))
+    return source.stored.source.key

@@ -6,8 +6,9 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
-from memstore.aio.awaited import Awaits, awaited, called_as
+from memstore.aio.awaited import WORTH_COUNTING, Awaits, awaited, called_as
 from memstore.aio.lanes import call
+from memstore.aio.news import home_here
 from memstore.aio.waits import Owner, change_of
 from memstore.engine import Root, deadline_after
 from memstore.errors import StoreTimeoutError
@@ -56,7 +57,8 @@ class AsyncRef(Awaits[Ref]):
 class AsyncPendingPut(Awaits[PendingPut]):
     """A sharded put whose parts may still be on their way: a `memstore.PendingPut`, whose methods are awaited.
 
-    A wait takes no thread, where the key's home is this host.
+    A wait takes no thread, where the key's home is this host. Where it is another one, 8 waits for a key have a thread
+    each, and others wait for one of those.
 
     Attributes:
         key, attempt: what it is a part of.
@@ -84,13 +86,20 @@ class AsyncPendingPut(Awaits[PendingPut]):
     async def wait_until(self, deadline: float, seconds: float) -> int:
         """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
         name, doorbell = self.key.encode(), self._root.doorbell
-        if self._root.membership:  # its news may come by another host alone
-            return await call(self._lane, lambda _: self._pending.wait_until(deadline, seconds), seconds)
         while True:
             seen = doorbell.load(doorbell.bell(name))
-            if await self.done() or time.monotonic() >= deadline:
+            is_done = await call(self._lane, lambda _: self._done_here(name), max(deadline - time.monotonic(), 0.0))
+            if is_done is None:  # its news come from another host
+                left = max(deadline - time.monotonic(), 0.0)
+                lane = "waits", self._lane
+                return await call(lane, lambda _: self._pending.wait_until(deadline, seconds), left)
+            if is_done or time.monotonic() >= deadline:
                 return await call(self._lane, lambda _: self._pending.wait_until(time.monotonic(), seconds))
             await change_of(self._root, name, seen, self._owner, deadline)
+
+    def _done_here(self, name: bytes) -> bool | None:
+        """As `done`, in a thread. None: the key's home is another host."""
+        return None if home_here(self._root, name) is None else self._pending.done()
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
         """As `wait_until`; a timeout gives the put up for all ranks."""
@@ -117,9 +126,12 @@ class Part:
         self.pending: PendingPut | None = None
         self.is_given_up = False
 
-    def put(self, store: Store) -> PendingPut:
-        """In a thread."""
-        pending = store.put_sharded(self._key, self._value, **self._options)
+    def put(self, store: Store, waited: float) -> PendingPut:
+        """In a thread, for which it has waited so many seconds of its timeout."""
+        options = self._options
+        if waited > WORTH_COUNTING:
+            options = {**options, "timeout": max(options["timeout"] - waited, 0.0)}
+        pending = store.put_sharded(self._key, self._value, **options)
         assert isinstance(pending, PendingPut), "it doesn't wait"
         self.pending = pending
         if self.is_given_up:

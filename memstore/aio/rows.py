@@ -26,18 +26,19 @@ class AsyncDataset(Awaits[Dataset]):
 
     Attributes:
         dataset: the Dataset, for who doesn't await.
+        root: of the store.
         key, capacity, spec: as its.
     """
 
-    def __init__(self, dataset: Dataset, timeout: float) -> None:
-        self.dataset, self.timeout = dataset, timeout
+    def __init__(self, dataset: Dataset, root: str, timeout: float) -> None:
+        self.dataset, self.root, self.timeout = dataset, root, timeout
         self.key, self.capacity, self.spec = dataset.key, dataset.capacity, dataset.spec
 
     def blocking(self) -> Dataset:
         return self.dataset
 
     def lane_of(self, key: object) -> Hashable:
-        return "rows", self.key
+        return "rows", self.root, self.key
 
     @property
     def batch_size(self) -> torch.Size:
@@ -63,7 +64,7 @@ class AsyncDataset(Awaits[Dataset]):
         await call(self.lane_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.dataset, self.timeout)
+        return type(self), (self.dataset, self.root, self.timeout)
 
     def __repr__(self) -> str:
         return f"<memstore.aio.AsyncDataset {self.key!r}: {len(self):,} of {self.capacity:,} rows>"
@@ -72,8 +73,9 @@ class AsyncDataset(Awaits[Dataset]):
 class AsyncReplayBuffer(Awaits[ReplayBuffer]):
     """A `memstore.ReplayBuffer`, whose methods are awaited. Arguments as its, with an AsyncStore.
 
-    Its first call opens it, or makes it, or `await buffer`. A sample or an insertion that a rate limiter holds takes
-    one of 8 threads of the key.
+    Its first call opens it, or makes it, or `await buffer`. A sample that waits for rows, or for a rate limiter, has
+    a thread meanwhile, and so has an insertion. Of this key, samples have 8 threads of this process, and all else has 8
+    others: who finds none waits for one, within its timeout.
 
     Example:
         >>> import asyncio, memstore.aio, tempfile, torch
@@ -101,12 +103,16 @@ class AsyncReplayBuffer(Awaits[ReplayBuffer]):
             return self._buffer
 
     def lane_of(self, key: object) -> Hashable:
-        return "rows", self.key
+        return "rows", self._store.root, self.key
+
+    def lane_of_samples(self, _: object) -> Hashable:
+        """Another one: who waits for rows must not keep out who adds them."""
+        return "samples", self._store.root, self.key
 
     add = awaited(ReplayBuffer.add)
     extend = awaited(ReplayBuffer.extend)
-    sample = awaited(ReplayBuffer.sample)
-    sample_slices = awaited(ReplayBuffer.sample_slices)
+    sample = awaited(ReplayBuffer.sample, lane=lane_of_samples)
+    sample_slices = awaited(ReplayBuffer.sample_slices, lane=lane_of_samples)
     update_priority = awaited(ReplayBuffer.update_priority)
     flush = awaited(ReplayBuffer.flush)
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import os
-from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memstore.aio.awaited import awaited, called_as
-from memstore.aio.elsewhere import HERE_BY_NOW, Elsewhere
-from memstore.aio.lanes import HERE, call, start
-from memstore.aio.opened import ALL_HOSTS, Opened
-from memstore.aio.results import AsyncPendingPut, AsyncRef, Part
+from memstore.aio.by_ranks import ByRanks
+from memstore.aio.lanes import HERE, call
+from memstore.aio.opened import ALL_HOSTS
+from memstore.aio.results import AsyncRef
 from memstore.aio.rows import AsyncDataset
-from memstore.aio.waits import LOOK_AGAIN, Waiting, news_of
 from memstore.datasets import Dataset
-from memstore.engine import Root, deadline_after, home_now, index, is_served
-from memstore.errors import StoreTimeoutError
-from memstore.keys import encode_key
-from memstore.listing import Mode
+from memstore.engine import deadline_after
 from memstore.store.gets import NO_DEFAULT, NOT_NOW, get_at_once
 from memstore.store.ref import Ref
-from memstore.store.sharded import OUTLIVES
 from memstore.store.store import Store
-from memstore.whole_numbers import older_version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,10 +32,10 @@ def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
 
 
 def _as_dataset(store: AsyncStore, dataset: Dataset) -> AsyncDataset:
-    return AsyncDataset(dataset, store.timeout)
+    return AsyncDataset(dataset, store.root, store.timeout)
 
 
-class AsyncStore(Opened):
+class AsyncStore(ByRanks):
     """A store for tasks of asyncio: each method of `memstore.Store`, with the same arguments, awaited.
 
     Made by `memstore.aio.open`. It is opened by its first call, by `await store`, or by `async with store`. Any number
@@ -53,10 +45,6 @@ class AsyncStore(Opened):
     Attributes:
         root: the folder, as an absolute path.
     """
-
-    def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
-        super().__init__(path, mode, options)
-        self._elsewhere: dict[Hashable, Elsewhere] = {}  # by loop and lane, while there are any
 
     # --- put and get --------------------------------------------------------------------------------------------------
 
@@ -122,81 +110,18 @@ class AsyncStore(Opened):
         async for _, value in self.items():
             yield value
 
-    # --- wait ---------------------------------------------------------------------------------------------------------
-
-    @called_as(Store.wait)
-    async def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
-        seconds = self.timeout if timeout is None else timeout
-        deadline = deadline_after(seconds)
-        name, newer_than = encode_key(key), older_version(newer_than)
-        store = self.ready
-        if store is None:  # one without keys is false
-            store = await call(HERE, lambda _: self.blocking())
-        root = store.lend_root(key)[0]
-        is_sure = not root.membership
-        while True:
-            membership = 0 if is_sure else await call(HERE, lambda _: _home_here(root, name), seconds)
-            if membership is None:
-                version = await self._wait_elsewhere(root, key, newer_than, deadline)
-            else:
-                version = await news_of(root, Waiting(root, name, newer_than, membership, self), deadline)
-            if version is None:
-                found = await call(self.lane_of(key), lambda _: index.version_of(root, name, 0))
-                if found > newer_than:  # it came with the end of the time
-                    return found
-                raise index.not_newer(name, found, newer_than, seconds)
-            if version != LOOK_AGAIN:
-                return version
-            is_sure = False
-
-    async def _wait_elsewhere(self, root: Root, key: str, newer_than: int, deadline: float) -> int | None:
-        lane = "waits", self.lane_of(key, fetches=True)
-        name = asyncio.get_running_loop(), lane
-        waits = self._elsewhere.setdefault(name, Elsewhere(root, lane))
-        try:
-            self.check_open()  # else `end` sees it
-            version = await waits.wait(encode_key(key), newer_than, deadline)
-            return LOOK_AGAIN if version == HERE_BY_NOW else version
-        except StoreTimeoutError:
-            return None
-        finally:
-            if waits.is_idle:
-                self._elsewhere.pop(name, None)
-
-    # --- references, rows and ranks -----------------------------------------------------------------------------------
+    # --- references and rows -----------------------------------------------------------------------------------------
 
     view = awaited(Store.view)
     ref = awaited(Store.ref, _as_ref)
     create_dataset = awaited(Store.create_dataset, _as_dataset)
     create_dataset_from = awaited(Store.create_dataset_from, _as_dataset)
-    save_model = awaited(Store.save_model)
-    load_model = awaited(Store.load_model)
-    abort = awaited(Store.abort)
 
     @called_as(Store.open_dataset)
     async def open_dataset(self, key: str, mode: Any = "r+", *, wait: float | None = None) -> AsyncDataset:
-        lane = "rows", key  # of which some may wait for their datasets
+        lane = "rows", self.root, key  # of which some may wait for their datasets
         found = await self.made(Store.open_dataset, (key, mode), {"wait": wait}, lane=lane, is_timed=False)
         return _as_dataset(self, found)
-
-    @called_as(Store.put_sharded)
-    async def put_sharded(self, key: str, value: Any, *, wait: bool = True, **options: Any) -> int | AsyncPendingPut:
-        timeout = options.get("timeout")
-        seconds = self.timeout if timeout is None else timeout
-        deadline, lane = deadline_after(seconds), ("ranks", key)
-        if wait:
-            options["lease"] = seconds + OUTLIVES
-        part = Part(key, value, {**options, "wait": False})
-        try:
-            pending = await self.made(part.put, (), {}, lane=lane, is_timed=False)
-            assert self.opened_root is not None, "it has made a put"
-            found = AsyncPendingPut(pending, self.opened_root, lane, self, self.timeout)
-            return await found.wait_or_give_up(deadline, seconds) if wait else found
-        except asyncio.CancelledError:
-            part.is_given_up = True
-            if part.pending is not None:
-                start(lane, part.pending.abort)
-            raise
 
     # --- files, and the whole store -----------------------------------------------------------------------------------
 
@@ -204,16 +129,6 @@ class AsyncStore(Opened):
     export = awaited(Store.export)
     gc = awaited(Store.gc)
     verify = awaited(Store.verify)
-
-    def end(self) -> None:
-        self.is_closed = True  # before it looks at the waits: who comes later looks at this
-        for waits in list(self._elsewhere.values()):
-            waits.end()
-        super().end()
-
-    def leave_to_parent(self) -> None:
-        super().leave_to_parent()
-        self._elsewhere = {}  # tasks of the parent's, which go on there
 
     async def close(self) -> None:
         """Closes the store. Waits raise StoreClosedError; other calls under way end as they can. May be called again.
@@ -224,7 +139,7 @@ class AsyncStore(Opened):
 
     def __await__(self) -> Generator[Any, Any, Self]:
         if self.ready is None:
-            yield from call(HERE, lambda _: self.blocking()).__await__()
+            yield from call(self.lane_of(None), lambda _: self.blocking()).__await__()
         return self
 
     async def __aenter__(self) -> Self:
@@ -242,10 +157,3 @@ def _is_plain(options: dict[str, Any]) -> bool:
         elif name not in _FREE and (name not in _NONE or value is not None):
             return False
     return True
-
-
-def _home_here(root: Root, name: bytes) -> int | None:
-    """The number under which the key's home is here: 0 if nobody serves the root. None: it is elsewhere."""
-    if not is_served(root):
-        return 0
-    return home_now(root, name) or None

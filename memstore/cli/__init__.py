@@ -1,8 +1,9 @@
 """The command line: `memstore COMMAND ROOT ...`. Arguments and printing only; it needs the extra `cli`.
 
 commands    all of them, and exit codes        group       what they share
-listing     keys                               entries     about keys: to delete, copy, exchange them with files
-values      one value, shown, written or put   figures     statistics and histograms, as text
+listing     keys                               entries     one of them, looked at; deleted, copied
+files       of other formats: put, served, written
+values      one value, shown or written        figures     statistics and histograms, as text
 diffs       two values, compared               looking     what these look into: keys and files, taken apart
 upkeep      about a store as a whole           holders     which process holds what
 watch       the live table                     rates       how often keys are put

@@ -64,6 +64,14 @@ def write(
     return count
 
 
+def fit(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
+    """Whether each row has room in one line, aligned with the others. In a file or a pipe it has."""
+    if not render.console.is_terminal:
+        return True
+    wide = [max(width(render.escaped(cell)) for cell in column) for column in zip(titles, *rows, strict=True)]
+    return sum(wide) + len(_GAP) * (len(wide) - 1) <= render.console.width
+
+
 def pages(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
     """In lists of `size`; the last one may be shorter."""
     left = iter(rows)

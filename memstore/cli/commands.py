@@ -21,6 +21,7 @@ import memstore.cli.completion  # pyright: ignore[reportUnusedImport] - it regis
 import memstore.cli.convert  # pyright: ignore[reportUnusedImport]
 import memstore.cli.diffs  # pyright: ignore[reportUnusedImport]
 import memstore.cli.entries  # pyright: ignore[reportUnusedImport]
+import memstore.cli.files  # pyright: ignore[reportUnusedImport]
 import memstore.cli.holders  # pyright: ignore[reportUnusedImport]
 import memstore.cli.hosts  # pyright: ignore[reportUnusedImport]
 import memstore.cli.listing  # pyright: ignore[reportUnusedImport]

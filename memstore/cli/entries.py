@@ -1,17 +1,18 @@
-"""Commands about entries: to look at them, delete and copy them, and exchange them with external files."""
+"""Commands about entries: to look at one, delete and copy them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import sys
-from typing import Any
 
 import click
 
 import memstore
-from memstore.cli import render
+from memstore.cli import looking, render
 from memstore.cli.codes import MISSING
-from memstore.cli.group import allow_pickle, as_json, cli, complete_key, key, opened_to_read, path, root
+from memstore.cli.group import as_json, cli, complete_key, key, opened_to_read, root
 from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
 from memstore.info import EntryInfo
@@ -94,7 +95,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
 
 
-@cli.command(short_help="Copy a key into another store.")
+@cli.command(short_help="Copy a key, into another store or to another key.")
 @root
 @key
 @click.argument("target", type=click.Path())
@@ -105,70 +106,35 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 )
 @as_json
 def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pickle: bool, as_json: bool) -> None:
-    """Copy KEY, under the same key or TARGET_KEY, into the store TARGET, which is created if need be."""
+    """Copy KEY, under the same key or TARGET_KEY, into the store TARGET, which is created if need be.
+
+    Within one store, TARGET is ROOT: `memstore cp ROOT KEY ROOT TARGET_KEY`.
+    """
     if prefix and target_key:
         raise click.UsageError("with --prefix all keys keep their names: leave TARGET_KEY out")
     if os.path.realpath(root) == os.path.realpath(target) and target_key in ("", key):
         what, other = ("each key", "TARGET") if prefix else (repr(key), "TARGET or TARGET_KEY")
         raise click.UsageError(f"this would copy {what} onto itself: say another {other}")
+    if target_key:
+        encode_key(target_key)
     copied: dict[str, int] = {}
+    is_new = not looking.is_store(target)
     with opened_to_read(root, allow_pickle=allow_pickle) as source:
         chosen = [(one.key, one.nbytes) for one in entries(source, key)] if prefix else [(key, source.info(key).nbytes)]
         for name, _ in chosen:
             source.view(name)  # a dataset can't be copied: nothing is made for it
-        total, done = sum(nbytes for _, nbytes in chosen), 0
-        with memstore.open(target, allow_pickle=allow_pickle) as store, render.progress("copying") as advance:
+        total, done, store = sum(nbytes for _, nbytes in chosen), 0, None
+        with contextlib.ExitStack() as stack, render.progress("copying") as advance:
             for name, nbytes in chosen:
-                copied[target_key or name] = store.put(target_key or name, source.get(name))
+                value = source.get(name)
+                if store is None:  # created only for a value that could be read
+                    store = stack.enter_context(memstore.open(target, allow_pickle=allow_pickle))
+                copied[target_key or name] = store.put(target_key or name, value)
                 advance(done := done + nbytes, total)
-    render.tell(copied, f"{len(copied):,} copied, {render.size(total)}", as_json=as_json)
-
-
-@cli.command(short_help="Serve an existing file under a key, in place.")
-@root
-@key
-@path
-@click.option(
-    "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
-)
-@click.option("--copy", is_flag=True, help="Copy the bytes into the store, instead of serving the file in place.")
-@allow_pickle
-@as_json
-def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle: bool, as_json: bool) -> None:
-    """Serve the file or folder PATH under KEY: safetensors, checkpoints of them, memmap folders, torch.save, .npy."""
-    with memstore.open(root, allow_pickle=allow_pickle) as store:
-        version = store.attach(key, path, format=format, copy=copy)
-        nbytes = store.info(key).nbytes
-    render.tell(
-        {"version": version, "nbytes": nbytes},
-        f"version {version}, {render.size(nbytes)} {'copied' if copy else 'in place'}",
-        as_json=as_json,
-    )
-
-
-@cli.command(short_help="Write a key to a file or folder of another format.")
-@root
-@key
-@path
-@click.option(
-    "--format",
-    type=click.Choice(["safetensors", "memmap", "torch"]),
-    help="Default: torch if PATH ends with .pt, .pth, .bin or .ckpt; otherwise safetensors.",
-)
-@click.option("--max-shard-size", help='Write several files of at most this size: "5GB".')
-@allow_pickle
-@as_json
-def export(
-    root: str, key: str, path: str, format: Any, max_shard_size: str | None, allow_pickle: bool, as_json: bool
-) -> None:
-    """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
-    if format is None:
-        if path.endswith(".npy"):
-            raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
-        format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
-    with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
-        store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
-        nbytes = store.info(key).nbytes
-    render.tell(
-        {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
-    )
+    place = render.printable(os.path.abspath(target))
+    into = f"; {place} is a new store" if is_new else f", into {place}"
+    none = f"no keys that start with {render.printable(repr(key))}: nothing was copied"
+    render.tell(copied, f"{len(copied):,} copied, {render.size(total)}{into}" if copied else none, as_json=as_json)
+    if copied and is_new and not prefix and not target_key and os.sep not in target:
+        meant = shlex.join(["memstore", "cp", root, key, root, target])
+        render.complain(f"{target!r} was taken as the folder of a store: to copy to a key of ROOT, say `{meant}`")

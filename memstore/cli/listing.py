@@ -43,6 +43,10 @@ _SORTS: dict[str, Callable[[Listed], Any]] = {
 @as_json
 def ls(root: str, prefix: str, pending: bool, sort: str | None, reverse: bool, is_long: bool, as_json: bool) -> None:
     """List the keys that start with PREFIX: type and content of their values, size, version, age."""
+    asked = {"--sort": sort is not None, "--reverse": reverse, "--long": is_long}
+    ignored = [option for option, is_given in asked.items() if is_given]
+    if pending and ignored:
+        raise click.UsageError(f"--pending lists puts by their keys: leave {' and '.join(ignored)} out")
     with open_keyspace(root, "r") as store:
         if pending:
             _list_pending(store, prefix, as_json=as_json)

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 from memstore.listing import near
 
-_NONE = re.compile(  # the library's messages
-    r"(?P<path>.+) (?:doesn't exist: memstore\.open with mode 'a' creates it"
-    r"|is no store: it has no memstore\.json; mode 'a' creates one in an empty folder"
-    r"|is no store: it has neither memstore\.json nor segments)"
+_NONE = tuple(  # the library's messages: up to what they advise
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"(?P<path>.+): the parent folder .+ doesn't exist: .+",
+        r"(?P<path>.+) doesn't exist: .+",
+        r"(?P<path>.+) is no store: it has (no memstore\.json|neither memstore\.json nor segments)\b.*",
+    )
 )
 _LOOKED_AT = 1000  # names of a folder
 _NAMED = 3
@@ -20,40 +23,59 @@ _NAMED = 3
 _MAKERS = {
     **dict.fromkeys(("ls", "watch", "top", "stats"), "`memstore put`, or a program that opens it, makes one"),
     "status": "`memstore serve` makes one, and serves it",
+    "put": "only a store has a version to expect: check the path",
 }
+_MAKE = ("put", "attach", "cp", "serve")  # a store, though not the folder that it is to be in
 
 
 def told(text: str, command: str | None) -> str | None:
     """The message in the place of the library's, which advises to make a store; None: it is about something else."""
-    found = _NONE.fullmatch(text)
+    found = next(filter(None, (pattern.fullmatch(text) for pattern in _NONE)), None)
     if found is None:
         return None
     path = found["path"]
-    what = _what(path)
-    stores = _stores_near(path)
-    if stores:
-        advice = f"did you mean {' or '.join(stores)}?"
-    else:
-        advice = _MAKERS.get(command or "", f"`memstore {command}` needs one: check the path" if command else "")
-    return f"there is no store at {path}: {what}; {advice}"
+    missing = _first_missing(path)
+    stores = _stores_near(path, missing)
+    advice = f"did you mean {' or '.join(stores)}?" if stores else _advice(path, missing, command)
+    return f"there is no store at {path}: {_what(path, missing)}; {advice}"
 
 
-def _what(path: str) -> str:
-    if not os.path.isdir(path):
-        parent = os.path.dirname(path)
-        return "the folder doesn't exist" if os.path.isdir(parent) else f"its parent {parent} doesn't exist"
+def _first_missing(path: str) -> str:
+    """Of the path and the folders above it the uppermost that isn't there; empty: all are."""
+    missing = ""
+    while path and not os.path.lexists(path):
+        missing, path = path, os.path.dirname(path)
+    return missing
+
+
+def _what(path: str, missing: str) -> str:
+    if missing:
+        return "the folder doesn't exist" if missing == path else f"the folder {missing} doesn't exist"
     names = list(_names(path))
     some = ", ".join(map(repr, sorted(names)[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
     return f"the folder has {some}, and no memstore.json" if names else "the folder is empty"
 
 
-def _stores_near(path: str) -> list[str]:
-    """Stores in the folder; or beside it, under names that are like its own."""
+def _advice(path: str, missing: str, command: str | None) -> str:
+    if os.path.basename(missing).startswith("~"):
+        return 'a shell takes "~" as your home folder only outside of quotes'
+    if missing not in ("", path):  # nothing can be made there either
+        is_maker = command in _MAKE
+        return f"check the path{f', or create {os.path.dirname(path)} first' if is_maker else ''}"
+    if command is None:
+        return "check the path"
+    return _MAKERS.get(command, f"`memstore {command}` needs one: check the path")
+
+
+def _stores_near(path: str, missing: str) -> list[str]:
+    """Stores in the folder; or where the path leads if the missing folder is one with a name that is like its own."""
     inside = [f"{path}/{name}" for name in sorted(_names(path)) if _is_store(f"{path}/{name}")]
     if inside:
         return inside[:_NAMED]
-    parent, own = os.path.split(path)
-    return [f"{parent}/{name}" for name in near(own, set(_names(parent)) - {own}) if _is_store(f"{parent}/{name}")]
+    wrong = missing or path
+    parent, own = os.path.split(wrong)
+    others = (os.path.join(parent, name) + path[len(wrong) :] for name in near(own, set(_names(parent)) - {own}))
+    return [other for other in others if _is_store(other)]
 
 
 def _names(folder: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 import click
 
@@ -13,6 +14,9 @@ from memstore.cli.codes import DAMAGED, DIFFERENT
 from memstore.cli.group import as_json, cli, path
 from memstore.errors import CorruptionError
 from memstore.snapshot import load_manifest
+from memstore.wording import count_of
+
+_NAMED = 3  # files
 
 
 @cli.group(short_help="Look into a snapshot, verify it, compare two.")
@@ -43,7 +47,24 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
             rows.append((name, f"{dtype} {list(entry.shape)}", render.size(entry.nbytes), ", ".join(entry.files)))
         else:
             rows.append((name, f"{entry.value!r:.60}", "", ""))
-    columns.write(("path", "value", "size", "files"), rows, right=("size",))
+    titles = ("path", "value", "size", "files")
+    end = None if columns.fit(titles, rows) else -1  # without files, which the last line names
+    columns.write(titles[:end], [row[:end] for row in rows], right=("size",))
+    render.head(render.printable(_total(found.values())))
+
+
+def _total(found: Iterable[object]) -> str:
+    """ "50 leaves and 3 objects in model.safetensors, state.safetensors": as elsewhere, leaves are tensors."""
+    from memstore.snapshot import TensorEntry
+
+    entries = list(found)
+    tensors = [entry for entry in entries if isinstance(entry, TensorEntry)]
+    leaves = count_of(len(tensors), "leaf", "leaves")
+    objects = count_of(len(entries) - len(tensors), "object", "objects")
+    counts = [*([leaves] if tensors else []), *([objects] if len(entries) > len(tensors) else [])]
+    files = list(dict.fromkeys(file for entry in tensors for file in entry.files))
+    where = ", ".join(files) if len(files) <= _NAMED else f"{len(files):,} files"
+    return " and ".join(counts) + (f" in {where}" if files else "")
 
 
 @snapshot.command(short_help="Show when it was taken, by how many ranks.")

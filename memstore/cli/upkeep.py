@@ -11,8 +11,8 @@ from memstore.cli import render
 from memstore.cli.codes import DAMAGED
 from memstore.cli.group import as_json, cli, complete_key, complete_prefix, opened_to_read, root
 from memstore.cli.words import in_words
-from memstore.errors import StoreTimeoutError
-from memstore.info import Progress, RepairReport
+from memstore.errors import CorruptionError, StoreTimeoutError
+from memstore.info import Progress, RepairReport, VerifyReport
 from memstore.listing import open_keyspace
 
 _PATIENCE = 1.0  # seconds before a wait is told
@@ -48,15 +48,18 @@ def stats(root: str, as_json: bool) -> None:
 @as_json
 def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
     """Compare everything, or KEYS, with its checksums. Exit code 1 if anything is damaged."""
-    with opened_to_read(root) as store, render.progress("verifying") as advance:
-        for name in keys:
-            store.version(name)  # else a missing key would be told as damage
-        report = store.verify(keys or None, progress=advance)
+    try:
+        with opened_to_read(root) as store, render.progress("verifying") as advance:
+            for name in keys:
+                store.version(name)  # else a missing key would be told as damage
+            report = store.verify(keys or None, progress=advance)
+    except CorruptionError as error:  # it keeps the store from being opened
+        report = VerifyReport(0, 0, (error,), False)
     if as_json:
         render.print_json(report)
     else:
         for error in report.damaged:
-            render.console.print(f"[bold red]damaged[/]  {render.printable(str(error))}")
+            render.console.print(f"[bold red]damaged[/]  {render.printable(in_words(str(error)))}")
         unchecked = f", {report.unchecked:,} have no checksums" if report.unchecked else ""
         render.console.print(f"{report.checked:,} checked{unchecked}, {len(report.damaged):,} damaged")
     if not report.ok:
@@ -106,8 +109,10 @@ def gc(root: str, as_json: bool) -> None:
 @cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
 @root
 @click.argument("prefix", default="", shell_complete=complete_prefix)
-@click.option("--interval", default=0.5, show_default=True, type=click.FloatRange(0.01), help="Seconds between looks.")
-@click.option("--count", default=0, help="End after so many looks; 0: run until interrupted.")
+@click.option(
+    "--interval", default=0.5, show_default=True, type=click.FloatRange(0.01, 86_400), help="Seconds between looks."
+)
+@click.option("--count", default=0, type=click.IntRange(0), help="End after so many looks; 0: run until interrupted.")
 @as_json
 def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:
     """Follow the keys that start with PREFIX: how often each is put, how many bytes. With --json one line a look."""

@@ -1,4 +1,4 @@
-"""`memstore get` and `memstore put`: one value, shown or written to a file; and a file, put."""
+"""`memstore get`: one value, shown or written to a file."""
 
 from __future__ import annotations
 
@@ -120,34 +120,12 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
         if len(names) != 1 or not shown.tensors:
             what = f"{leaf!r} of {key!r}" if leaf else f"{key!r}"
             some = ", ".join([*names[:5], "..."] if len(names) > 5 else names)
-            has = "is no tensor" if len(names) == 1 else f"has {shown.count()} ({some})"
-            raise UnsupportedValueError(f"{what} {has}, and the file takes a single tensor: say which LEAF", key=key)
+            if len(names) == 1:
+                text = f"{what} is no tensor, and this file takes one: without LEAF, -o FILE.pt takes the whole value"
+            else:
+                which = "say one of these as LEAF" if leaf else "say which LEAF"
+                text = f"{what} has {shown.count()} ({some}), and this file takes a single tensor: {which}"
+            raise UnsupportedValueError(text, key=key)
         ((name, tensor),) = shown.tensors.items()
         write_tensor(output, ".".join(map(str, name)) or "tensor", tensor, advance)
         return os.path.getsize(output)
-
-
-@cli.command(short_help="Put the value of a file.")
-@root
-@key
-@click.argument("file", type=click.Path())
-@click.option(
-    "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
-)
-@click.option("--expect-version", type=int, help="The version that KEY must have; 0: it must not exist.")
-@allow_pickle
-@as_json
-def put(
-    root: str, key: str, file: str, format: Any, expect_version: int | None, allow_pickle: bool, as_json: bool
-) -> None:
-    """Put what is in FILE as the new version of KEY; ROOT is created if need be.
-
-    FILE is a .safetensors, .npy or .pt, a checkpoint of several, a memmap folder, or a snapshot. Its bytes are copied:
-    `memstore attach` serves them where they are.
-    """
-    with memstore.open(root, allow_pickle=allow_pickle) as store:
-        version = store.attach(key, file, format=format, copy=True, expect_version=expect_version)
-        nbytes = store.info(key).nbytes
-    render.tell(
-        {"version": version, "nbytes": nbytes}, f"version {version}, {render.size(nbytes)} put", as_json=as_json
-    )

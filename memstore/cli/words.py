@@ -7,7 +7,7 @@ import re
 _SNAPSHOT = r"(?: \(a snapshot with [^)]*\))?"
 
 # What the library says -> what the command line says. Each is tried, in this order.
-_WORDS: tuple[tuple[str, str], ...] = (
+WORDS: tuple[tuple[str, str], ...] = (
     (rf"open the store with allow_pickle=True{_SNAPSHOT}", "say --allow-pickle"),
     (r"which only allow_pickle=True can store", "which only --allow-pickle can store"),
     (r"with attach\(copy=True\)", "with `memstore attach --copy`"),
@@ -43,9 +43,31 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"abort\(.*\) gives it up", "`memstore abort` gives it up"),
     (r"there is nothing to attach", "there is no such file or folder"),
     (r"missing_ok=True leaves out", "--missing-ok leaves out"),
+    (
+        r"open the store once with a larger capacity=, which all processes then have",
+        "no command sets the capacity: a program that opens the store with a larger one sets it for all",
+    ),
+    (
+        r"have one home\. put_many and delete_many take keys home by home with atomic=False; get such keys one by one",
+        "have one home, so run the command once for each such text",
+    ),
+    (r"serve it with transport='tcp', or with 'auto', which takes what there is", "say --transport tcp, or auto"),
+    (r"or one with durability='disk'", "or a store on a disk, made with the durability 'disk'"),
+    (r"create it with file_mode=(0o\d+)", r"whoever creates it must do so with the file mode \1"),
+    (r"; pass device='cpu'(, or import what registers it)?", ": run this where it is"),
+    (
+        r"load it with numpy\.load\(path, allow_pickle=True\), and put the array .*$",
+        "load it in a program, and put the array from there",
+    ),
+    (r"load it with numpy\.load, and put the array.*$", "load it in a program, and put the array from there"),
+    (r"load it with torch\.jit\.load, and put its state_dict\(\)", "load it in a program, and put its state dict"),
+    (r"put dict\(numpy\.load\(path\)\), or attach the \.npy of each by itself", "put the .npy files in it one by one"),
+    (r"numpy\.save\(path, store\.get\(key\)\)", "`memstore get ROOT KEY LEAF -o FILE`"),
+    (r"numpy\.savez\(path, \*\*store\.get\(key\)\)", "a program that uses NumPy"),
+    (r"\bformat='(\w+)'", r"--format \1"),
     (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
 )
-_COMPILED = tuple((re.compile(pattern), words) for pattern, words in _WORDS)
+_COMPILED = tuple((re.compile(pattern), words) for pattern, words in WORDS)
 
 
 def in_words(text: str) -> str:

@@ -17,7 +17,7 @@ from memstore.errors import NotAStoreError, StructureMismatchError
 from memstore.formats import load_files
 from memstore.snapshot import Snapshot, is_snapshot
 from memstore.view import Source, StoredTensor, own_leaf
-from memstore.wording import short
+from memstore.wording import an, short
 
 
 class Table:
@@ -72,7 +72,7 @@ def _opened(source: Any) -> tuple[str, Any]:
         return path, load_files("source", path, None, allow_pickle=False)
     if isinstance(source, Mapping) or hasattr(source, "batch_size"):
         return f"the {type(source).__name__}", source
-    raise TypeError(f"source is a Snapshot, a view, a state dict or a path, and not a {type(source).__name__}")
+    raise TypeError(f"source is a Snapshot, a view, a state dict or a path, and not {an(type(source))}")
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

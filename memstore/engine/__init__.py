@@ -88,7 +88,7 @@ from memstore.engine.format import (
     split_header,
 )
 from memstore.engine.holdings import Holding, who_holds
-from memstore.engine.opening import Creation, has_settings, open_root
+from memstore.engine.opening import Creation, check_is_host, has_settings, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
@@ -295,6 +295,7 @@ __all__ = [
     "boot_id",
     "change_served",
     "check_header",
+    "check_is_host",
     "check_page",
     "check_version",
     "close_root",

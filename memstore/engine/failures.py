@@ -16,6 +16,25 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_elsewhere
 
 
+class OneOfMany(StoreFullError):
+    """There is no room for one value of a put of several. `explain_full` makes of it what users see.
+
+    Attributes:
+        value: the key. `key` is None: the message doesn't say all yet.
+    """
+
+    value: str = ""
+
+
+def one_of_many(reason: OSError, key: bytes, nbytes: int, count: int, total: int) -> OneOfMany:
+    """For a value whose file takes `nbytes`, in a put of `count` values whose files take `total` together."""
+    takes = f"it takes {size(nbytes)}, all {count:,} values of the call take {size(total)}"
+    of_capacity = isinstance(reason, StoreFullError) and reason.needed is not None
+    error = OneOfMany(takes if of_capacity else f"{reason.strerror}; {takes}")
+    error.value, error.needed = key.decode(), total if of_capacity else None
+    return error
+
+
 class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
 
@@ -70,12 +89,15 @@ class resource_errors:
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
     """What has no room, for what, and who could make some."""
     usage = measure(root)
+    takes = ""
+    if isinstance(reason, OneOfMany):
+        key, takes = reason.value, f"{reason.message},"
     what = f" for {key!r}" if key is not None else ""
     if isinstance(reason, StoreFullError) and reason.needed is not None and reason.needed > (usage.capacity or 0):
         return StoreFullError(
-            f"{root.path} has no room{what}: it takes {size(reason.needed)}, and the capacity of the whole store is "
-            f"{size(usage.capacity or 0)}: open the store once with a larger capacity=, which all processes then have; "
-            "nothing was changed",
+            f"{root.path} has no room{what}: {takes or f'it takes {size(reason.needed)},'} and the capacity of the "
+            f"whole store is {size(usage.capacity or 0)}: open the store once with a larger capacity=, which all "
+            "processes then have; nothing was changed",
             key=key,
         )
     limit = f"capacity {size(usage.capacity)}" if usage.capacity else "no capacity set"

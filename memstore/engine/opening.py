@@ -107,6 +107,17 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
     return use
 
 
+def check_is_host(use: RootUse) -> None:
+    """Ends the use of a root on shared storage of which this host is no host yet, and raises NotServedError.
+
+    Who becomes one opens it before. So there is a state folder, in which nobody else would see what is put.
+    """
+    root = use.root
+    if root.shared is not None and not root.catalog.has_membership():
+        close_root(use)
+        raise no_state(root.path, root.state)
+
+
 def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tuple[RootUse, bool]:
     """A store of this host alone, or one that its cluster gets the bytes of. Also: whether it wasn't open before."""
     places = Places(path, path, f"{path}/{SEGMENTS}")

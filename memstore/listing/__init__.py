@@ -12,7 +12,7 @@ globs       prefixes that look like patterns
 
 from __future__ import annotations
 
-from memstore.listing.absent import absent, absent_many, near, no_value
+from memstore.listing.absent import absent, absent_many, near, no_value, no_values
 from memstore.listing.entries import COLUMNS, Listed, cells, entries
 from memstore.listing.keyspace import Keyspace, Mode, open_keyspace, opened
 from memstore.listing.outline import Leaf, UnknownKindError, outline
@@ -33,6 +33,7 @@ __all__ = [
     "key_tree",
     "near",
     "no_value",
+    "no_values",
     "open_keyspace",
     "opened",
     "outline",

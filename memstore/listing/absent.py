@@ -39,6 +39,26 @@ def no_value(root: Root, name: bytes) -> KeyNotFoundError | PartialCommitError:
     return found if isinstance(found, PartialCommitError) else absent(root, name)
 
 
+def no_values(root: Root, names: Sequence[bytes], asked: int, advice: str) -> KeyNotFoundError | PartialCommitError:
+    """Of a call that needs the values of `asked` keys, of which these have none. `advice`: as of `absent_many`.
+
+    Keys that wait for ranks are there: they are the error only where no key is missing.
+    """
+    waiting: dict[bytes, PartialCommitError] = {}
+    missing = 0
+    for name in names:
+        found = no_version(root, name)
+        if isinstance(found, PartialCommitError):
+            waiting[name] = found
+        else:
+            missing += 1
+            if missing > _NAMED:  # each look may ask another host, and no more are named
+                break
+    if missing:
+        return absent_many(root, [name for name in names if name not in waiting], asked, advice)
+    return waiting[names[0]]
+
+
 def absent(root: Root, name: bytes) -> KeyNotFoundError:
     """The error of a call for a key that isn't there."""
     key = name.decode()

@@ -24,6 +24,13 @@ ONLY = "data"  # the name of the leaf of a spec that is one tensor
 Name = tuple[str, ...]
 
 
+class NoLeafError(KeyError):
+    """A KeyError whose message is printed as it is, without quotes around it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Samples:
     """The form of a buffer's samples.
 
@@ -41,7 +48,8 @@ class Samples:
         name = (key,) if isinstance(key, str) else key
         if name not in self.names:
             names = ", ".join(map(_shown, self.names))
-            raise KeyError(f"end_key: {self._ring.key!r} has no leaf {key!r}, but {names}; None: slices run over all")
+            text = f"end_key: {self._ring.key!r} has no leaf {key!r}, but {names}; None: slices run over all"
+            raise NoLeafError(text)
         number = self.names.index(name)
         if self._dtypes[number].is_complex or not self._ring.tensors[number].numel():
             shape = list(self._ring.plan.leaves[number].shape[1:])

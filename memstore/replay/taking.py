@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memstore.abandoned import ABANDONED, is_abandoned
 from memstore.engine import SAMPLES
 from memstore.replay.picking import Picked
 from memstore.replay.ring import Ring
@@ -136,6 +137,9 @@ def hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets, deadline: 
 def _take(ring: Ring, taking: Taking, picked: Picked, turn: Turn) -> tuple[bool, bool]:
     """Under the mutex. Whether they were taken, and whether somebody is to be woken after it."""
     rows = len(picked.slots)
+    if ABANDONED and is_abandoned():  # they would be taken for nobody; `wait_for` raises
+        turn.leave()
+        return False, turn.has_left() and ring.page.ring()
     if not turn.has_come() or not taking.take(picked):
         return False, False
     turn.leave()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from memstore.abandoned import ABANDONED, AbandonedError, check_abandoned, is_abandoned
 from memstore.errors import StoreTimeoutError
 from memstore.replay.ring import Ring
 from memstore.replay.turns import Turn
@@ -14,6 +15,7 @@ from memstore.replay.turns import Turn
 T = TypeVar("T")
 
 _PAUSE = 0.002  # seconds
+_GIVEN_UP = -1  # in place of the bell's word
 
 
 def wait_for(
@@ -21,7 +23,7 @@ def wait_for(
 ) -> T:
     """Calls `look` under the mutex until it gives something. Raises StoreTimeoutError, which says the reason.
 
-    `turn` is what `look` asks whether it may go.
+    `turn` is what `look` asks whether it may go. Who was cancelled meanwhile leaves its turn, and takes nothing.
     """
     while True:
         is_last = time.monotonic() >= deadline
@@ -30,6 +32,8 @@ def wait_for(
             ring.page.wake()
         if found is not None:
             return found
+        if seen == _GIVEN_UP:
+            raise AbandonedError("whoever awaited this was cancelled")
         if is_last:
             raise StoreTimeoutError(f"{ring.key!r}: {reason()}", key=ring.key)
         ring.page.sleep(seen, deadline)
@@ -38,6 +42,8 @@ def wait_for(
 def pause(look: Callable[[], T | None], ring: Ring, deadline: float, reason: Callable[[], str]) -> T:
     """As `wait_for`, for who may only read, and can neither have the mutex nor say that it sleeps."""
     while (found := look()) is None:
+        if ABANDONED:
+            check_abandoned()
         left = deadline - time.monotonic()
         if left <= 0:
             raise StoreTimeoutError(f"{ring.key!r}: {reason()}", key=ring.key)
@@ -47,8 +53,11 @@ def pause(look: Callable[[], T | None], ring: Ring, deadline: float, reason: Cal
 
 def _look(ring: Ring, look: Callable[[], T | None], turn: Turn | None, *, is_last: bool) -> tuple[T | None, int, bool]:
     """Also the bell, and whether somebody is to be woken, who is next in line."""
-    found = look()
-    if turn is not None and is_last:
+    is_given_up = bool(ABANDONED) and is_abandoned()
+    found = None if is_given_up else look()
+    if turn is not None and (is_last or is_given_up):
         turn.leave()
     sleeps = turn is not None and turn.has_left() and ring.page.ring()
+    if is_given_up:
+        return None, _GIVEN_UP, sleeps
     return found, 0 if found is not None or is_last else ring.page.listen(), sleeps

@@ -1,7 +1,8 @@
 """Stores that another process is about to make: who may start before it looks for them again and again.
 
 A look costs some microseconds, and takes no part in what the maker does: `memstore.json` is written last, so a store
-that is half made is none yet. One that is half removed, since somebody clears the folder, is waited out too.
+that is half made is none yet. One that is half removed, since somebody clears the folder, is waited out too. A folder
+that another user makes for a group is closed to the group at first: that is waited out for some seconds.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memstore.engine import deadline_after, has_settings
-from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, StoreTimeoutError
+from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreTimeoutError
 
 Opened = TypeVar("Opened")
 
+CLOSED_AT_MOST = 5.0  # seconds; it takes milliseconds, and who has no right to the folder is to hear of it soon
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.05  # seconds between two
 
 
@@ -26,19 +28,27 @@ def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened
         StoreTimeoutError: there was none within `wait` seconds.
         NotAStoreError: nor can there be: something else is there.
         CorruptionError: a file of the store is missing, and that didn't change.
+        PermissionDeniedError: the store isn't open to this user; or the folder isn't, and that didn't change.
         TypeError, ValueError: `wait` is no number of seconds.
     """
     deadline, pause = deadline_after(wait), _FIRST_LOOK
+    opens_by: float | None = None
     while True:
         was_there = has_settings(path)
         try:
             return open_now()
-        except (NotAStoreError, CorruptionError, FileNotFoundError) as error:
+        except (NotAStoreError, CorruptionError, PermissionDeniedError, FileNotFoundError) as error:
             is_there = has_settings(path)
             if is_there and not was_there:  # it was made between the two looks
                 continue
-            if not (_is_being_cleared(error) if is_there else _may_come(path)):
+            if isinstance(error, PermissionDeniedError):
+                opens_by = opens_by or min(deadline, time.monotonic() + CLOSED_AT_MOST)
+                if is_there or time.monotonic() >= opens_by:
+                    raise
+            elif not (_is_being_cleared(error) if is_there else _may_come(path)):
                 raise
+            else:
+                opens_by = None
             left = deadline - time.monotonic()
             if left <= 0 and is_there:
                 raise

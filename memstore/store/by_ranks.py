@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from memstore.engine import deadline_after
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from memstore.engine import Pin
+    from memstore.store.loads import ModelLoad
     from memstore.store.sharded import PendingPut
 
 
@@ -212,30 +214,33 @@ class ByRanks(Puts, Gets):
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
         """
+        load = self._begin_load(key, process_group)
+        seconds = self._timeout if timeout is None else timeout
+        deadline = deadline_after(seconds)
+        wait = None if newer_than is None else partial(self.wait, key, newer_than=newer_than, timeout=seconds)
+        return load.fill(model, optimizer, strict=strict, wait=wait, deadline=deadline, timeout=seconds)
+
+    def _begin_load(self, key: str, process_group: Any) -> ModelLoad:
+        """See `begin_load`."""
         with between_forks():
             from memstore.engine import unpack
+            from memstore.store.loads import ModelLoad
             from memstore.store.meeting import meet
-            from memstore.store.models import load_alone, load_together
 
         root = self._opened()
         encode_key(key)
-        seconds = self._timeout if timeout is None else timeout
-
-        def take() -> Pin:
-            if newer_than is not None:
-                self.wait(key, newer_than=newer_than, timeout=seconds)
-            return self._pin(root, key)
-
         meeting = meet(process_group, "load", key, root)
-        if meeting is None or meeting.world_size == 1:
-            pin = take()
-            load_alone(pin, model, optimizer, strict=strict)
-            version = pin.record.version
-        else:
-            receive = partial(unpack, root, key, options=self._pin_options())
-            version = load_together(meeting, take, receive, model, optimizer, strict=strict, timeout=seconds)
-        self._gets += 1
-        return version
+        options = self._pin_options()
+
+        def count(pin: Pin) -> Pin:
+            self._gets += 1
+            return pin
+
+        return ModelLoad(
+            meeting,
+            lambda: count(self._pin(root, key)),
+            lambda packed: count(unpack(root, key, packed, options=options)),
+        )
 
     def abort(self, key: str, attempt: str) -> bool:
         """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one."""
@@ -243,3 +248,8 @@ class ByRanks(Puts, Gets):
             from memstore.store.sharded import abort
 
         return abort(self._writable(), encode_key(key), attempt, "Store.abort was called", self._timeout)
+
+
+def begin_load(store: ByRanks, key: str, process_group: Any) -> ModelLoad:
+    """The first step of a `load_model`, which waits for nothing: for who waits for a newer version in another way."""
+    return store._begin_load(key, process_group)  # pyright: ignore[reportPrivateUsage]

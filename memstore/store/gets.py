@@ -42,6 +42,7 @@ class _NoDefault:
 
 NO_DEFAULT: Any = _NoDefault()
 NOT_NOW: Any = object()
+_OF_TASKS = 5  # calls from `check_default` up to a task's get
 _AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 
 
@@ -142,6 +143,7 @@ class Gets(Keyspace):
         if held is None:
             if is_served(root) or default is NO_DEFAULT or default is ...:
                 return NOT_NOW
+            check_default(key, default, depth=_OF_TASKS)
             return default
         record = held.record
         if record.is_mutable or record.objects_checksum is not None:
@@ -154,13 +156,16 @@ class Gets(Keyspace):
                 return NOT_NOW
             value = contents.read(root, key, held, contents.PLAIN, verify=False, allow_pickle=self._allow_pickle)
         self._gets += 1
+        if default is not NO_DEFAULT and record.nbytes:
+            check_default(key, default, record.description, depth=_OF_TASKS)
         return value
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
         """Returns the values of several keys as they were at one moment, in the order of `keys`.
 
         Raises:
-            KeyNotFoundError: one of them doesn't exist.
+            KeyNotFoundError: some of them don't exist.
+            PartialCommitError: none is missing, but one waits for the parts of other ranks.
         """
         root = self._opened()
         names = {key: encode_key(key) for key in several(keys)}
@@ -168,11 +173,10 @@ class Gets(Keyspace):
             held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
         values: dict[str, Any] = {}
         gone = [name for name, found in zip(names.values(), held, strict=True) if found is None]
-        if gone and len(names) > 1:
-            raise listing.absent_many(root, gone, len(names), "get(key, default) gets those that are there")
+        if gone:
+            raise listing.no_values(root, gone, len(names), "get(key, default) gets those that are there")
         for (key, name), found in zip(names.items(), held, strict=True):
-            if found is None:
-                raise listing.no_value(root, name)
+            assert found is not None, "those that are gone have raised"
             if found.record.is_mutable:
                 raise mutable_entry(name, found.record.mutable_kind)
             values[key] = self._load(root, key, found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import torch.distributed as dist
 
+from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.engine import shared_id
 from memstore.errors import PartialCommitError, StoreTimeoutError
 from memstore.group_call import LONGEST_PAUSE, SHORTEST_PAUSE, GroupCall
@@ -73,6 +74,7 @@ class Meeting:
 
         Raises:
             StoreTimeoutError: it said nothing by the deadline.
+            AbandonedError: this is a load, and its task was cancelled. (A put goes on to where it can tell the others.)
             PartialCommitError: the group's store is out of reach.
         """
         started, pause = time.monotonic(), SHORTEST_PAUSE
@@ -80,6 +82,8 @@ class Meeting:
             while (said := self._call.hear(word)) is None:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+                if ABANDONED and self._kind == "load":
+                    check_abandoned()
                 if time.monotonic() >= deadline:
                     waited = f"rank {self.rank} waited {round(max(deadline - started, 0), 1):g} s for rank {rank}"
                     where = f"in the store at {self._path}, or went to another store"

@@ -17,11 +17,12 @@ from memstore.undecodable import UNDECODABLE
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|meta)(:[0-9]+)?")
 
 
-def check_default(key: str, default: Any, description: bytes | None = None) -> None:
+def check_default(key: str, default: Any, description: bytes | None = None, *, depth: int = 3) -> None:
     """Warns of a get whose default is a device or dtype, unless the key says that such a thing is what it has.
 
     Args:
         description: of the value that is there; then it warns also of a default that is the name of a part of it.
+        depth: calls up to that of the get, whose line the warning names.
     """
     is_device = isinstance(default, torch.device) or (type(default) is str and _DEVICE.fullmatch(default))
     name = "device" if is_device else "dtype" if isinstance(default, torch.dtype) else None
@@ -31,14 +32,14 @@ def check_default(key: str, default: Any, description: bytes | None = None) -> N
             f"get({key!r}, {shown}): the second argument is the default, which is returned as it is if there is no "
             f"such key; for values of this {name} write {name}={shown}",
             UserWarning,
-            stacklevel=3,
+            stacklevel=depth,
         )
     elif description is not None and type(default) is str and default in _first_names(description):
         warnings.warn(
             f"get({key!r}, {default!r}): the second argument is the default, which is returned as it is if there is no "
             f"such key; for that part of the value write get({key!r})[{default!r}]",
             UserWarning,
-            stacklevel=3,
+            stacklevel=depth,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from memstore import contents
+from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
@@ -55,7 +56,11 @@ class Fit:
             self._fit_optimizer(stored.get(OPTIMIZER), optimizer)
 
     def fill(self) -> None:
-        """Copies what is stored into the module and the optimizer."""
+        """Copies what is stored into the module and the optimizer. Raises AbandonedError before it writes anything."""
+        with writing():
+            self._fill()
+
+    def _fill(self) -> None:
         pin, options = self._pin, contents.Options(out=self._out, strict=False)
         assert pin.held is not None, "a pin that is mapped"
         chosen = pin.options

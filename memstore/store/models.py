@@ -9,7 +9,8 @@ A save is a sharded put. A load, in which all ranks fill their modules, or none 
 4. If all fits, each rank copies its own boxes straight into its module, and tells rank 0 whether that went well.
 5. Rank 0 tells all: no rank returns while another has failed.
 
-A rank that fails on its way says so, and the others raise at once; of one that dies, they learn by their timeout.
+A rank that fails on its way says so, and the others raise at once; of one that dies, they learn by their timeout. One
+whose task was cancelled fails when it looks next: while it waits for others, and before it writes into its module.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from memstore import structure
+from memstore.abandoned import AbandonedError
 from memstore.engine import Pin, deadline_after, pack
 from memstore.errors import MemstoreError
 from memstore.store.meeting import Meeting
@@ -68,6 +70,7 @@ def load_together(
     optimizer: torch.optim.Optimizer | None,
     *,
     strict: bool,
+    deadline: float,
     timeout: float,
 ) -> int:
     """Fills the modules of all ranks. Returns the version.
@@ -75,9 +78,9 @@ def load_together(
     Args:
         take: on rank 0, takes the version to be loaded.
         receive: on the others, maps what rank 0 has packed.
-        timeout: seconds until this rank's copy begins, and again for the others once it is done.
+        deadline: monotonic, until which this rank's copy is to begin.
+        timeout: seconds for the others, once it is done.
     """
-    deadline = deadline_after(timeout)
     if meeting.rank == 0:
         pin, fit, verdict = _lead(meeting, take, model, optimizer, strict=strict, deadline=deadline)
     else:
@@ -90,6 +93,12 @@ def load_together(
     else:
         _follow_filling(meeting, fit, timeout + _LATER)
     return pin.record.version
+
+
+def decline(meeting: Meeting) -> None:
+    """In place of `load_together`, on rank 0: nobody awaits its load any more. The others raise that."""
+    error = AbandonedError("the task that awaited the load was cancelled")
+    meeting.say(_VERSION, Taken(error=told(error, 0)))
 
 
 def _lead(
@@ -117,7 +126,11 @@ def _lead(
 def _follow(
     meeting: Meeting, receive: Callable[[bytes], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
 ) -> tuple[Pin, Fit, Finding]:
-    version = meeting.hear(_VERSION, Taken, deadline)
+    try:
+        version = meeting.hear(_VERSION, Taken, deadline)
+    except AbandonedError as error:
+        meeting.say(_found(meeting.rank), Finding(error=told(error, meeting.rank)))
+        raise
     if version.error is not None:
         meeting.leave([_VERSION], meeting.world_size - 1)
         raise_error(meeting, version.error)
@@ -129,7 +142,11 @@ def _follow(
         _hear_verdict(meeting, deadline)
         raise
     meeting.say(_found(meeting.rank), Finding(fit.problems, fit.unexpected if strict else []))
-    return pin, fit, _hear_verdict(meeting, deadline)
+    try:
+        return pin, fit, _hear_verdict(meeting, deadline)
+    except AbandonedError as error:
+        meeting.say(_filled(meeting.rank), End(told(error, meeting.rank)))
+        raise
 
 
 def _hear_verdict(meeting: Meeting, deadline: float) -> Finding:

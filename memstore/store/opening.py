@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from memstore.engine import Creation, absolute_path, open_root, resource_errors
+from memstore.engine import Creation, absolute_path, check_is_host, open_root, resource_errors
 from memstore.errors import ReadOnlyError
 from memstore.store.appearing import when_there
 from memstore.store.octal import OWNER_ONLY, Octal
@@ -91,6 +91,7 @@ def open(
     def open_now() -> Store:
         with resource_errors(path):
             opened = open_root(path, mode, creation, timeout)
+            check_is_host(opened)
         kept: Mode = "r" if mode == "r" else "r+"
         return Store(opened, kept, verify=verify, allow_pickle=allow_pickle, timeout=timeout, asked=mode)
 

@@ -46,6 +46,14 @@ def put_a_file_there(root: str) -> None:
     Path(root).write_text("text")
 
 
+def remove_slowly(root: str) -> None:
+    """The bytes of values first."""
+    for name in sorted(os.listdir(f"{root}/segments")):
+        os.unlink(f"{root}/segments/{name}")
+        time.sleep(0.05)
+    shutil.rmtree(root)
+
+
 WAYS = [
     shutil.rmtree, make_anew, empty_and_make_anew, move_and_make_anew, move_the_parent, put_a_file_there,
 ]  # fmt: skip

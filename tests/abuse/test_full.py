@@ -104,7 +104,8 @@ def test_a_batch_that_fits_but_for_the_last() -> None:
 def _batch(folder: str) -> None:
     with memstore.open(f"{folder}/store") as store:
         before, free = state(store), free_bytes(folder)
-        with pytest.raises(memstore.StoreFullError):
+        said = r"has no room for '\d+' \(.*; it takes 3.\d MiB, all 20 values of the call take 6\d.\d MiB\): "
+        with pytest.raises(memstore.StoreFullError, match=said):
             store.put_many({f"{number}": of_size(3 * MIB) for number in range(20)})
         assert state(store) == before
         assert free_bytes(folder) == free

@@ -25,6 +25,7 @@ from tests.abuse.replacing import (
     make,
     make_anew,
     move_and_make_anew,
+    remove_slowly,
 )
 from tests.abuse.test_closed import CALLS
 from tests.children import Child, Wire, in_child
@@ -110,6 +111,37 @@ def test_a_verify_during_which_it_is_made_anew_tells_of_no_damage(scratch: str) 
         looks = iter([lambda: make_anew(scratch)])
         with pytest.raises(memstore.NotAStoreError):
             store.verify(progress=lambda *_: next(looks, lambda: None)())
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_store_that_is_removed_file_by_file_tells_of_no_damage(scratch: str, mode: Any) -> None:
+    """As of a large one: `rm -r` takes a while, and what it removes last is not in its hand."""
+    with memstore.open(scratch) as store:
+        keys = [f"key-{number}" for number in range(8)]
+        store.put_many({key: SEGMENT + number for number, key in enumerate(keys)})
+        store.create_dataset_from("rows", {"x": torch.zeros(2, 3)})
+    with memstore.open(scratch, mode) as store:
+        remover = threading.Thread(target=remove_slowly, args=(scratch,))
+        remover.start()
+        try:
+            with pytest.raises(memstore.NotAStoreError, match="was removed or moved while the store was open"):
+                while True:
+                    for key in keys:
+                        store.get(key)
+                    store.open_dataset("rows", "r")
+        finally:
+            remover.join()
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_missing_file_of_a_store_that_stays_is_damage(scratch: str, mode: Any) -> None:
+    make(scratch)
+    with memstore.open(scratch, mode) as store:
+        for name in os.listdir(f"{scratch}/segments"):
+            os.unlink(f"{scratch}/segments/{name}")
+        for _ in range(3):  # and only the first look waits for what else vanishes
+            with pytest.raises(memstore.CorruptionError, match="the file is missing"):
+                store.get("segment")
 
 
 def test_the_same_process_may_have_both_open(scratch: str) -> None:

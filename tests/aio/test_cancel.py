@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ import memstore.aio
 from memstore import structure
 from memstore.abandoned import ABANDONED
 from memstore.aio import AsyncStore, lanes
+from memstore.engine import SAMPLES
+from memstore.store import models
+from memstore.store.model_fit import Fit
 from tests.aio.loops import Stopper, threads_of_aio, until, with_store
 
 
@@ -129,6 +133,126 @@ def test_a_get_into_memory_is_left_when_nothing_is_written_there(root: str, monk
         assert out.sum() == 1000  # it has ended
         monkeypatch.undo()
         assert (await store.get("x", out=out)) is out
+
+    with_store(root, use)
+
+
+def trained(value: float) -> torch.nn.Linear:
+    model = torch.nn.Linear(30, 30)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def values_of(model: torch.nn.Module) -> set[float]:
+    return {value for parameter in model.parameters() for value in parameter.unique().tolist()}
+
+
+def test_a_load_that_is_cancelled_while_it_waits_never_writes(root: str) -> None:
+    """Also when the version comes later that it waited for: the module is in use again."""
+
+    async def use(store: AsyncStore) -> None:
+        version = await store.save_model("policy", trained(1.0))
+        mine = trained(0.0)
+        loading = asyncio.ensure_future(store.load_model("policy", mine, newer_than=version))
+        await asyncio.sleep(0.1)
+        await cancelled(loading)
+        await store.save_model("policy", trained(2.0))
+        await until(lambda: not ABANDONED)
+        assert values_of(mine) == {0.0}
+        assert await store.load_model("policy", mine, newer_than=version) > version
+        assert values_of(mine) == {2.0}
+
+    with_store(root, use)
+
+
+def test_a_load_that_is_cancelled_before_its_copy_writes_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Fit):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            fits.set()
+            assert may_go_on.wait(60)
+
+    async def use(store: AsyncStore) -> None:
+        await store.save_model("policy", trained(1.0))
+        mine = trained(0.0)
+        monkeypatch.setattr(models, "Fit", Slow)
+        loading = asyncio.ensure_future(store.load_model("policy", mine))
+        await until(fits.is_set)
+        await cancelled(loading)  # at once: it writes nothing yet
+        may_go_on.set()
+        await until(lambda: not ABANDONED)
+        assert values_of(mine) == {0.0}
+
+    with_store(root, use)
+
+
+def test_a_load_that_is_cancelled_in_its_copy_is_left_when_that_is_over(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, may_end = threading.Event(), threading.Event()
+    original = structure.get_into
+
+    def slow(*arguments: object, **options: object) -> object:
+        copies.set()
+        assert may_end.wait(60)
+        return original(*arguments, **options)  # type: ignore[arg-type]
+
+    async def use(store: AsyncStore) -> None:
+        await store.save_model("policy", trained(1.0))
+        mine = trained(0.0)
+        monkeypatch.setattr(structure, "get_into", slow)
+        loading = asyncio.ensure_future(store.load_model("policy", mine))
+        await until(copies.is_set)
+        loading.cancel()
+        await asyncio.sleep(0.02)
+        assert not loading.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert values_of(mine) == {1.0}  # it has ended
+
+    with_store(root, use)
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "lifo"])
+def test_a_sample_that_is_cancelled_takes_no_rows(root: str, sampler: Any) -> None:
+    async def use(store: AsyncStore) -> None:
+        queue = memstore.aio.ReplayBuffer(store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler)
+        await queue.opened()
+        for _ in range(3):
+            waiting = asyncio.ensure_future(queue.sample(4))
+            await until(lambda: is_under_way(queue))
+            await cancelled(waiting)
+        await queue.extend({"x": torch.arange(4)})
+        assert sorted((await asyncio.wait_for(queue.sample(4), 60))["x"].tolist()) == [0, 1, 2, 3]
+        await until(lambda: not ABANDONED)
+
+    with_store(root, use)
+
+
+def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
+    """A sample of it, in a thread."""
+    lane = lanes._lanes.get(queue.lane_of_samples(None))
+    return lane is not None and lane._running > 0
+
+
+def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_line(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=4, tolerance=8.0)
+        spec = {"x": ((), torch.int64)}
+        buffer = memstore.aio.ReplayBuffer(store, "replay", spec, capacity=100, rate_limiter=limiter)
+        ring = (await buffer.opened())._ring
+        waiting = asyncio.ensure_future(buffer.sample(2))
+        await until(lambda: bool(ring.seats.line(SAMPLES)))
+        await cancelled(waiting)
+        await buffer.extend({"x": torch.arange(4)})
+        await until(lambda: not ABANDONED)
+        assert ring.numbers.sampled == 0 and not ring.seats.line(SAMPLES)
+        assert len((await buffer.sample(2))["x"]) == 2 and ring.numbers.sampled == 2
 
     with_store(root, use)
 

@@ -14,11 +14,13 @@ import torch
 import memstore
 import memstore.aio
 from memstore.aio import AsyncStore, lanes
+from memstore.aio.elsewhere import Bell, Chime, Elsewhere
 from memstore.distributed.client import begun_wait
 from memstore.distributed.client.elsewhere import OtherHosts
 from memstore.distributed.rules import Wait
 from memstore.engine import Root, elsewhere_of
 from tests.aio.loops import threads_of_aio, until, with_store
+from tests.aio.test_results import RANKS, shard
 from tests.children import in_child
 from tests.distributed.client.hosts import Cluster, await_, cluster_of, join_anew
 from tests.distributed.homes import Home
@@ -190,6 +192,46 @@ def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store
         assert not store._elsewhere
 
     with_store(pair.stores[0].root, use)
+
+
+def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that left have stopped the task that looks, which has not seen that yet."""
+    monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
+
+    async def use(store: AsyncStore) -> None:
+        await store.put("other", 1)
+        assert store.opened_root is not None
+        waits, deadline = Elsewhere(store.opened_root, "a lane of this test"), time.monotonic() + LONG
+        leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
+        await until(lambda: waits._task is not None)
+        leaves.cancel()
+        bell = Bell(Chime())
+        comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
+        await asyncio.gather(leaves, return_exceptions=True)
+        version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
+        assert await asyncio.wait_for(comes, 60) == version
+
+    with_store(pair.stores[0].root, use)
+
+
+@pytest.mark.parametrize("home", ["this host", "another one"])
+def test_many_ranks_of_one_process_put_together_in_a_served_store(scratch: str, home: str) -> None:
+    """Their waits keep no part out."""
+
+    async def use(store: AsyncStore) -> None:
+        puts = [
+            asyncio.ensure_future(store.put_sharded(key, shard(rank), attempt="a", rank=rank, world_size=RANKS))
+            for rank in range(RANKS)
+        ]
+        versions = await asyncio.wait_for(asyncio.gather(*puts), 60)
+        assert len(set(versions)) == 1
+        assert (await store.get(key))[:, 0].tolist() == list(range(RANKS))
+
+    with cluster_of(scratch, True, True) as homes:
+        key = homes.key_at(0 if home == "this host" else 1)
+        with_store(homes.stores[0].root, use, timeout=40.0)
 
 
 def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncDataset, AsyncPendingPut, AsyncRef, AsyncStore
+from memstore.aio import AsyncDataset, AsyncPendingPut, AsyncRef, AsyncStore, lanes
 from memstore.aio import ReplayBuffer as AsyncReplayBuffer
 from tests.aio.loops import until, with_store
 
@@ -69,6 +70,30 @@ def test_rows_are_read_and_weights_iterated_over(root: str) -> None:
     with_store(root, use)
 
 
+def test_reads_of_rows_that_wait_for_another_host_hold_up_no_others(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def slow(source: Any, index: Any, **options: Any) -> Any:
+        """As where the bytes are those of a host that is silent for now."""
+        assert answers.wait(60)
+        return memstore.read_rows(source, index, **options)
+
+    async def use(store: AsyncStore) -> None:
+        await store.put_many({"rows": {"a": [torch.arange(20).view(10, 2)]}, "others": torch.zeros(3, 1)})
+        view, others = await store.view("rows"), await store.view("others")
+        reads = [asyncio.ensure_future(memstore.aio.read_rows(view, [3])) for _ in range(lanes.THREADS + 2)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(store.put("other", 1), 25)
+        monkeypatch.undo()
+        assert (await asyncio.wait_for(memstore.aio.read_rows(others, [0]), 25)).tolist() == [[0]]
+        assert not any(read.done() for read in reads)
+        answers.set()
+        assert all(found["a"][0].tolist() == [[6, 7]] for found in await asyncio.gather(*reads))
+
+    monkeypatch.setattr("memstore.aio.reading.read_rows_blocking", slow)
+    with_store(root, use)
+
+
 def test_datasets(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         coming = asyncio.ensure_future(store.open_dataset("rows", wait=30))
@@ -108,6 +133,25 @@ def test_a_sample_that_a_rate_limiter_holds_stops_nobody(root: str) -> None:
     with_store(root, use)
 
 
+def test_samples_that_wait_keep_nobody_out_who_adds_rows_nor_other_stores(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        async with memstore.aio.open(f"{root}-other", timeout=20.0) as other:
+            queue, same_name = (
+                memstore.aio.ReplayBuffer(one, "queue", torch.zeros(()), capacity=100, sampler="fifo")
+                for one in (store, other)
+            )
+            await queue.opened()
+            waiting = [asyncio.ensure_future(queue.sample(1, timeout=60)) for _ in range(lanes.THREADS + 4)]
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(same_name.extend(torch.ones(3)), 30)
+            assert len((await asyncio.wait_for(same_name.sample(3), 30))["data"]) == 3
+            await asyncio.wait_for(queue.extend(torch.arange(float(len(waiting)))), 30)
+            rows = [row for found in await asyncio.gather(*waiting) for row in found["data"].tolist()]
+            assert sorted(rows) == list(range(len(waiting)))
+
+    with_store(root, use)
+
+
 # --- puts of several ranks --------------------------------------------------------------------------------------------
 
 RANKS = 12  # more than a lane has threads
@@ -126,6 +170,22 @@ def test_many_ranks_of_one_process_put_together(root: str) -> None:
         versions = await asyncio.wait_for(asyncio.gather(*puts), 60)
         assert len(set(versions)) == 1
         assert (await store.get("w"))[:, 0].tolist() == list(range(RANKS))
+
+    with_store(root, use)
+
+
+def test_a_part_that_finds_no_thread_keeps_its_timeout(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        await store.contains("w")
+        may_end = threading.Event()
+        lane = store.lane_of_ranks("w")
+        calls = [asyncio.ensure_future(lanes.call(lane, lambda _: may_end.wait(60))) for _ in range(lanes.THREADS)]
+        await asyncio.sleep(0)
+        with pytest.raises(memstore.StoreTimeoutError, match="no thread had time for this call within 0.2 s"):
+            await store.put_sharded("w", shard(0), attempt="a", rank=0, world_size=RANKS, timeout=0.2)
+        may_end.set()
+        await asyncio.gather(*calls)
+        assert await store.pending() == ()
 
     with_store(root, use)
 
@@ -165,6 +225,27 @@ def test_a_sharded_put_that_is_cancelled_is_given_up_for_all(root: str) -> None:
         for one in others:
             with pytest.raises(memstore.PartialCommitError, match="abort was called"):
                 await one
+
+    with_store(root, use)
+
+
+def test_loads_that_wait_for_a_newer_version_take_no_threads(root: str) -> None:
+    """So the put that they wait for may come from the same process."""
+
+    async def use(store: AsyncStore) -> None:
+        version = await store.save_model("policy", torch.nn.Linear(2, 1))
+        models = [torch.nn.Linear(2, 1) for _ in range(lanes.THREADS + 4)]
+        loads = [asyncio.ensure_future(store.load_model("policy", one, newer_than=version)) for one in models]
+        await asyncio.sleep(0.05)
+        trained = torch.nn.Linear(2, 1)
+        later = await asyncio.wait_for(store.save_model("policy", trained), 25)
+        assert await asyncio.wait_for(store.put("other", 1), 25)
+        assert await asyncio.gather(*loads) == [later] * len(models)
+        assert all(torch.equal(trained.weight, one.weight) for one in models)
+        with pytest.raises(memstore.StoreTimeoutError, match="within 0.1 s"):
+            await store.load_model("policy", models[0], newer_than=later, timeout=0.1)
+        with pytest.raises(memstore.KeyNotFoundError):
+            await store.load_model("none", models[0])
 
     with_store(root, use)
 

@@ -11,7 +11,7 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore
+from memstore.aio import AsyncStore, lanes
 from tests.aio.loops import Stopper, with_store
 
 
@@ -200,6 +200,33 @@ def test_the_loop_goes_on_while_a_put_waits(root: str) -> None:
                 await store.put("y", 3, timeout=0.05)
             stopper.let_go()
             assert await waiting > 0
+
+    with_store(root, use)
+
+
+def test_stores_that_are_not_there_yet_hold_up_no_others(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        await store.put("x", 1)
+        absent = [memstore.aio.open(f"{root}-absent{n}", "r", wait=60.0) for n in range(lanes.THREADS + 2)]
+        opening = [asyncio.ensure_future(one.version("x")) for one in absent]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(store.put("x", 2), 25)
+        assert not any(task.done() for task in opening)
+        for one, task in zip(absent, opening, strict=True):
+            task.cancel()
+            await one.close()
+        await asyncio.gather(*opening, return_exceptions=True)
+
+    with_store(root, use)
+
+
+def test_a_default_that_is_a_device_is_warned_of_at_once_too(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        await store.put("x", torch.ones(3))
+        for key in ("x", "none"):
+            with pytest.warns(UserWarning, match="the second argument is the default") as told:
+                await store.get(key, "cuda")
+            assert told[0].filename == __file__  # the line of the get
 
     with_store(root, use)
 

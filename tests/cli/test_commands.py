@@ -12,7 +12,7 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,20 @@ def test_verify_finds_damage_and_repair_says_what_is_lost(filled: str) -> None:
     assert call_json("verify", filled)["checked"] == 4
 
 
+@pytest.mark.parametrize("damage", [os.unlink, lambda path: Path(path).write_bytes(b"?" * 8192)], ids=["gone", "junk"])
+def test_verify_tells_damage_with_which_a_store_can_not_be_opened(root: str, damage: Callable[[str], object]) -> None:
+    with memstore.open(root) as store:
+        store.put("weights", torch.ones(1000))
+    damage(f"{root}/catalog/local/data.mdb")
+    assert "data.mdb" in call("ls", root, code=3)
+    (found,) = call_json("verify", root, code=1)["damaged"]
+    assert "data.mdb" in found
+    lines = call("verify", root, code=1).splitlines()
+    assert lines[0].startswith("damaged  ") and "data.mdb" in lines[0] and lines[-1] == "0 checked, 1 damaged"
+    assert "1 keys recovered" in call("repair", root)
+    assert call_json("verify", root)["ok"]
+
+
 def test_gc_rm_and_cp(filled: str, tmp_path: Path) -> None:
     with memstore.open(filled) as store:
         store.put("policy/td", torch.zeros(5000))
@@ -208,8 +222,12 @@ def test_what_a_person_sees(filled: str) -> None:
     assert seen.code == 4 and "memstore: no key 'nothing'" in "\n".join(seen.screen)
 
 
-def test_ls_info_and_stats_start_quickly_and_without_torch(filled: str) -> None:
-    for arguments in (("ls", filled), ("info", filled, "policy/td"), ("stats", filled)):
+def test_what_only_looks_starts_quickly_and_without_torch(filled: str, tmp_path: Path) -> None:
+    snapshot = str(tmp_path / "snapshot")
+    memstore.Snapshot.take(snapshot, {"state": memstore.StateDict(x=torch.ones(3))})
+    stores = (("ls",), ("info", "policy/td"), ("stats",), ("top",), ("watch", "--count", "2", "--interval", "0.01"))
+    commands = [(command, filled, *others) for command, *others in stores]
+    for arguments in (*commands, ("snapshot", "info", snapshot)):
         script = "import sys, atexit; from memstore.cli import main; sys.argv = ['memstore', *sys.argv[1:]]\n" + (
             "atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)))\nmain()"
         )

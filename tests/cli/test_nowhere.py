@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import memstore
@@ -42,8 +43,37 @@ def test_the_advice_fits_the_command(tmp_path: Path, command: str, advice: str) 
     assert found == f"memstore: there is no store at {tmp_path}/empty: the folder is empty; {advice}"
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "advice"),
+    [
+        ("ls", (), "check the path"),
+        ("verify", (), "check the path"),
+        ("put", ("key", "FILE"), "check the path, or create ROOT/at first"),
+    ],
+)
+def test_a_missing_parent_is_named(tmp_path: Path, command: str, arguments: tuple[str, ...], advice: str) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    words = [f"{tmp_path}/x.npy" if word == "FILE" else word for word in arguments]
+    found = " ".join(call(command, f"{tmp_path}/none/at/all", *words, code=3).split())
+    what = f"there is no store at {tmp_path}/none/at/all: the folder {tmp_path}/none doesn't exist"
+    assert found == f"memstore: {what}; {advice.replace('ROOT', f'{tmp_path}/none')}"
+
+
+def test_a_mistyped_parent_names_the_store(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    memstore.open(tmp_path / "runs/first").close()
+    text = f"{tmp_path}/rusn/first: the parent folder {tmp_path}/rusn doesn't exist: create it first"
+    assert (told(text, "ls") or "").endswith(f"; did you mean {tmp_path}/runs/first?")
+
+
+def test_a_home_folder_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert 'takes "~" as your home folder only outside of quotes' in " ".join(call("ls", "~/run", code=3).split())
+
+
 def test_other_messages_are_left_as_they_are() -> None:
     assert told("/a is not a folder", "ls") is None
+    assert told("a: the parent folder b doesn't exist: create it first", "ls") is not None
 
 
 def test_a_repair_says_for_whom_it_waits(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,20 @@ def test_tables_are_plain_columns(path: str) -> None:
     assert any(line.startswith("path") for line in seen), seen
 
 
+@pytest.mark.parametrize("size", [(80, 24), (160, 50)])
+def test_long_paths_have_their_columns_beside_them(tmp_path: Path, size: tuple[int, int]) -> None:
+    names = ("layers.0.self_attention.in_projection.weight", "norm.bias")
+    model = StateDict(**{name: torch.zeros(192, 64) for name in names}, step=7)
+    Snapshot.take(str(tmp_path / "long"), {"model": model})
+    title, *rows, total = (line for line in in_terminal("snapshot", "ls", f"{tmp_path}/long", size=size).screen if line)
+    has_room = size[0] > 80
+    assert title.split() == ["path", "value", "size", *(["files"] if has_room else [])]
+    for name, row in zip(names, rows, strict=False):
+        assert row.startswith(f"0/model/{name}  ") and "  float32 [192, 64]  48.0 KiB" in row, rows
+        assert row.endswith(".safetensors") == has_room
+    assert len(rows) == 3 and total == "2 leaves and 1 object in model.safetensors"
+
+
 def test_info_tells_of_the_whole(path: str) -> None:
     text = call("snapshot", "info", path)
     assert "of 1 rank" in text and "app state: model, state" in text and "model.safetensors" in text

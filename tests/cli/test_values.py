@@ -82,7 +82,12 @@ def test_json_has_statistics_and_histogram(filled: str) -> None:
         (("bare", "x"), 4, "its value is a single leaf"),
         (("policy", "-o", "x.txt"), 2, "-o writes .npy, .pt, .pth, .safetensors"),
         (("policy", "-o", "x.npy"), 3, "has 2 leaves and 1 object (layer/w, layer/b, step"),
-        (("policy", "step", "-o", "x.npy"), 3, "'step' of 'policy' is no tensor"),
+        (
+            ("policy", "step", "-o", "x.npy"),
+            3,
+            "'step' of 'policy' is no tensor, and this file takes one: without",
+        ),
+        (("policy", "layer", "-o", "x.npy"), 3, "has 2 leaves (layer/w, layer/b), and this file takes a single tensor"),
         (("policy", "-o", "x.safetensors"), 3, "say --format torch"),
         (("policy", "--bins", "0"), 2, "--bins"),
     ],
@@ -185,7 +190,7 @@ def test_what_get_wrote_is_put(filled: str, tmp_path: Path, ending: str) -> None
 def test_put_makes_a_store_and_expects_versions(root: str, tmp_path: Path) -> None:
     path = str(tmp_path / "x.npy")
     np.save(path, np.ones(3))
-    assert call("put", root, "key", path) == "version 1, 24 B put\n"
+    assert call("put", root, "key", path) == f"version 1, 24 B put; {root} is a new store\n"
     assert "version 0 was expected" in " ".join(call("put", root, "key", path, "--expect-version", "0", code=3).split())
     assert call_json("put", root, "key", path, "--expect-version", "1")["version"] == 2
     assert "none.npy: there is no such file" in call("put", root, "key", str(tmp_path / "none.npy"), code=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -9,16 +10,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import memstore
 from memstore.cli.commands import cli
-from memstore.cli.words import in_words
+from memstore.cli.words import WORDS, in_words
 from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import COMMAND, call
 
-API = re.compile(r"=True|=None|mode '|memstore\.(?!json)[a-z]+|\bstore\.[a-z]+|with_|[a-z]\(|expect_versions|format=")
+API = re.compile(r"[a-z_]=|mode '|memstore\.(?!json)[a-z]+|\bstore\.[a-z]+|with_|[a-z]\(|[a-z]+_(many|version)")
+SYSTEM = r"^\[Errno"  # how Python begins what the system says
 
 
 @pytest.fixture
@@ -57,7 +60,11 @@ def filled(root: str) -> Iterator[str]:
         (("get", "TMP/none", "key"), 3),
         (("attach", "ROOT", "k", "TMP/none.pt"), 3),
         (("repair", "TMP"), 3),
+        (("get", "ROOT", "complex", "o", "-o", "TMP/x.npy"), 3),
         (("watch", "ROOT", "--interval", "0"), 2),
+        (("watch", "ROOT", "--count", "-1"), 2),
+        (("put", "ROOT", "key", "TMP/x.npy", "--expect-version", "-1"), 2),
+        (("ls", "ROOT", "--pending", "--sort", "size"), 2),
         (("get", "ROOT"), 2),
         (("diff", "ROOT"), 2),
         ((), 2),
@@ -100,6 +107,30 @@ the store has none yet
 [Errno 13] Permission denied: '/a'
 /a: Permission denied
 
+full: open the store once with a larger capacity=, which all processes then have; nothing
+full: no command sets the capacity: a program that opens the store with a larger one sets it for all; nothing
+
+have one home. put_many and delete_many take keys home by home with atomic=False; get such keys one by one
+have one home, so run the command once for each such text
+
+no RDMA: serve it with transport='tcp', or with 'auto', which takes what there is
+no RDMA: say --transport tcp, or auto
+
+serve an empty folder, or one with durability='disk'
+serve an empty folder, or a store on a disk, made with the durability 'disk'
+
+readers too must be able to write its catalog's lock.mdb: create it with file_mode=0o660
+readers too must be able to write its catalog's lock.mdb: whoever creates it must do so with the file mode 0o660
+
+which this process can't use (no driver); pass device='cpu', or import what registers it
+which this process can't use (no driver): run this where it is
+
+/a.pt: format='torch' writes .pt files, and format='safetensors' doesn't
+/a.pt: --format torch writes .pt files, and --format safetensors doesn't
+
+/a.npy: numpy.save(path, store.get(key)) writes .npy files, and format='torch' doesn't
+/a.npy: `memstore get ROOT KEY LEAF -o FILE` writes .npy files, and --format torch doesn't
+
 close the store everywhere, and run memstore.repair
 close the store everywhere, and run `memstore repair`
 """
@@ -109,6 +140,34 @@ close the store everywhere, and run `memstore repair`
 def test_a_message_is_reworded(pair: str) -> None:
     text, said = pair.split("\n")
     assert in_words(text) == said
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """All texts in a file, with 'x' where values go."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "'x'" for part in node.values)  # type: ignore[misc]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_what_is_reworded_is_what_the_library_says() -> None:
+    texts = [
+        text
+        for path in Path(memstore.__file__).parent.rglob("*.py")
+        if "cli" not in path.parts
+        for text in _texts(path)
+    ]
+    unsaid = [pattern for pattern, _ in WORDS if not any(re.search(pattern, text) for text in texts)]
+    assert unsaid == [next(pattern for pattern, _ in WORDS if pattern.startswith(SYSTEM))]
+
+
+def test_a_full_store_is_told_without_arguments(root: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(1 << 18))
+    with memstore.open(root, capacity="1MiB"):
+        pass
+    said = " ".join(call("put", root, "x", str(tmp_path / "x.npy"), code=3).split())
+    assert "no command sets the capacity" in said and not API.search(said), said
 
 
 def test_wrong_usage_is_told_in_whole_words(filled: str) -> None:

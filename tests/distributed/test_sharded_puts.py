@@ -184,7 +184,7 @@ def test_a_part_is_pending_on_all_hosts_until_its_attempt_is_aborted_from_any(cl
     for store in cluster.stores:
         (found,) = store.pending(key)
         assert (found.attempt, found.ranks, found.world_size) == ("one", (1,), 2)
-        with pytest.raises(PartialCommitError, match="waits for ranks 0"):
+        with pytest.raises(PartialCommitError, match="waits for rank 0;"):
             store.get(key)
     assert cluster.stores[0].abort(key, "one")
     with pytest.raises(PartialCommitError, match="abort was called"):

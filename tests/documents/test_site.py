@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import runpy
 import subprocess
@@ -13,16 +14,18 @@ from fnmatch import fnmatch
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 import memstore
-from tests.documents.pages import ROOT
+from tests.documents.pages import ROOT, snippets
 from tests.source_tree import Module
 
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
 ROOMS = ("aio", "convert", "deferred_init", "fake")  # public besides memstore itself, integrations/ and testing/
 TESTING = ("explore", "fork_server", "faults")  # and its packages; its other files are for memstore's own tests
+CLASSES = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
 SPHINX = ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton")
 
 # --- the reference ----------------------------------------------------------------------------------------------------
@@ -57,6 +60,30 @@ def test_the_reference_names_what_there_is() -> None:
     for name in re.findall(r"^\.\. auto(?!module)\w+:: ([\w.]+)$", reference(), re.MULTILINE):
         door, _, last = name.rpartition(".")
         assert last in doors[door].offered, name
+
+
+def options_of(name: str) -> dict[str, str]:
+    """What the reference says of how a class is shown."""
+    shown = re.search(rf"^\.\. autoclass:: memstore\.{re.escape(name)}\n((?:   :.*\n)*)", reference(), re.MULTILINE)
+    assert shown is not None, name
+    return dict(re.findall(r"^   :([a-z-]+): ?(.*)$", shown[1], re.MULTILINE))
+
+
+def wanted_methods(name: str) -> list[str]:
+    """The public methods of a class, but for those that the reference leaves out on purpose."""
+    cls, left_out = attrgetter(name)(memstore), options_of(name).get("exclude-members", "").split(", ")
+    found = [one for one in dir(cls) if not one.startswith("_") and callable(getattr(cls, one))]
+    return [one for one in found if one not in left_out]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_method_of_what_people_use_most_is_shown(name: str) -> None:
+    """As the directives tell it, in an instant; the test that builds the site looks at what is there."""
+    cls, options, methods = attrgetter(name)(memstore), options_of(name), wanted_methods(name)
+    assert options["members"] == "" and methods
+    own = [one for one in methods if one in vars(cls)]
+    assert own == methods or "inherited-members" in options, f"{set(methods) - set(own)} aren't shown"
+    assert [one for one in methods if not inspect.getdoc(getattr(cls, one))] == [], "without a docstring none is shown"
 
 
 # --- troubleshooting --------------------------------------------------------------------------------------------------
@@ -110,6 +137,17 @@ def test_every_page_stands_in_a_table_of_contents() -> None:
     assert all((DOCS / f"{one}.md").exists() or (DOCS / f"{one}.rst").exists() for one in listed), listed
 
 
+def test_the_home_page_opens_as_the_readme_does() -> None:
+    """With the same sentences and the same snippets; test_snippets.py runs them."""
+    home, readme = (DOCS / "index.rst").read_text(), (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", home, re.MULTILINE)
+    codes = [snippet.code for snippet in snippets(ROOT / "README.md") if snippet.kind != "shell"]
+    assert len(blocks) == home.count("code-block::") == 2
+    assert [dedent(block).strip() for block in blocks] == [code.strip() for code in codes[: len(blocks)]]
+    said = home.partition("========\n")[2].partition("..")[0].replace("``", "`")
+    assert said.split() == readme.partition("# memstore\n")[2].partition("![")[0].split()
+
+
 @pytest.mark.full
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """Half a minute: as `make docs`."""
@@ -126,15 +164,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 def methods_that_are_missing(inventory: bytes) -> list[str]:
     """Public methods of what people use most that the reference doesn't show, and doesn't leave out on purpose."""
     shown = zlib.decompress(inventory.split(b"\n", 4)[4]).decode()
-    left_out = {name for line in re.findall(r":exclude-members: (.*)", reference()) for name in line.split(", ")}
-    classes = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
-    wanted = [f"memstore.{one}.{name}" for one in classes for name in public_methods(attrgetter(one)(memstore))]
+    wanted = [f"memstore.{one}.{name}" for one in CLASSES for name in wanted_methods(one)]
     assert len(wanted) > 80, "this tests nothing"
-    return [name for name in wanted if name.rpartition(".")[2] not in left_out and f"{name} " not in shown]
-
-
-def public_methods(cls: type) -> list[str]:
-    return [name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))]
+    return [name for name in wanted if f"{name} " not in shown]
 
 
 broken: Callable[[Path], list[str]] = runpy.run_path(str(DOCS / "site/links.py"))["broken"]

@@ -167,7 +167,17 @@ MISTAKES = [
     Mistake(
         'store.get("halves")',
         PartialCommitError,
-        "'halves' has no version yet: attempt 'first' waits for ranks 1; abort('halves', 'first') gives it up",
+        "'halves' has no version yet: attempt 'first' waits for rank 1; abort('halves', 'first') gives it up",
+    ),
+    Mistake(
+        'store.get_many(["policy", "halves"])',
+        PartialCommitError,
+        "'halves' has no version yet: attempt 'first' waits for rank 1; abort('halves', 'first') gives it up",
+    ),
+    Mistake(
+        'store.get_many(["halves", "plicy"])',
+        KeyNotFoundError,
+        "no key 'plicy': did you mean 'policy'? (2 keys were named; get(key, default) gets those that are there)",
     ),
     Mistake(
         'store.ref("policy", lease=-1)',

@@ -28,6 +28,12 @@ MISTAKES = [
         "PATH/nowhere/store: the parent folder PATH/nowhere doesn't exist: create it first",
     ),
     Mistake(
+        'memstore.open(path + "/nowhere/store", "r")',
+        NotAStoreError,
+        "PATH/nowhere/store: the parent folder PATH/nowhere doesn't exist: check the path; modes 'r' and 'r+' open "
+        "only what is there, and with wait= they wait until somebody makes it",
+    ),
+    Mistake(
         'memstore.open(path + "/~/store")',
         NotAStoreError,
         'PATH/~/store: the parent folder PATH/~ doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your '

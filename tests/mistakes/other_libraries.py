@@ -61,12 +61,12 @@ MISTAKES = [
     Mistake(
         'dcp.StorageReader(path + "/notes.txt").read_metadata()',
         NotAStoreError,
-        "PATH/notes.txt is no snapshot: there is no such folder",
+        "PATH/notes.txt is no snapshot: it is a file, and a snapshot is a folder",
     ),
     Mistake(
         "materialize_module(deferred_init(torch.nn.Linear, 4, 2), source=3)",
         TypeError,
-        "source is a Snapshot, a view, a state dict or a path, and not a int",
+        "source is a Snapshot, a view, a state dict or a path, and not an int",
     ),
     Mistake(
         'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source=path + "/nowhere.safetensors")',

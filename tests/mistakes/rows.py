@@ -229,7 +229,7 @@ MISTAKES = [
     Mistake(
         'replay.sample_slices(1, 2, end_key="terminated", timeout=0)',
         KeyError,
-        "\"end_key: 'replay' has no leaf 'terminated', but 'x', 'done'; None: slices run over all\"",
+        "end_key: 'replay' has no leaf 'terminated', but 'x', 'done'; None: slices run over all",
     ),
     Mistake(
         "replay.update_priority([0], [1.0])",

@@ -125,9 +125,9 @@ MISTAKES = [
         'small.put_many({"a": torch.zeros(700 << 10, dtype=torch.uint8), "b": torch.zeros(700 << 10, '
         "dtype=torch.uint8)})",
         StoreFullError,
-        "PATH/small has no room (it takes 708.0 KiB more, and 708.0 KiB of 1.0 MiB are taken): capacity 1.0 "
-        "MiB, 0 B live, 0 B replaced but held, 0 B being written, 8.3 MiB of catalog: delete keys, drop held "
-        "values, or enlarge the file system or the capacity; nothing was changed",
+        "PATH/small has no room for 'b': it takes 708.0 KiB, all 2 values of the call take 1.4 MiB, and the "
+        "capacity of the whole store is 1.0 MiB: open the store once with a larger capacity=, which all processes "
+        "then have; nothing was changed",
     ),
     Mistake(
         'reader.put("policy", 1)',

@@ -10,6 +10,7 @@ import subprocess
 import click
 import pytest
 
+from tests.documents.test_site import SPHINX
 from tests.packaging.archives import ROOT
 
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[0-9]*.yml"))
@@ -39,6 +40,30 @@ def test_make_knows_the_targets_that_pages_name() -> None:
     assert {"check", "format", "test", "test-full", "dist"} <= named, "this tests nothing"
     rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named <= rules, f"no target {sorted(named - rules)}"
+
+
+# What tests are skipped without, and no extra names. joblib comes with scikit-learn, and torchrl has an environment of
+# its own; who works on what the others are for installs them by hand.
+IN_NO_EXTRA = {"joblib", "torchdata", "torchrl", "transformers", "yaml"}
+
+
+def test_make_test_full_installs_what_tests_are_skipped_without() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    needed = set(re.findall(r"importorskip\(\"(\w+)", sources)) | set(SPHINX)
+    assert {"twine", "matplotlib", "sphinx", "furo"} <= needed, "this tests nothing"
+    rule = re.search(r"^test-full: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert rule is not None
+    installed = {name for extra in re.findall(r"\.has-(\w+)", rule[1]) for name in packages_of(extra)}
+    missing = {name for name in needed - IN_NO_EXTRA if name.replace("_", "-") not in installed}
+    assert missing == set(), "name an extra that has them in the rule, or the packages above"
+    assert needed >= IN_NO_EXTRA, "no test is skipped without these any more"
+
+
+def packages_of(extra: str) -> set[str]:
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(rf"^{extra} = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
+    assert listed is not None, extra
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in re.findall(r'"([^"]+)"', listed[1])}
 
 
 COMMAND = re.compile(r"(?:`|label: )memstore ((?:[a-z]+ )*[a-z]+(?: [/A-Z]\S*| --[a-z-]+)+)")

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any, cast
 
 import pytest
@@ -15,8 +17,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memstore
+import memstore.aio
 from memstore import engine
-from memstore.errors import CorruptionError
+from memstore.aio import lanes, waits
+from memstore.errors import CorruptionError, MemstoreError
+from tests.aio.loops import until
 from tests.ranks.meshes import mesh_of
 
 KINDS = ("plain", "ddp", "fsdp", "hsdp", "tp", "fsdp and tp")
@@ -105,6 +110,41 @@ def load(root: str, kind: str, steps: int = 0) -> tuple[int, dict[str, torch.Ten
     found = state_of(model, optimizer)
     step(model, optimizer, 7)  # with what was loaded
     return version, found
+
+
+def load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
+    """Loads that wait for a newer version. On one rank the task is cancelled; then all load what is there.
+
+    Returns what the load raised, whether the model was as before then, and the version of the second load.
+    """
+    return asyncio.run(_load_given_up(root, gives_up))
+
+
+async def _load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
+    model, text = bare(5), "cancelled"
+    before = state_of(model, None)
+    async with memstore.aio.open(root, timeout=100.0) as store:
+        version = await store.version("run")
+        loading = asyncio.ensure_future(store.load_model("run", model, newer_than=version))
+        if dist.get_rank() == gives_up:
+            await until(lambda: bool(waits._rooms) if gives_up == 0 else _has_a_thread(store), 60.0)
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            if gives_up:
+                await store.put("run", await store.get("run"))  # for which rank 0 waits
+        else:
+            try:
+                await loading
+            except MemstoreError as error:
+                text = str(error)
+        is_unchanged = all(torch.equal(before[name], tensor) for name, tensor in state_of(model, None).items())
+        return text, is_unchanged, await store.load_model("run", model)
+
+
+def _has_a_thread(store: memstore.aio.AsyncStore) -> bool:
+    lane = lanes._lanes.get(store.lane_of_ranks("run"))
+    return lane is not None and lane._running > 0
 
 
 def save_and_load_in_inference_mode(root: str, kind: str) -> None:

@@ -117,6 +117,20 @@ def test_a_rank_that_fails_while_it_fills_is_told_to_all(root: str, ranks2: Rank
     assert texts[0].startswith(f"rank {bad}: damaged bytes; so the ranks don't all have it")
 
 
+@pytest.mark.parametrize("gives_up", [0, 1])
+def test_a_rank_whose_load_is_cancelled_is_told_to_all_and_the_next_load_is_one(
+    root: str, ranks2: Ranks, gives_up: int
+) -> None:
+    with memstore.open(root) as store:
+        store.save_model("run", models.bare(3))
+    answers = ranks2.run(models.load_given_up, root, gives_up)
+    assert all(is_unchanged for _, is_unchanged, _ in answers)
+    assert len({version for *_, version in answers}) == 1
+    texts = [text for text, *_ in answers]
+    assert texts.pop(gives_up) == "cancelled"
+    assert texts[0].startswith(f"rank {gives_up}: AbandonedError")
+
+
 def test_groups_save_and_load_apart(root: str, ranks4: Ranks) -> None:
     assert ranks4.run(models.save_in_groups, root) == [[1.0], [0.0], [1.0], [0.0]]
 

@@ -99,11 +99,19 @@ def test_all_that_are_missing_are_named(store: memstore.Store) -> None:
 
 
 def test_a_key_that_has_parts_only_says_so(store: memstore.Store) -> None:
+    store.put("there", 1)
     shard = memstore.TensorShard(torch.ones(1, 4), global_shape=(2, 4), offsets=(0, 0))
     store.put_sharded("halves", shard, attempt="first", rank=0, world_size=2, wait=False)
-    with pytest.raises(memstore.PartialCommitError, match="waits for ranks 1"):
+    with pytest.raises(memstore.PartialCommitError, match="waits for rank 1;"):
         store.get("halves")
     assert "no key 'halves'" in advice(lambda: store.version("halves"))
+    for keys in (["halves"], ["halves", "there"], ["there", "halves"]):
+        with pytest.raises(memstore.PartialCommitError, match="waits for rank 1;") as caught:
+            store.get_many(keys)
+        assert (caught.value.key, caught.value.missing_ranks) == ("halves", (1,))
+    assert "no key 'nowhere'" in advice(lambda: store.get_many(["halves", "nowhere", "there"]))
+    names = [f"missing {number}" for number in range(20)]
+    assert "halves" not in advice(lambda: store.get_many(["halves", *names]))
 
 
 def test_a_reader_is_told_too(root: str) -> None:

@@ -68,6 +68,22 @@ def test_files_kept_for_reuse_make_room_for_others(root: str) -> None:
         assert used(store) <= 16 * MIB
 
 
+def test_values_that_are_too_large_together_are_told_with_their_size(root: str) -> None:
+    """And never with what the put itself took before it failed, which is nobody's by then."""
+    with memstore.open(root, capacity=16 * MIB) as store:
+        items = {"a": of_size(9 * MIB), "b": of_size(9 * MIB), "small": 1}
+        with pytest.raises(memstore.StoreFullError, match=r"for 'b': it takes 9.0 MiB, all 3 .* 18.0 MiB,") as caught:
+            store.put_many(items)
+        assert caught.value.key == "b" and "the whole store is 16.0 MiB: open" in str(caught.value)
+        store.put("live", of_size(6 * MIB))
+        items = {"a": of_size(5 * MIB), "b": of_size(7 * MIB)}
+        with pytest.raises(memstore.StoreFullError, match=r"for 'b' \(it takes 7.0 MiB, all 2 .* 12.0 MiB\)") as caught:
+            store.put_many(items)
+        assert "capacity 16.0 MiB, 6.0 MiB live, 0 B replaced but held, 0 B being written" in str(caught.value)
+        assert caught.value.key == "b" and list(store) == ["live"]
+        assert store.put_many({**items, "b": of_size(3 * MIB)}) and len(store) == 3
+
+
 def test_the_error_names_who_holds_what_was_replaced(root: str) -> None:
     with memstore.open(root, capacity=16 * MIB) as store:
         store.put("key", of_size(6 * MIB))

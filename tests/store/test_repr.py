@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, set_printoptions
 
 import memstore
 
@@ -50,11 +50,24 @@ def test_a_closed_store_says_so(store: memstore.Store) -> None:
 def test_views_show_shapes_and_read_nothing(filled: memstore.Store) -> None:
     view = filled.view("policy")
     before = memstore.bytes_read()
-    assert "f32" in repr(view) or "float32" in repr(view)
+    assert type(view) is TensorDict and ("f32" in repr(view) or "float32" in repr(view))
+    with set_printoptions(show_shape=True):  # tensordict's, which has no place for a leaf's key
+        shown = repr(view)
+    assert "w: StoredTensor(shape=torch.Size([300, 7]), device=cpu, dtype=torch.float32" in shown
+    assert "b: StoredTensor(shape=torch.Size([300]), device=cpu, dtype=torch.float32" in shown
     version = filled.version("policy")
     said = f"StoredTensor(key='policy', version={version}, shape=(300, 7), dtype=torch.float32, lazy, 8.2 KiB)"
     assert repr(view["w"]) == said
     assert repr(view["w"][:3]) == said.replace("300", "3").replace("8.2 KiB", "84 B")
+    assert memstore.bytes_read() == before
+
+
+def test_a_view_in_pythons_containers_names_key_version_and_bytes(store: memstore.Store) -> None:
+    version = store.put("policy", {"w": torch.ones(300, 7), "more": [torch.zeros(300)], "step": 3})
+    before = memstore.bytes_read()
+    leaf = f"StoredTensor(key='policy', version={version}, shape=%s, dtype=torch.float32, lazy, %s)"
+    w, b = leaf % ("(300, 7)", "8.2 KiB"), leaf % ("(300,)", "1.2 KiB")
+    assert repr(store.view("policy")) == f"{{'w': {w}, 'more': [{b}], 'step': 3}}"
     assert memstore.bytes_read() == before
 
 

@@ -12,8 +12,10 @@ import torch
 
 import memstore
 import memstore.aio
+from memstore.store import appearing
 from memstore.store.appearing import when_there
 from tests.children import Child, Wire
+from tests.users import GROUP, USER, needs_root
 
 pytestmark = pytest.mark.embedded
 
@@ -114,6 +116,60 @@ def test_what_can_be_no_store_is_not_waited_for(scratch: str) -> None:
         file.write("{}")
     with pytest.raises(memstore.NotAStoreError):
         memstore.open(scratch, "r", wait=forever)
+
+
+def join_group(wire: Wire, root: str, closed_at_most: float) -> int:
+    """As another user of the group, who tells when the folder was closed to it."""
+    os.setgroups([GROUP])
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
+    appearing.CLOSED_AT_MOST = closed_at_most
+    told: list[str] = []
+
+    def open_now() -> memstore.Store:
+        try:
+            return memstore.open(root, "r")
+        except memstore.PermissionDeniedError:
+            if not told:
+                told.append("closed")
+                wire.send("closed")
+            raise
+
+    with when_there(root, float("inf"), open_now) as store:
+        return store.wait("policy", timeout=100.0)
+
+
+@needs_root
+def test_a_follower_of_the_group_waits_until_the_folder_is_open_to_it(scratch: str) -> None:
+    """`open` makes the folder for its own user, and gives it to the group afterwards."""
+    os.chmod(os.path.dirname(scratch), 0o755)
+    os.mkdir(scratch, mode=0o700)
+    with Child(join_group, scratch, 1000.0) as follower:
+        assert follower.receive() == "closed"
+        with memstore.open(scratch, unix_group=GROUP, file_mode=0o660) as store:
+            version = store.put("policy", 1)
+            assert follower.receive() == version
+
+
+@needs_root
+def test_a_folder_that_stays_closed_is_not_waited_for(scratch: str) -> None:
+    os.chmod(os.path.dirname(scratch), 0o755)
+    os.mkdir(scratch, mode=0o700)
+    with Child(join_group, scratch, 0.05) as follower:
+        assert follower.receive() == "closed"
+        with pytest.raises(memstore.PermissionDeniedError, match="Permission denied"):
+            follower.receive()
+
+
+@needs_root
+def test_a_store_that_is_not_open_to_this_user_is_refused_at_once(scratch: str) -> None:
+    os.chmod(os.path.dirname(scratch), 0o755)
+    memstore.open(scratch).close()
+    os.chmod(scratch, 0o755)
+    with Child(join_group, scratch, 1000.0) as follower:
+        assert follower.receive() == "closed"
+        with pytest.raises(memstore.PermissionDeniedError, match="Permission denied"):
+            follower.receive()
 
 
 @pytest.mark.parametrize("mode", ["a", "x"])

@@ -115,7 +115,8 @@ class Launching:
             finally:
                 close_root(use)
         self._root = os.path.realpath(path)
-        status, standing = os.stat(self._root), standing_at(self._root, _OPEN_WITHIN)
+        # On storage that hosts share, the root is the same everywhere, and pods of one node have the same kernel.
+        status, standing = os.stat(state_folder(self._root)), standing_at(self._root, _OPEN_WITHIN)
         named = _named_address()
         ips, port = named or (tuple(own_ips(self._ips)), _named_port())
         return Seen(

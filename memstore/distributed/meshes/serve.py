@@ -40,7 +40,7 @@ from memstore.distributed.meshes.messages import (
 )
 from memstore.distributed.meshes.plan import Plan, plan_of, reached_by_all
 from memstore.distributed.serving import Cluster
-from memstore.engine import absolute_path, boot_id
+from memstore.engine import absolute_path, boot_id, deadline_after
 from memstore.errors import NotServedError
 
 Transport = Literal["auto", "rdma", "tcp", "monarch"]
@@ -83,7 +83,7 @@ def serve(
         SecretError: the secret is too short or too long.
         NotAStoreError, PermissionDeniedError, and other errors of `memstore.open` for a folder, with the host's name.
     """
-    deadline = time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     path = absolute_path(os.fspath(root))
     if len(path) > LONGEST_ROOT:
         raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")

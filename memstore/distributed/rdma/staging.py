@@ -71,10 +71,11 @@ def stage(root: Root, slots: Slots, stream: socket.socket, request: Stage) -> in
             last = bytearray(rest)
             pieces.copy_to(syscalls.buffer_address(last))
             send_all(stream, [memoryview(last)])
-        send_all(stream, [memoryview(end_of_answer(root, found, request.segments))])
         unread = min((total - rest + SLOT - 1) // SLOT, len(lane.slots))
         for _ in range(unread):
             _wait_until_read(stream)
+        # Last: whoever reads a slot late, when others use it again, is never told that all was whole.
+        send_all(stream, [memoryview(end_of_answer(root, found, request.segments))])
     return total - rest
 
 

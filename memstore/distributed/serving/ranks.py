@@ -120,12 +120,17 @@ def _seed_address(cluster: str | None) -> Address:
         raise NotServedError(f"MASTER_ADDR {master!r} is no host that can be found: {error}") from None
     ip = str(found[0][4][0])
     address = parse_address(f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}")
-    if address.is_loopback and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE"):
+    if address.is_loopback and _has_other_hosts():
         raise NotServedError(
             f"MASTER_ADDR {master!r} is {ip} here, which other hosts can't reach: give join(cluster='tcp://IP:PORT'), "
             "the same on all hosts"
         )
     return address
+
+
+def _has_other_hosts() -> bool:
+    """As torchrun, or Slurm, says."""
+    return _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") or _number("SLURM_JOB_NUM_NODES") > 1
 
 
 def _number(variable: str) -> int:

@@ -92,7 +92,8 @@ def no_version_yet(key: bytes, parts: Sequence[Part]) -> KeyNotFoundError | Part
         return missing(key)
     first, name = parts[0], key.decode()
     ranks = missing_ranks([part for part in parts if part.number == first.number], first.world_size)
-    who = f"waits for ranks {', '.join(map(str, ranks))}" if ranks else "is about to be published"
+    named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    who = f"waits for {named}" if ranks else "is about to be published"
     text = (
         f"{name!r} has no version yet: attempt {first.attempt!r} {who}; abort({name!r}, {first.attempt!r}) gives it up"
     )

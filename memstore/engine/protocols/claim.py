@@ -68,7 +68,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = header + (nbytes if exact else size_class(nbytes))
+            size = size_of_new(root, header, nbytes, exact=exact)
             _check_capacity(root, counters, size)
             segment = counters.number = counters.number + 1
         put_id = begin_filling(transaction, counters, segment, key, size, batch)
@@ -91,6 +91,11 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
         spare = None if is_new else root.spares.take(segment, size)
         claimed = ClaimedFile(path, file, root.segments_fd)
         return SegmentWriter(claimed, segment, put_id, size, is_new=is_new, spare=spare)
+
+
+def size_of_new(root: Root, header: int, nbytes: int, *, exact: bool = False) -> int:
+    """Of the file that `claim` makes where none is used again."""
+    return header + (nbytes if exact or root.claims is not None else size_class(nbytes))
 
 
 def park(root: Root, writer: SegmentWriter, deadline: float) -> None:

@@ -185,12 +185,13 @@ def _check_room(record: Record, extents: Sequence[Extent]) -> None:
 
 
 def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
+    """The error to raise. Raises NotAStoreError itself if the store is gone, or is being removed."""
     if record.adopted is not None:
         try:
             map_entry(root, key, record)
         except CorruptionError as error:
             return error
-    root.check_in_place()
+    root.check_missing()
     name, path = key.decode(), " or ".join(files_of(root, record))
     detail = (
         f"the file is missing, is locked by somebody else, is not that of put {record.put_id:#x} of this store, or "

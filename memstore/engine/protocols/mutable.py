@@ -239,7 +239,6 @@ def open_mutable(
 
     record, mapping = root.mutex.run(under_the_mutex, deadline)
     if mapping is None:
-        root.check_in_place()
         raise _damaged(root, key, record)
     return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
 
@@ -292,7 +291,6 @@ def _entry(
     try:
         status = os.stat(path.rpartition("/")[2], dir_fd=root.segments_fd, follow_symlinks=False)
     except FileNotFoundError:  # it is mapped, so nobody of memstore's has removed it
-        root.check_in_place()
         raise _damaged(root, key, record) from None
     file = FileIdentity(status.st_dev, status.st_ino)
     page = ControlPage(mapping.address + record.start, capacity, file, mapping, name=f"{path} ({key!r})", path=path)
@@ -318,6 +316,8 @@ def _write_anew(entry: MutableEntry, deadline: float) -> None:
 
 
 def _damaged(root: Root, key: str, record: Record) -> CorruptionError:
+    """The error to raise. Raises NotAStoreError itself if the store is gone, or is being removed."""
+    root.check_missing()
     detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x}"
     return CorruptionError(key=key, path=segment_path(root.segments, record.segment), detail=detail)
 

@@ -26,12 +26,12 @@ from typing import TypeVar
 
 import msgspec
 
-from memstore.engine.failures import is_full, resource_errors
+from memstore.engine.failures import OneOfMany, is_full, one_of_many, resource_errors
 from memstore.engine.files import SegmentWriter, WritableMemory
 from memstore.engine.format import Header
 from memstore.engine.protocols import ahead
 from memstore.engine.protocols.change import Change, Content, check_mutable
-from memstore.engine.protocols.claim import abandon, claim, park
+from memstore.engine.protocols.claim import abandon, claim, park, size_of_new
 from memstore.engine.protocols.publish import check_one_home, publish, publish_inline
 from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root import Root
@@ -92,16 +92,20 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     writers: list[SegmentWriter] = []
+    changes: list[Change] = []
     for draft in drafts:
         if draft.content.nbytes >= _LARGE:
             change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
             check_mutable(change, root.catalog.read(draft.key))
     try:
-        changes = [write(root, draft, writers, deadline) for draft in drafts]
+        for draft in drafts:
+            changes.append(write(root, draft, writers, deadline))
         # 4. Commit, 5. After the mutex
         versions = publish(root, changes, deadline)
     except BaseException as error:
         clean_up(root, writers, error)
+        if len(changes) < len(drafts) and len(drafts) > 1 and isinstance(error, OSError) and is_full(error):
+            raise _no_room(root, drafts, len(changes), error) from None
         raise
     close_published(root, writers)
     return versions
@@ -176,6 +180,14 @@ def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
 
 
 # --- no room ----------------------------------------------------------------------------------------------------------
+
+
+def _no_room(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
+    """For one of several drafts. What was claimed is given back by now, so none of it is seen in the store."""
+    sizes = [
+        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
+    ]
+    return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
 
 
 def retry_after_sweep(

@@ -31,6 +31,10 @@ SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
 _SNAPSHOT = "memstore_snapshot.json"  # what a folder has that is a snapshot
 
+# What to do where the parent folder of a store is missing.
+_CREATES = "create it first"
+_OPENS = "check the path; modes 'r' and 'r+' open only what is there, and with wait= they wait until somebody makes it"
+
 
 def read_settings(root: str) -> Settings | None:
     """None if the folder has no `memstore.json`."""
@@ -186,8 +190,10 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
     parent = os.path.dirname(root)
     if not os.path.lexists(root):
         if not os.path.isdir(parent):
-            what = "is not a folder" if os.path.lexists(parent) else "doesn't exist: create it first"
-            if "/~" in parent and not os.path.lexists(parent):  # "~/run", as one writes it in a shell
+            what = f"doesn't exist: {_CREATES if create else _OPENS}"
+            if os.path.lexists(parent):
+                what = "is not a folder"
+            elif "/~" in parent:  # "~/run", as one writes it in a shell
                 what = 'doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your home folder of it'
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:

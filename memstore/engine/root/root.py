@@ -11,17 +11,20 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.files import Claims, LockFile, OwnedFile, Spares
+from memstore.engine.root.folder import SETTINGS
 from memstore.engine.root.settings import Settings, Shared
 from memstore.engine.root.shared import CLAIMS, Places, storage_error
 from memstore.engine.sync import Doorbell, LockPage
 from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError, StoreClosedError
 
+_REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one
+_REMOVED_WITHIN = 10.0  # seconds for which a removal is watched
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
 MEMBER_SIZE = 16  # bytes
 _NEVER = 1 << 62  # puts
@@ -64,6 +67,7 @@ class Root:
     looked_at_held: float = 0.0  # when this process last did, monotonic
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
+    not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
     membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `publish.py`
@@ -125,6 +129,26 @@ class Root:
             raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
         self.look_again = now + _IN_PLACE_FOR
 
+    def check_missing(self) -> None:
+        """As `check_in_place`, where a file is missing: who removes a folder removes its files one after another.
+
+        It waits as long as files vanish, and believes for some seconds what it has found: one may ask for many files.
+        """
+        self.check_in_place()
+        until, left = monotonic() + _REMOVED_WITHIN, -1
+        while monotonic() > self.not_removed:
+            try:
+                found = len(os.listdir(self.segments))
+                os.lstat(f"{self.state}/{SETTINGS}")
+            except OSError as error:
+                raise self._unseen(error) from None
+            if 0 <= left <= found or monotonic() > until:
+                self.not_removed = monotonic() + _REMOVED_WITHIN
+                return
+            left = found
+            sleep(_REMOVED_EVERY)
+            self.check_in_place()
+
     def is_in_place(self) -> bool:
         try:
             self.check_in_place()
@@ -141,7 +165,7 @@ class Root:
         if self.shared is not None:
             return storage_error(self.segments, error)
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            what = self.segments if os.path.lexists(self.path) else self.path
+            what = error.filename if os.path.lexists(self.path) else self.path
             return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")
         if error.errno in (errno.EACCES, errno.EPERM):
             return PermissionDeniedError(

@@ -64,17 +64,17 @@ async def initialize(
             "made it, and the hosts become one store"
         )
     path = await asyncio.to_thread(folders.make, store_name)
-    if is_of_hosts:
-        with between_forks():
-            from memstore.integrations.torchstore import hosts
-        try:
+    try:
+        if is_of_hosts:
+            with between_forks():
+                from memstore.integrations.torchstore import hosts
             end_with(store_name, await hosts.serve(mesh, path))
-        except BaseException:
-            folders.leave(store_name)
-            raise
-    monarch = announcing()
-    if monarch is not None:
-        await monarch.announce(store_name, path)
+        monarch = announcing()
+        if monarch is not None:
+            await monarch.announce(store_name, path)
+    except BaseException:
+        await shutdown(store_name)
+        raise
     reset_client(store_name)
 
 
@@ -89,10 +89,12 @@ async def shutdown(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
     except NotAStoreError:
         path = None
     served = _served.pop(store_name, None)
-    if served is not None:
-        await served.end()
-    if not await asyncio.to_thread(folders.leave, store_name) and path is not None:
-        await asyncio.to_thread(folders.remove, path)
+    try:
+        if served is not None:
+            await served.end()
+    finally:
+        if not await asyncio.to_thread(folders.leave, store_name) and path is not None:
+            await asyncio.to_thread(folders.remove, path)
 
 
 async def client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> Client:

@@ -27,7 +27,8 @@ PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
 _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
 
 
-def _stored(key: str) -> str:
+def stored(key: str) -> str:
+    """The store's name of a key."""
     return key or _EMPTY
 
 
@@ -35,10 +36,10 @@ def put(store: memstore.Store, key: str, value: Any, dtype: torch.dtype | None) 
     value, meshes = plain_where_whole(value)
     try:
         if not meshes:
-            store.put(_stored(key), value, dtype=dtype)
+            store.put(stored(key), value, dtype=dtype)
             return
         attempt = next_attempt(store.root, key, meshes)
-        store.put_sharded(_stored(key), value, **attempt._asdict(), dtype=dtype, wait=False)
+        store.put_sharded(stored(key), value, **attempt._asdict(), dtype=dtype, wait=False)
     except UnsupportedValueError as error:
         raise _with_remedy(error) from None
 
@@ -61,7 +62,7 @@ def put_batch(store: memstore.Store, entries: dict[str, Any]) -> None:
         if meshes:
             put(store, key, value, None)
         else:
-            plain[_stored(key)] = value
+            plain[stored(key)] = value
     try:
         store.put_many(plain, atomic=False)
     except UnsupportedValueError as error:
@@ -77,8 +78,8 @@ def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) 
         return read_slice(_lazy(store, key), key, spec, target)
     try:
         if target is None:
-            return store.get(_stored(key), device="cpu")
-        fill(store, _stored(key), target)
+            return store.get(stored(key), device="cpu")
+        fill(store, stored(key), target)
     except KeyNotFoundError:
         leaf = leaf_of(store, key)
         if target is None:
@@ -93,7 +94,7 @@ def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) 
 
 def _lazy(store: memstore.Store, key: str) -> Any:
     try:
-        return store.view(_stored(key), device="cpu")
+        return store.view(stored(key), device="cpu")
     except KeyNotFoundError:
         return leaf_of(store, key)
 
@@ -113,13 +114,13 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
     targets: dict[str, torch.Tensor | None] = keys if isinstance(keys, dict) else dict.fromkeys(keys)
     for key in targets:
         if not exists(store, key):
-            store.version(_stored(key))  # raises what a get of it would, before anything is written
-    whole = [key for key, target in targets.items() if target is None and _stored(key) in store]
+            store.version(stored(key))  # raises what a get of it would, before anything is written
+    whole = [key for key, target in targets.items() if target is None and stored(key) in store]
     try:
-        values = store.get_many([_stored(key) for key in whole])
+        values = store.get_many([stored(key) for key in whole])
     except (CrossHostError, UnsupportedValueError):  # several homes; or from a device that this process lacks
         values = {}
-    found = {key: _on_cpu(values[_stored(key)]) for key in whole if values}
+    found = {key: _on_cpu(values[stored(key)]) for key in whole if values}
     return {key: found[key] if key in found else get(store, key, target, None) for key, target in targets.items()}
 
 
@@ -130,10 +131,10 @@ def _on_cpu(value: Any) -> Any:
 def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -> Any:
     try:
         if target is None:
-            return store.get(_stored(key), device="cpu")
+            return store.get(stored(key), device="cpu")
         if not strict:
-            return fill_common(store, _stored(key), target)
-        fill(store, _stored(key), target)
+            return fill_common(store, stored(key), target)
+        fill(store, stored(key), target)
         return target
     except KeyNotFoundError:
         text = f"there is no state dict {key!r}: it was not put, or was deleted"
@@ -141,12 +142,12 @@ def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -
 
 
 def delete(store: memstore.Store, key: str) -> None:
-    store.delete(_stored(key))
+    store.delete(stored(key))
 
 
 def delete_batch(store: memstore.Store, keys: list[str]) -> None:
     """Parts that ranks have put of these keys go too, before there is a whole value."""
-    names = list(dict.fromkeys(map(_stored, keys)))
+    names = list(dict.fromkeys(map(stored, keys)))
     try:
         store.delete_many(names, missing_ok=True)
     except CrossHostError:
@@ -166,4 +167,4 @@ def keys(store: memstore.Store, prefix: str | None) -> list[str]:
 
 
 def exists(store: memstore.Store, key: str) -> bool:
-    return _stored(key) in store or has_leaf(store, key)
+    return stored(key) in store or has_leaf(store, key)

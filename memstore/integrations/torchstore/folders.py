@@ -9,10 +9,11 @@
    removes that: its owner was killed.
 3. `shutdown`, or the owner's end, removes the store; the last one takes the job's folder with it.
 
-On other hosts of a HostMesh the store is served, and its agent's lock says that it is in use.
+On other hosts of a HostMesh nobody is the owner: the store is served, and its agent's lock says that it is in use.
 
-A kill leaves a folder whose locks are free. The next `initialize` of the user on this host removes it: it looks, and
-makes its own, under the lock of the folder above, so that none is seen before its lock is taken.
+A kill leaves a folder whose owners' locks are free. The next `initialize` of the user on this host removes it: it looks
+and makes its own under the lock of the folder above, so that none is seen before its lock is taken. An agent outlives
+the ranks that started it; it ends when its root is removed, and that is waited for: the next one wants its port.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ _SHARED_MEMORY = "/dev/shm"
 _JOB, _OWNER, _AGENT = "job-", ".owner", "agent.lock"
 _LONGEST = 200  # characters of a file name, of 255
 _PATIENCE = 30.0  # seconds for the lock of the folder above, under which stale folders are removed
+_AGENT_ENDS_WITHIN = 15.0  # seconds after its root was removed
+_SERVED_WITHIN = 600.0  # seconds from the making of a folder on a host of a mesh to its agent's lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,20 @@ def make(name: str) -> str:
             owner = _own(path, name)
         os.environ[ROOT_VARIABLE] = job
     try:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
         memstore.open(path).close()
     except BaseException:
         _give_up(OwnedStore(path, owner, os.getpid()))
         raise
     _owned[name] = OwnedStore(path, owner, os.getpid())
     return path
+
+
+def prepare(path: str) -> None:
+    """Makes the job's folder on another host than that of who initializes the store."""
+    job = os.path.dirname(path)
+    with _above(_base()) if _is_made_here(job) else contextlib.nullcontext():
+        os.makedirs(job, mode=0o700, exist_ok=True)
 
 
 def path_in(job: str, name: str) -> str:
@@ -124,8 +134,22 @@ def leave(name: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Removes a store that another process has made. Values that were got from it stay as they are."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Removes a store that another process has made, and waits for the end of its agent.
+
+    Values that were got from it stay as they are.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            agent = syscalls.open_file(f"{path}/{_AGENT}", os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # nobody serves it
+            agent = -1
+        else:
+            stack.callback(syscalls.close, agent)
+        shutil.rmtree(path, ignore_errors=True)
+        until = time.monotonic() + _AGENT_ENDS_WITHIN
+        while agent >= 0 and not syscalls.lock_exclusive(agent) and time.monotonic() < until:
+            time.sleep(0.02)
+            shutil.rmtree(path, ignore_errors=True)  # what the agent made meanwhile
 
 
 def _give_up(owned: OwnedStore) -> None:
@@ -190,14 +214,24 @@ def _above(base: str) -> Generator[str]:
 def _sweep(base: str) -> None:
     """Removes the folders of jobs none of whose owners lives."""
     for job in os.scandir(base):
-        if job.name.startswith(_JOB) and job.is_dir(follow_symlinks=False) and not _has_owner(job.path):
-            shutil.rmtree(job.path, ignore_errors=True)
+        if not job.name.startswith(_JOB) or not job.is_dir(follow_symlinks=False):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # a job that ends removes its folder itself
+            if not _has_owner(job.path):
+                for store in os.scandir(job.path):
+                    if store.is_dir(follow_symlinks=False):
+                        remove(store.path)
+                shutil.rmtree(job.path, ignore_errors=True)
 
 
 def _has_owner(job: str) -> bool:
-    """On other hosts than that of who initialized a store, its agent is its owner."""
-    locks = [file.path if file.name.endswith(_OWNER) else f"{file.path}/{_AGENT}" for file in os.scandir(job)]
-    return any(map(_lock_is_held, filter(os.path.exists, locks)))
+    """On other hosts than that of who initialized a store, its agent is its owner, as soon as it runs."""
+    names = os.listdir(job)
+    if not names:
+        return time.time() - os.stat(job).st_mtime < _SERVED_WITHIN
+    owners = [f"{job}/{name}" for name in names if name.endswith(_OWNER)]
+    agents = [f"{job}/{name}/{_AGENT}" for name in names]
+    return any(map(_lock_is_held, owners or filter(os.path.exists, agents)))
 
 
 def is_served(path: str) -> bool:

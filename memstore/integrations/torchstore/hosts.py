@@ -25,7 +25,7 @@ class Folder(Actor):
 
     @endpoint
     async def prepare(self, path: str) -> None:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        folders.prepare(path)
 
     @endpoint
     async def remove(self, path: str) -> None:
@@ -43,9 +43,11 @@ class ServedHosts:
     cluster: memstore.Cluster
 
     async def end(self) -> None:
-        """Ends the hosts' agents, and removes their folders."""
-        await asyncio.to_thread(self.cluster.stop)
-        await _on_each(self.mesh, "remove", self.path)
+        """Ends the hosts' agents, and removes their folders, which ends agents that could not be asked."""
+        try:
+            await asyncio.to_thread(self.cluster.stop)
+        finally:
+            await _on_each(self.mesh, "remove", self.path)
 
 
 async def serve(mesh: Any, path: str) -> ServedHosts:

@@ -3,7 +3,8 @@
 1. The first rank of each host makes the host's folder (`folders.make`), and tells the host's other ranks where it is,
    through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. It returns when all of them have
    opened it.
-2. On several hosts that rank first calls `memstore.join`, and all folders are one store.
+2. On several hosts that rank then calls `memstore.join`: all folders are one store. It waits until the first host has
+   made its folder: the agent of a killed job that served there has ended then, and nobody joins that one.
 3. `shutdown` on that rank removes the host's folder; on several hosts rank 0 ends the agents of all of them before.
    Ranks that still read call a barrier before, as with TorchStore.
 """
@@ -136,12 +137,22 @@ class _Meeting:
         try:
             path = folders.make(name)
             if self.env.num_hosts > 1:
+                self._wait_for_seed()
                 cluster = memstore.join(path, timeout=max(self.deadline - time.monotonic(), 0.0))
                 end_with(name, JoinedHost(cluster, is_seed=self.env.rank == 0))
         except BaseException as error:
+            folders.leave(name)
             self.store.set(self.word, _SAYS_ERROR + f"{type(error).__name__}: {error}".encode())
             raise
         self.store.set(self.word, _SAYS_PATH + path.encode())
+
+    def _wait_for_seed(self) -> None:
+        word = f"{self.word.rpartition('/')[0]}/seed"
+        if not self.env.group_rank:
+            self.store.set(word, _SAYS_PATH)
+            return
+        while not self.store.check([word]):
+            self._pause("the first rank of the first host has not called initialize_spmd")
 
     def wait_for_others(self) -> None:
         """The first rank returns when all have opened the store: it may remove it soon."""

@@ -107,7 +107,8 @@ def read_manifest(path: str, text: bytes | bytearray) -> Manifest:
 def load_manifest(path: str) -> Manifest:
     """The manifest of the snapshot in a folder. Raises as `read_manifest`, and NotAStoreError if there is none."""
     if not os.path.isdir(path):
-        raise NotAStoreError(f"{path} is no snapshot: there is no such folder")
+        what = "it is a file, and a snapshot is a folder" if os.path.isfile(path) else "there is no such folder"
+        raise NotAStoreError(f"{path} is no snapshot: {what}")
     try:
         text = FileStorage(path).read_bytes(MANIFEST, LIMIT)
     except KeyNotFoundError:

@@ -132,16 +132,18 @@ class PendingTake:
                     "snapshot and then removed it; call wait on all ranks first"
                 )
             if time.monotonic() > deadline:
-                raise StoreTimeoutError(
-                    f"the snapshot {self.path}: ranks {self._missing()} have not written their parts: they may have "
-                    "died, or wait longer"
-                )
+                raise StoreTimeoutError(f"the snapshot {self.path}: {self._missing()}")
             time.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK)
 
     def _missing(self) -> str:
-        ranks = range(self._take.world_size)
-        return ", ".join([str(rank) for rank in ranks if not self._has_part(rank)][:20])
+        """What the wait was for, and what to do."""
+        ranks = [rank for rank in range(self._take.world_size) if not self._has_part(rank)][:20]
+        if not ranks:
+            return "all ranks have written their parts, and it is not published yet: wait longer"
+        if len(ranks) == 1:
+            return f"rank {ranks[0]} has not written its part: it may have died, or wait longer"
+        return f"ranks {', '.join(map(str, ranks))} have not written their parts: they may have died, or wait longer"
 
     def _published(self) -> Manifest | None:
         """The manifest of this take; an error if another one's is there."""

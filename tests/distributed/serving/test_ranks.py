@@ -139,10 +139,11 @@ def test_hosts_of_a_launcher_join_the_one_that_is_named(
 def test_what_stands_in_the_way_is_told(agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="an address is tcp://IP:PORT"):
         memstore.join(launched, cluster="host:1")
-    with monkeypatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "8")
-        with pytest.raises(memstore.NotServedError, match="other hosts can't reach"):
-            memstore.join(launched)
+    for variable in ("WORLD_SIZE", "SLURM_JOB_NUM_NODES"):  # torchrun's, and that of srun alone
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "8")
+            with pytest.raises(memstore.NotServedError, match="other hosts can't reach"):
+                memstore.join(launched)
     with monkeypatch.context() as patch:
         patch.delenv("MASTER_ADDR")
         with pytest.raises(ValueError, match="Neither cluster= nor MASTER_ADDR"):

@@ -15,7 +15,7 @@ import torch
 import memstore
 from memstore.distributed.serving import Cluster
 from memstore.distributed.serving.agent_lock import holders, is_served
-from memstore.engine import state_folder, syscalls
+from memstore.engine import Creation, close_root, open_root, state_folder, syscalls
 from memstore.engine.root import create_shared, new_settings, new_shared, shared_settings
 from memstore.engine.root import folder as root_folder
 from memstore.engine.root.settings import Settings
@@ -118,6 +118,15 @@ def test_who_opens_a_store_that_is_not_served_here_is_told_what_to_do(folder: Pa
             memstore.open(folder / "store", mode)  # type: ignore[arg-type]
     with pytest.raises(memstore.NotServedError, match="--shared"):
         memstore.repair(folder / "store")
+
+
+def test_a_host_that_could_not_join_does_not_put_where_nobody_sees_it(folder: Path, state: Path) -> None:
+    """Who joins opens the store before, and has a state folder then."""
+    root = str(folder / "store")
+    close_root(open_root(root, "a", Creation(shared="copy"), 30.0))
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(memstore.NotServedError, match=f"--shared.*{STATE_VARIABLE}"):
+            memstore.open(root, mode)  # type: ignore[arg-type]
 
 
 def test_a_state_folder_is_no_store_to_be_opened(pair: Pair) -> None:

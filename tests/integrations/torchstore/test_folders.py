@@ -102,6 +102,48 @@ def test_a_store_that_is_served_here_for_another_host_is_left_alone(memory: Path
     assert len(jobs(memory)) == 1
 
 
+def test_a_job_of_a_dead_owner_goes_though_its_agent_lives(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent ends when its root is removed. Here it doesn't, and is waited for in vain."""
+    monkeypatch.setattr(folders, "_AGENT_ENDS_WITHIN", 0.1)
+    served = memory / "job-of-the-dead" / "torchstore"
+    served.mkdir(parents=True)
+    memory.chmod(0o700)
+    (memory / "job-of-the-dead" / "torchstore.owner").touch()
+    with open(served / "agent.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert jobs(memory) != [os.path.basename(initialize())] and len(jobs(memory)) == 1
+
+
+def test_a_folder_that_a_mesh_is_about_to_serve_is_left_alone(memory: Path) -> None:
+    path = str(memory / "job-of-a-mesh" / "torchstore")
+    before = os.umask(0o002)
+    try:
+        folders.prepare(path)
+    finally:
+        os.umask(before)
+    initialize()  # the folder above is still this user's alone
+    assert len(jobs(memory)) == 2
+    asyncio.run(ts.shutdown())
+    os.utime(memory / "job-of-a-mesh", (0, 0))  # nobody has come to serve it
+    initialize()
+    assert len(jobs(memory)) == 1
+
+
+def test_a_job_that_ends_while_another_looks_is_no_error(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = memory / "job-that-ends"
+    (stale / "torchstore").mkdir(parents=True)
+    memory.chmod(0o700)
+    look = folders._has_owner
+
+    def look_late(job: str) -> bool:
+        shutil.rmtree(stale, ignore_errors=True)
+        return look(job)
+
+    monkeypatch.setattr(folders, "_has_owner", look_late)
+    initialize()
+    assert len(jobs(memory)) == 1
+
+
 def test_an_owner_that_ends_takes_its_store_along(memory: Path) -> None:
     with Child(end_as_a_script) as child:
         assert child.receive() == 1

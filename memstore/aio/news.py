@@ -1,0 +1,87 @@
+"""Waits for newer versions of keys: which of two ways they go, as a key's home is this host or another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from memstore.aio.awaited import called_as
+from memstore.aio.elsewhere import HERE_BY_NOW, Elsewhere
+from memstore.aio.lanes import HERE, call
+from memstore.aio.opened import Opened
+from memstore.aio.waits import LOOK_AGAIN, Waiting, news_of
+from memstore.engine import Root, deadline_after, home_now, index, is_served
+from memstore.errors import StoreTimeoutError
+from memstore.keys import encode_key
+from memstore.listing import Mode
+from memstore.store.store import Store
+from memstore.whole_numbers import older_version
+
+
+class Waits(Opened):
+    """What `AsyncStore` inherits."""
+
+    def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
+        super().__init__(path, mode, options)
+        self._elsewhere: dict[Hashable, Elsewhere] = {}  # by loop and lane, while there are any
+
+    @called_as(Store.wait)
+    async def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
+        seconds = self.timeout if timeout is None else timeout
+        return await self._wait_until(key, newer_than, deadline_after(seconds), seconds)
+
+    async def _wait_until(self, key: str, newer_than: int, deadline: float, seconds: float) -> int:
+        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
+        name, newer_than = encode_key(key), older_version(newer_than)
+        store = self.ready
+        if store is None:  # one without keys is false
+            store = await call(self.lane_of(key), lambda _: self.blocking())
+        root = store.lend_root(key)[0]
+        is_sure = not root.membership
+        while True:
+            membership = 0 if is_sure else await call(HERE, lambda _: home_here(root, name), seconds)
+            if membership is None:
+                version = await self._wait_elsewhere(root, key, newer_than, deadline)
+            else:
+                version = await news_of(root, Waiting(root, name, newer_than, membership, self), deadline)
+            if version is None:
+                found = await call(self.lane_of(key), lambda _: index.version_of(root, name, 0))
+                if found > newer_than:  # it came with the end of the time
+                    return found
+                raise index.not_newer(name, found, newer_than, seconds)
+            if version != LOOK_AGAIN:
+                return version
+            is_sure = False
+
+    async def _wait_elsewhere(self, root: Root, key: str, newer_than: int, deadline: float) -> int | None:
+        lane = "waits", self.lane_of(key, fetches=True)
+        name = asyncio.get_running_loop(), lane
+        waits = self._elsewhere.setdefault(name, Elsewhere(root, lane))
+        try:
+            self.check_open()  # else `end` sees it
+            version = await waits.wait(encode_key(key), newer_than, deadline)
+            return LOOK_AGAIN if version == HERE_BY_NOW else version
+        except StoreTimeoutError:
+            return None
+        finally:
+            if waits.is_idle:
+                self._elsewhere.pop(name, None)
+
+    def end(self) -> None:
+        self.is_closed = True  # before it looks at the waits: who comes later looks at this
+        for waits in list(self._elsewhere.values()):
+            waits.end()
+        super().end()
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        self._elsewhere = {}  # tasks of the parent's, which go on there
+
+
+def home_here(root: Root, name: bytes) -> int | None:
+    """The number under which the key's home is here: 0 if nobody serves the root. None: it is elsewhere."""
+    if not is_served(root):
+        return 0
+    return home_now(root, name) or None

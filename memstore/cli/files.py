@@ -1,0 +1,123 @@
+"""Files of other formats: `memstore put` copies one into the store, `attach` serves it in place, `export` writes one.
+
+A store is only created for a file that is there and can be read, and a command that has created one says so.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+import memstore
+from memstore.cli import looking, render
+from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
+from memstore.engine import resource_errors
+from memstore.keys import encode_key
+from memstore.whole_numbers import LARGEST_VERSION
+
+format_of_file = click.option(
+    "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
+)
+
+
+@cli.command(short_help="Put the value of a file.")
+@root
+@key
+@click.argument("file", type=click.Path())
+@format_of_file
+@click.option(
+    "--expect-version",
+    type=click.IntRange(0, LARGEST_VERSION),
+    help="The version that KEY must have; 0: it must not exist.",
+)
+@allow_pickle
+@as_json
+def put(
+    root: str, key: str, file: str, format: Any, expect_version: int | None, allow_pickle: bool, as_json: bool
+) -> None:
+    """Put what is in FILE as the new version of KEY; ROOT is created if need be.
+
+    FILE is a .safetensors, .npy or .pt, a checkpoint of several, a memmap folder, or a snapshot. Its bytes are copied:
+    `memstore attach` serves them where they are.
+    """
+    version, nbytes, made = _put(root, key, file, format, expect_version, allow_pickle=allow_pickle)
+    text = f"version {version}, {render.size(nbytes)} put{made}"
+    render.tell({"version": version, "nbytes": nbytes}, text, as_json=as_json)
+
+
+@cli.command(short_help="Serve an existing file under a key, in place.")
+@root
+@key
+@path
+@format_of_file
+@click.option("--copy", is_flag=True, help="Copy the bytes into the store, instead of serving the file in place.")
+@allow_pickle
+@as_json
+def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle: bool, as_json: bool) -> None:
+    """Serve the file or folder PATH under KEY: safetensors, checkpoints of them, memmap folders, torch.save, .npy."""
+    if copy:
+        version, nbytes, made = _put(root, key, path, format, None, allow_pickle=allow_pickle)
+    else:
+        version, nbytes, made = _attach(root, key, path, format, allow_pickle=allow_pickle)
+    text = f"version {version}, {render.size(nbytes)} {'copied' if copy else 'in place'}{made}"
+    render.tell({"version": version, "nbytes": nbytes}, text, as_json=as_json)
+
+
+def _put(
+    root: str, key: str, file: str, format: Any, expect_version: int | None, *, allow_pickle: bool
+) -> tuple[int, int, str]:
+    """Returns the version, its bytes, and what is to be said of the store."""
+    encode_key(key)
+    with resource_errors(root, key):
+        value = looking.loaded(key, file, format, allow_pickle=allow_pickle)
+    made = _said_of_new(root)
+    mode = "r+" if expect_version else "a"  # a new store has no version of it
+    with memstore.open(root, mode, allow_pickle=allow_pickle) as store:
+        version = store.put(key, value, expect_version=expect_version)
+        return version, store.info(key).nbytes, made
+
+
+def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) -> tuple[int, int, str]:
+    encode_key(key)
+    made = _said_of_new(root)
+    if made:
+        with resource_errors(root, key):
+            looking.check_served(key, file, format, allow_pickle=allow_pickle)
+    with memstore.open(root, allow_pickle=allow_pickle) as store:
+        version = store.attach(key, file, format=format)
+        return version, store.info(key).nbytes, made
+
+
+def _said_of_new(root: str) -> str:
+    """Of a store that is about to be created; empty if there is one."""
+    return "" if looking.is_store(root) else f"; {render.printable(os.path.abspath(root))} is a new store"
+
+
+@cli.command(short_help="Write a key to a file or folder of another format.")
+@root
+@key
+@path
+@click.option(
+    "--format",
+    type=click.Choice(["safetensors", "memmap", "torch"]),
+    help="Default: torch if PATH ends with .pt, .pth, .bin or .ckpt; otherwise safetensors.",
+)
+@click.option("--max-shard-size", help='Write several files of at most this size: "5GB".')
+@allow_pickle
+@as_json
+def export(
+    root: str, key: str, path: str, format: Any, max_shard_size: str | None, allow_pickle: bool, as_json: bool
+) -> None:
+    """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
+    if format is None:
+        if path.endswith(".npy"):
+            raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
+        format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
+    with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
+        store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
+        nbytes = store.info(key).nbytes
+    render.tell(
+        {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
+    )

@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from memstore.wording import age, size
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1023.7, "1.0 KiB"),
+        (1024, "1.0 KiB"),
+        (1023.9 * 1024, "1023.9 KiB"),
+        ((1 << 20) - 1, "1.0 MiB"),
+        ((1 << 30) - 1, "1.0 GiB"),
+        (3 << 50, "3.0 PiB"),
+        (5000 << 50, "5000.0 PiB"),
+        (-1536, "-1.5 KiB"),
+    ],
+)
+def test_sizes_have_the_unit_that_they_are_rounded_to(nbytes: float, text: str) -> None:
+    assert size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (90, "2 min"),
+        (59.4 * 60, "59 min"),
+        (59.6 * 60, "1 h"),
+        (23.4 * 3600, "23 h"),
+        (23.6 * 3600, "1 d"),
+        (400 * 86400, "400 d"),
+    ],
+)
+def test_ages_have_the_unit_that_they_are_rounded_to(
+    seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    assert age(1e9 - seconds) == text
