@@ -327,9 +327,10 @@ def test_example_maps_a_models_weights() -> None:
 
 @pytest.mark.full
 def test_example_builds_a_model_sharded() -> None:
-    output = run_example("shard_from_hub_folder.py", "--ranks", "2", "--layers", "8", timeout=250)
+    output = run_example("shard_from_hub_folder.py", "--ranks", "2", timeout=250)
     assert output.count("computes the same as the whole model") == 2, output
-    assert all(float(one) < 16 + 200 for one in re.findall(r"more memory +([0-9.]+) MiB", output)), output
+    grown = [float(one) for one in re.findall(r"more memory +([0-9.]+) MiB", output)]
+    assert len(grown) == 2 and all(one < 80 for one in grown), output  # a shard is 48, the model 96
 
 
 @pytest.mark.full

@@ -10,6 +10,9 @@ recording   what modes of `fake` tell of operators
 tensors     deferred tensors, made real
 slots       the places of tensors in a module
 sources     weights by name: snapshots, views, state dicts, files
+wishes      what real tensors are to be: device, dtype, placements
+taking      a source's tensors, as those of a module share their storages
+placed      what is in a module already, and how all was before a call that fails
 fitting     a module's tensors, filled from a source or by replay
 shards      a rank's part of a tensor
 modules     materialize_module

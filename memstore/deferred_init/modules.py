@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from memstore.deferred_init.fitting import Materialized, Wish, fill
+from memstore.deferred_init.fitting import Materialized, fill
 from memstore.deferred_init.replay import one_at_a_time
-from memstore.deferred_init.shards import Placements
-from memstore.deferred_init.slots import deferred_slots, names_of, refuse_fakes
+from memstore.deferred_init.shards import Placements, check_placements
+from memstore.deferred_init.slots import Slot, deferred_slots, names_of, refuse_fakes
 from memstore.deferred_init.sources import Table
+from memstore.deferred_init.wishes import Names, Wish
 
 _log = logging.getLogger("memstore")
 
@@ -36,21 +37,23 @@ def materialize_module(
         check_fn: says for each module, children first, whether to materialize it.
         source: a `Snapshot`, a view, a state dict (nested dicts have names with dots), or the path of a snapshot, of a
             safetensors file, or of a folder in Hugging Face's format. A prefix that all its names have (`model.`, the
-            name in a snapshot) is ignored. Weights that need no conversion are mapped, copy-on-write: nothing is read
-            yet, and processes share their pages. From a state dict, the module takes the tensors themselves. Tensors
-            that the source lacks are replayed.
+            name in a snapshot) is ignored, and so is that of the only part of it that has the module's names. Weights
+            that need no conversion are mapped, copy-on-write: nothing is read yet, and processes share their pages.
+            From a state dict, the module takes the tensors themselves. Tensors that the source lacks are replayed.
         device: the tensors' device; None keeps the constructor's choice.
         dtype: the dtype of floating-point tensors; None keeps the constructor's choice. Other tensors keep theirs.
         mesh: a DeviceMesh. Tensors become DTensors, and each rank reads or keeps only its own part.
         placements: with `mesh`, torch's placements for all parameters; or a dict by name, or a function of name and
-            tensor, for parameters and buffers. A tensor whose placements are None is whole on each rank.
+            tensor, for parameters and buffers. A tensor whose placements are None is whole on each rank. A dict may
+            have any name of a tied tensor; a function gets the first.
 
     Returns:
         The names of the tensors that were found in the source, and of those that were replayed.
 
     Raises:
         StructureMismatchError: shapes or kinds of dtypes differ, and the message lists all differences; or the source
-            has none of the module's names. The module is unchanged.
+            has none of the module's names, or several parts of it have them; or `placements` has names that the module
+            lacks. The module is unchanged, as after any error.
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
             `fake_mode`; the message names the tensor.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
@@ -59,6 +62,7 @@ def materialize_module(
     if (mesh is None) != (placements is None):
         raise TypeError("mesh and placements belong together, and one of them is missing")
     names = names_of(module)
+    check_placements(placements, names.values())
     slots = deferred_slots(module, check_fn)
     if buffers_only:
         parameters = set(map(id, module.parameters()))
@@ -66,11 +70,22 @@ def materialize_module(
     refuse_fakes(slots)
     table = None
     if source is not None and slots:
-        table = Table(source, [name for slot in slots if slot.is_saved for name in names[id(slot.tensor)]])
-    wish = Wish(None if device is None else torch.device(device), dtype, mesh, placements)
+        saved = {id(slot.tensor): names[id(slot.tensor)] for slot in slots if slot.is_saved}
+        table = Table(source, list(saved.values()))
+    wish = Wish(None if device is None else torch.device(device), dtype, mesh, placements, names)
     with one_at_a_time():
-        done = fill(slots, names, table, wish)
-    missing = [slot.name for slot in slots if slot.is_saved and slot.name in done.replayed]
-    if table is not None and missing:
-        _log.info("%s lacks %d weights, which were replayed: %s", table.title, len(missing), ", ".join(missing[:20]))
+        done = fill(slots, table, wish)
+    if table is not None:
+        _report(table, [slot for slot in slots if slot.is_saved and slot.name in done.replayed], names)
     return done
+
+
+def _report(table: Table, slots: Sequence[Slot], names: Names) -> None:
+    """Logs what wasn't taken."""
+    has = {slot.name: any(table.find(name) is not None for name in names[id(slot.tensor)]) for slot in slots}
+    missing, left = [name for name in has if not has[name]], [name for name in has if has[name]]
+    if missing:
+        _log.info("%s lacks %d weights, which were replayed: %s", table.title, len(missing), ", ".join(missing[:20]))
+    if left:
+        text = "%s has %d weights that were not taken, as they were real already, or wrap others: %s"
+        _log.info(text, table.title, len(left), ", ".join(left[:20]))

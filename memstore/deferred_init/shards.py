@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from memstore.errors import StructureMismatchError
 from memstore.late_imports import between_forks
 from memstore.sharding import local_shape, part, place
 from memstore.structure import contiguous_stride, modes
+from memstore.wording import short
 
 Placements = Sequence[Any] | Mapping[str, Any] | Callable[[str, torch.Tensor], Any]
 
@@ -21,12 +23,50 @@ class Spread(NamedTuple):
     placements: Sequence[Any]
 
 
-def placements_of(chosen: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) -> Any:
-    """How a tensor is spread; None: it isn't, and each rank has all of it."""
+def check_placements(chosen: Any, names: Iterable[Sequence[str]]) -> None:
+    """
+    Args:
+        names: of each tensor, all its names.
+
+    Raises:
+        StructureMismatchError: a dict has names that no tensor has, or says different things of a tied one.
+    """
+    if not isinstance(chosen, Mapping):
+        return
+    groups = list(names)
+    known = {name for group in groups for name in group}
+    unknown = [str(name) for name in chosen if name not in known]
+    if unknown:
+        raise StructureMismatchError(
+            f"placements has names that the module lacks: {_few(unknown)}; the module has {_few(sorted(known))}"
+        )
+    for group in groups:
+        found = [name for name in group if name in chosen]
+        if any(_listed(chosen[name]) != _listed(chosen[found[0]]) for name in found):
+            raise StructureMismatchError(
+                f"{_few(found)} are names of one tensor, and placements has different ones for them: name it once"
+            )
+
+
+def _listed(placements: Any) -> Any:
+    return None if placements is None else list(placements)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(short(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def placements_of(chosen: Any, name: str, names: Sequence[str], tensor: torch.Tensor, *, is_parameter: bool) -> Any:
+    """How a tensor is spread; None: it isn't, and each rank has all of it.
+
+    Args:
+        name: that of the place which asks.
+        names: all of the tensor, if it is tied: a dict may have any of them.
+    """
     if callable(chosen):
         return chosen(name, tensor)
     if isinstance(chosen, Mapping):
-        return chosen.get(name)
+        return next((chosen[one] for one in names if one in chosen), None)
     return chosen if is_parameter else None
 
 

@@ -8,7 +8,7 @@ a view, a state dict                as it is; dicts in dicts have names with dot
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,33 +25,31 @@ class Table:
 
     Args:
         source: one of those above.
-        names: those of the module. What stands before them in all names of the source (`model.`) is left out.
+        names: of each tensor of the module, all its names.
+
+    Attributes:
+        title: what errors call it.
+        prefix: what stands before the module's names in the source's; see `_prefix`.
 
     Raises:
-        StructureMismatchError: the source has none of these names.
+        StructureMismatchError: the source has none of these names, or it isn't clear which of its parts has them.
         NotAStoreError: there is nothing at the path.
         UnsupportedValueError, CorruptionError: it is of no known format, or damaged.
         TypeError: it is no source.
     """
 
-    def __init__(self, source: Any, names: Sequence[str]) -> None:
+    def __init__(self, source: Any, names: Sequence[Sequence[str]]) -> None:
         self.title, value = _opened(source)
         self._tensors = dict(_flat("", value))
-        self._prefix = _prefix(self._tensors, names)
+        self.prefix = _prefix(self.title, self._tensors, names)
         self._sources: dict[Source, Source | None] = {}
-        if names and not any(self._prefix + name in self._tensors for name in names):
-            theirs = ", ".join(short(name) for name in list(self._tensors)[:3]) or "no tensors"
-            raise StructureMismatchError(
-                f"{self.title} has none of the module's {len(names)} weights: it has {theirs}, and the module "
-                f"{', '.join(map(short, names[:3]))}; name the part of it that is the module's"
-            )
 
     def find(self, name: str) -> torch.Tensor | None:
-        return self._tensors.get(self._prefix + name)
+        return self._tensors.get(self.prefix + name)
 
     def get(self, name: str) -> torch.Tensor:
         """A tensor that `find` has found."""
-        return self._tensors[self._prefix + name]
+        return self._tensors[self.prefix + name]
 
     def take(self, name: str) -> torch.Tensor:
         """A tensor, where it lies if it can be had there; what is written to it, no other sees."""
@@ -85,7 +83,50 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from _flat(f"{prefix}.{name}" if prefix else name, one)
 
 
-def _prefix(tensors: Mapping[str, Any], names: Sequence[str]) -> str:
-    """What stands before the module's names: "", or the first word of the source's; the one by which most are found."""
-    firsts = dict.fromkeys(f"{name.partition('.')[0]}." for name in tensors if "." in name)
-    return max(["", *firsts], key=lambda prefix: sum(prefix + name in tensors for name in names))
+def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str]]) -> str:
+    """What stands before the module's names in those of the source.
+
+    1. A prefix that all its names have, or none: the one by which most of the module's are found.
+    2. Else the one part of the source that has all of the module's tensors, if no other part has any.
+    3. Else it is an error: weights of another module would fit too.
+    """
+    wanted = {name: number for number, group in enumerate(names) for name in group}
+    common = _common(list(tensors))
+    best = max(common, key=lambda prefix: sum(prefix + name in tensors for name in wanted))
+    if not wanted or any(best + name in tensors for name in wanted):
+        return best
+    parts = _parts(tensors, wanted)
+    whole = [prefix for prefix, found in parts.items() if len(found) == len(names)]
+    if len(whole) == 1 and all(prefix.startswith(whole[0]) for prefix in parts):
+        return whole[0]
+    if parts:
+        likely = sorted(parts, key=lambda prefix: -len(parts[prefix]))
+        listed = ", ".join(f"{short(one[:-1])} ({len(parts[one])} of {len(names)})" for one in likely[:8])
+        raise StructureMismatchError(
+            f"{title} has weights of the module's names in {len(likely)} of its parts: {listed}"
+            f"{', ...' if len(likely) > 8 else ''}. Say which part is the module's: give that part alone, as a view or "
+            "a dict with the module's own names; or materialize the whole module, and choose the part with check_fn"
+        )
+    theirs = ", ".join(short(name) for name in list(tensors)[:3]) or "no tensors"
+    raise StructureMismatchError(
+        f"{title} has none of the module's {len(names)} weights: it has {theirs}, and the module "
+        f"{', '.join(map(short, list(wanted)[:3]))}; name the part of it that is the module's"
+    )
+
+
+def _common(names: Sequence[str]) -> list[str]:
+    """The prefixes that all names have, each to a dot; "" is the first."""
+    first, last = (min(names), max(names)) if names else ("", "")  # what these share, all between them do
+    shared = os.path.commonprefix([first, last])
+    return ["", *(shared[: at + 1] for at, one in enumerate(shared) if one == ".")]
+
+
+def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[int]]:
+    """The prefixes under which a source has names, and the numbers of the tensors whose they are."""
+    found: dict[str, set[int]] = {}
+    for name in tensors:
+        for at, one in enumerate(name):
+            number = wanted.get(name[at + 1 :]) if one == "." else None
+            if number is not None:
+                found.setdefault(name[: at + 1], set()).add(number)
+    return found

@@ -20,7 +20,7 @@ from memstore.structure import modes
 _OURS = "_memstore_"
 _IS_PARAMETER = "_is_param"
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # by these dicts their handles remove them
-_MADE, _REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
+MADE, REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
                     "deferred_init"
                 )
             _check_writes(one, mark)
-            if not hasattr(one.untyped_storage(), _REAL):
+            if not hasattr(one.untyped_storage(), REAL):
                 wanted.setdefault(mark, one)
         moment = now()
         for mark, real in Replay().run([(mark, moment) for mark in wanted]).items():
@@ -82,16 +82,16 @@ def made_for_now(tensor: torch.Tensor) -> torch.Tensor:
     """The real tensor, for one who takes a part of it: the deferred one doesn't keep its memory."""
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
-        is_kept = hasattr(storage, _REAL)
+        is_kept = hasattr(storage, REAL)
         made = materialize([tensor])[0]
         if not is_kept:
-            delattr(storage, _REAL)
+            delattr(storage, REAL)
         return made
 
 
 def made_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """What became of a deferred tensor."""
-    return tensor.__dict__.get(_MADE)
+    return tensor.__dict__.get(MADE)
 
 
 def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: Ref | None = None) -> None:
@@ -101,17 +101,16 @@ def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: Ref | None = None
         shown: what of the deferred storage `real` has; None: it lies over a storage that is laid out as that one.
     """
     ref = ref_in(tensor)
-    if isinstance(ref.mark.history, Past):
-        ref.mark.history.is_over = True
+    _end(ref.mark)
     shift = 0 if shown is None else (real.storage_offset() - shown.offset) * real.itemsize
     with torch._C.DisableTorchFunction():
-        setattr(tensor.untyped_storage(), _REAL, (real, shift))
+        setattr(tensor.untyped_storage(), REAL, (real, shift))
 
 
 def share(tensor: torch.Tensor) -> bool:
     """Makes a deferred tensor real, if its storage was made for another one."""
     with torch._C.DisableTorchFunction():
-        kept = getattr(tensor.untyped_storage(), _REAL, None)
+        kept = getattr(tensor.untyped_storage(), REAL, None)
         if kept is None:
             return False
         real, shift = kept
@@ -135,14 +134,26 @@ def shows_all(tensor: torch.Tensor) -> bool:
         return tensor.is_contiguous() and not tensor.storage_offset() and tensor.numel() * tensor.itemsize == nbytes
 
 
-def become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """A tensor of the deferred one's class and with its attributes, over `data`; it is what becomes of it."""
+def become(tensor: torch.Tensor, data: torch.Tensor, cls: Any = None) -> torch.Tensor:
+    """A tensor of the deferred one's class and with its attributes, over `data`; it is what becomes of it.
+
+    Args:
+        cls: another class: that of a lazy tensor which gets values.
+    """
     with _plainly():
-        return _become(tensor, data)
+        made = _become(tensor, data, original_class(type(tensor)) if cls is None else cls)
+        for one in parts_of(tensor) if is_wrapper(tensor) else [tensor]:
+            _end(mark_of(one))
+        return made
 
 
-def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    cls: Any = original_class(type(tensor))
+def _end(mark: Mark | None) -> None:
+    """What it marks is real from now on: a deferred tensor that is written later would not change it."""
+    if mark is not None and isinstance(mark.history, Past):
+        mark.history.is_over = True
+
+
+def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
     if cls is torch.Tensor and isinstance(tensor, torch.nn.Parameter):
         cls = torch.nn.Parameter  # of a deferred tensor, outside of the mode, it makes one by a mark
     needs_grad = requires_grad(tensor) and (data.is_floating_point() or data.is_complex())
@@ -153,7 +164,7 @@ def _become(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     else:
         made = torch.Tensor._make_subclass(cls, data, needs_grad)
     _keep_attributes(tensor, made)
-    setattr(tensor, _MADE, made)
+    setattr(tensor, MADE, made)
     return made
 
 
@@ -217,5 +228,5 @@ def _wrap_again(tensor: Any) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         made = torch.nn.Parameter(made, tensor.requires_grad)
     _keep_attributes(tensor, made)
-    setattr(tensor, _MADE, made)
+    setattr(tensor, MADE, made)
     return made

@@ -76,8 +76,21 @@ MISTAKES = [
     Mistake(
         "materialize_module(deferred_init(torch.nn.Linear, 8, 2), source=snapshot)",
         StructureMismatchError,
-        "1 of 2 tensors of the snapshot PATH/step-1 don't fit the module:\n"
+        "1 of 2 tensors of the snapshot PATH/step-1, under 'model', don't fit the module:\n"
         "  weight: shape [2, 8] in the module, [2, 4] in the source",
+    ),
+    Mistake(
+        "state = module.state_dict()\n"
+        'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source={"actor": state, "critic": state})',
+        StructureMismatchError,
+        "the dict has weights of the module's names in 2 of its parts: 'actor' (2 of 2), 'critic' (2 of 2). Say which "
+        "part is the module's: give that part alone, as a view or a dict with the module's own names; or materialize "
+        "the whole module, and choose the part with check_fn",
+    ),
+    Mistake(
+        "materialize_module(deferred_init(torch.nn.Linear, 4, 2), mesh=3, placements={'wieght': None})",
+        StructureMismatchError,
+        "placements has names that the module lacks: 'wieght'; the module has 'bias', 'weight'",
     ),
     Mistake(
         "materialize_module(deferred_init(torch.nn.Linear, 4, 2), mesh=3)",

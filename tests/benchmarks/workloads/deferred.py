@@ -95,7 +95,7 @@ def _deferred(rows: int) -> torch.nn.Module:
 
 
 def _shard(path: str, rows: int) -> tuple[int, int]:
-    """Bytes of its own memory that a rank takes for a sharded construction, and bytes of its shards."""
+    """Bytes of its own memory that a rank takes at the peak of a sharded construction, and bytes of its shards."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
 
@@ -104,10 +104,15 @@ def _shard(path: str, rows: int) -> tuple[int, int]:
     with as_rank(0, RANKS):
         mesh = init_device_mesh("cpu", (RANKS,))
         model = _deferred(rows)
-        before = _anonymous()
-        materialize_module(model, source=path, mesh=mesh, placements=[Shard(0)])
+        seen = [_anonymous()]
+
+        def rows_of(name: str, tensor: torch.Tensor) -> Any:
+            seen.append(_anonymous())
+            return [Shard(0)]
+
+        materialize_module(model, source=path, mesh=mesh, placements=rows_of)
         parameters: list[Any] = list(model.parameters())
-        return _anonymous() - before, sum(one.to_local().nbytes for one in parameters)
+        return max(*seen, _anonymous()) - seen[0], sum(one.to_local().nbytes for one in parameters)
 
 
 def _anonymous() -> int:
