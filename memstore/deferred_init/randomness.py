@@ -153,7 +153,7 @@ def generator_of(device: torch.device) -> torch.Generator:
     """The one that operators on a device draw from."""
     if device.type == "cuda":
         torch.cuda.init()
-        return torch.cuda.default_generators[device.index or 0]
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator
 
 

@@ -157,6 +157,7 @@ def _run_from(
     event: Event, args: list[Any], options: dict[str, Any], state: torch.Tensor, device: torch.device
 ) -> tuple[Any, torch.Tensor]:
     """Runs an operator that draws, from a state on; returns the state behind it too."""
+    device = _drawn_on(args, options, device)
     if any(one.name == "generator" for one in event.operator._schema.arguments):
         own = torch.Generator(device)
         own.set_state(state)
@@ -170,6 +171,14 @@ def _run_from(
         return result, borrowed.get_state()
     finally:
         borrowed.set_state(before)
+
+
+def _drawn_on(args: list[Any], options: dict[str, Any], device: torch.device) -> torch.device:
+    """Where an operator draws: "cuda" without an index may be another one than when it was recorded on `device`."""
+    if device.type == "cpu":
+        return device
+    asked = options.get("device")
+    return next((one.device for one in tensors_in(args)), device) if asked is None else asked
 
 
 def skip(event: Event, state: torch.Tensor) -> torch.Tensor:

@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
 
-from memstore.deferred_init.tensors import is_deferred_tensor
+from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor
+from memstore.errors import UnsupportedValueError
 
 Check = Callable[[torch.nn.Module], bool]
-_CONTAINERS = (tuple, list, dict, TensorDict)
+_CONTAINERS = (tuple, list, deque, dict, TensorDict)
 _TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
@@ -46,15 +48,19 @@ class _Entries:
 
 
 class _Tuple:
-    """A tuple in a place: one of its items is changed by another tuple there."""
+    """A tuple in a place: one of its items is changed by another tuple there. The place may be in a tuple, too."""
 
     def __init__(self, home: Any, key: Any) -> None:
         self._home, self._key = home, key
 
+    def __getitem__(self, number: int) -> Any:
+        return self._home[self._key][number]
+
     def __setitem__(self, number: int, item: Any) -> None:
         before = self._home[self._key]
+        cls: Any = type(before)
         items = [*before[:number], item, *before[number + 1 :]]
-        self._home[self._key] = type(before)(*items) if hasattr(before, "_fields") else type(before)(items)
+        self._home[self._key] = cls._make(items) if hasattr(cls, "_make") else cls(items)
 
 
 def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
@@ -90,15 +96,28 @@ def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]
     """Where the items of a container are put, and these by their keys."""
     if isinstance(value, tuple):
         return _Tuple(home, key), list(enumerate(value))
-    if type(value) is TensorDict:
+    if isinstance(value, TensorDict):
         return _Entries(value), list(value._tensordict.items())
-    items = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
-    return value, list(items)
+    # What a class of somebody's makes of `items` isn't asked: it may load what nobody wants yet.
+    return value, list(dict.items(value) if isinstance(value, dict) else enumerate(value))
 
 
 def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[Slot]:
-    """Those of a module and its descendants that have deferred tensors; children first."""
-    return [slot for slot in _walk(root, "", check, set()) if is_deferred_tensor(slot.tensor)]
+    """Those of a module and its descendants with tensors that are deferred, or made in fake_mode; children first."""
+    return [
+        slot for slot in _walk(root, "", check, set()) if is_deferred_tensor(slot.tensor) or has_no_past(slot.tensor)
+    ]
+
+
+def refuse_fakes(slots: Sequence[Slot]) -> None:
+    """Raises UnsupportedValueError if tensors were made in fake_mode, by their names: nobody knows their values."""
+    found = [slot.name for slot in slots if has_no_past(slot.tensor)]
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise UnsupportedValueError(
+            f"{', '.join(found[:3])}{more}: made in fake_mode, so nobody knows the values: make the module in "
+            "deferred_init, or put real tensors there first"
+        )
 
 
 def _walk(module: torch.nn.Module, prefix: str, check: Check | None, seen: set[torch.nn.Module]) -> Iterator[Slot]:

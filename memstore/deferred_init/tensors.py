@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memstore.deferred_init.events import Past, now
 from memstore.deferred_init.replay import Replay, one_at_a_time
 from memstore.errors import UnsupportedValueError
-from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_of, requires_grad
+from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_of, requires_grad, unrecorded_writes
 from memstore.structure import modes
 
 _OURS = "_memstore_"
@@ -38,6 +38,15 @@ def is_deferred_tensor(tensor: torch.Tensor) -> bool:
             return any(is_deferred_tensor(one) for one in parts_of(tensor))
         mark = mark_of(tensor)
         return mark is not None and mark.history is not None
+
+
+def has_no_past(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was made by `fake_mode`: it is fake, and can't be replayed."""
+    with torch._C.DisableTorchFunction():
+        if is_wrapper(tensor):
+            return any(has_no_past(one) for one in parts_of(tensor))
+        mark = mark_of(tensor)
+        return mark is not None and mark.history is None
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -172,11 +181,12 @@ def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
 def _check_writes(tensor: torch.Tensor, mark: Mark) -> None:
     """Raises UnsupportedValueError if a tensor was written where no mode has seen it: torch counts all writes."""
     past = mark.history
-    if mark.is_lent or not isinstance(past, Past) or tensor.is_inference():
+    if mark.is_lent or not isinstance(past, Past):
         return
-    if tensor._version > past.writes:
+    count = unrecorded_writes(tensor, mark, past.writes)
+    if count > 0:
         raise UnsupportedValueError(
-            f"a deferred tensor of shape {tuple(tensor.shape)} was written {tensor._version} times, of which "
+            f"a deferred tensor of shape {tuple(tensor.shape)} was written {count + past.writes} times, of which "
             f"{past.writes} were recorded: another thread has written it. Write it in the thread that makes it"
         )
 

@@ -5,6 +5,7 @@ arguments   of operators, as refs and as meta tensors
 recorder    the interface to what remembers what was done with them
 operators   what an operator does, by its schema
 storages    which of them a tensor shows
+living      the fake tensors that there are at the end of a session
 session     what becomes of an operator on them
 tensors     their classes, outside of a mode
 printing    them as text
@@ -16,7 +17,17 @@ like        fake_like
 from __future__ import annotations
 
 from memstore.fake.like import fake_like
-from memstore.fake.marks import Mark, Ref, map_tensors, mark_of, over_storage, ref_of, requires_grad, tensors_in
+from memstore.fake.marks import (
+    Mark,
+    Ref,
+    map_tensors,
+    mark_of,
+    over_storage,
+    ref_of,
+    requires_grad,
+    tensors_in,
+    unrecorded_writes,
+)
 from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
 from memstore.fake.operators import kind_of
 from memstore.fake.recorder import History, Recorder
@@ -42,4 +53,5 @@ __all__ = [
     "ref_of",
     "requires_grad",
     "tensors_in",
+    "unrecorded_writes",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memstore.fake.marks import META, map_tensors, mark_of, meta_twin, ref_of, tensors_in
+from memstore.fake.marks import META, Mark, map_tensors, mark_of, meta_twin, ref_of, tensors_in
 
 Options = Mapping[str, Any]
 
@@ -53,7 +53,22 @@ def leaves_meta(tensor: torch.Tensor, options: Options) -> bool:
 
 
 def with_index(device: torch.device) -> torch.device:
-    return torch.device("cuda:0") if device == torch.device("cuda") else device
+    """The device itself: "cuda" is the one that is current in this process. CUDA isn't initialized for that."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
+def device_of(tensors: Sequence[torch.Tensor], marks: Sequence[Mark | None]) -> torch.device:
+    """The device of what an operator makes of these, of which some are fake. A number on the CPU goes to the others."""
+    first: torch.device | None = None
+    for one, mark in zip(tensors, marks, strict=True):
+        if mark is not None:
+            if mark.device.type != "cpu" or one.dim():
+                return mark.device
+            first = first or mark.device
+    assert first is not None, "one is fake"
+    return first
 
 
 def is_about_meta(error: Exception) -> bool:

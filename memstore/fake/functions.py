@@ -15,10 +15,13 @@ import torch
 
 from memstore import modes
 from memstore.errors import UnsupportedValueError
+from memstore.fake.arguments import with_index
 from memstore.fake.marks import (
+    APART,
     META,
     Mark,
     Ref,
+    is_inference,
     is_leaf,
     is_meta,
     mark_of,
@@ -36,10 +39,11 @@ Args = Any  # a tuple: strict types would ask for its length at each place
 Handler = Callable[[Session, Any, Mark, Args, dict[str, Any]], Any]
 _tensor: Any = torch.Tensor
 _nn: Any = torch._C._nn  # type: ignore[attr-defined]
+_set_version: Any = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
 
 
 def _device(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    return mark.device
+    return with_index(mark.device)
 
 
 def _is_cuda(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
@@ -55,7 +59,7 @@ def _is_meta(session: Session, function: Any, mark: Mark, args: Args, options: d
 
 
 def _get_device(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> int:
-    return -1 if mark.device.type == "cpu" else mark.device.index or 0
+    return -1 if mark.device.type == "cpu" else with_index(mark.device).index or 0
 
 
 def _repr(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> str:
@@ -95,6 +99,16 @@ def _no_pickle(session: Session, function: Any, mark: Mark, args: Args, options:
     raise UnsupportedValueError(
         f"{what} has no values that could be pickled, saved or sent: materialize it first, or send what makes it"
     )
+
+
+def _get_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> torch.Tensor:
+    """`fake.data`, which is no operator; its versions begin where they tell that it was had so."""
+    with torch._C.DisableTorchFunction():
+        made: torch.Tensor = function(args[0])
+        if not is_inference(made):
+            _set_version((made,), (APART,))
+        session.note(made)
+    return made
 
 
 def set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
@@ -143,8 +157,7 @@ def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict
     """`to`, `cpu` and `cuda` to where it is claimed to be make no copy."""
     name = function.__name__
     more = {one: value for one, value in options.items() if one == "memory_format"}
-    dtype = None
-    copies = bool(options.get("copy"))
+    dtype, copies = None, bool(options.get("copy"))
     if name == "to":
         if len(args) > 1 and isinstance(args[1], torch.Tensor):
             other = args[1]
@@ -152,14 +165,13 @@ def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict
             device, dtype = (other.device if other_mark is None else other_mark.device), other.dtype
         else:
             given = {one: value for one, value in options.items() if one not in ("copy", "memory_format")}
-            copies = copies or (len(args) > 1 and any(value is True for value in args[3:4]))
             device, dtype, _, _ = _nn._parse_to(*args[1:3], **given)
+        place = 3 if len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor)) else 4  # behind non_blocking
+        copies = copies or any(value is True for value in args[place : place + 1])
     else:
         index = args[1] if len(args) > 1 else options.get("device")
         device = torch.device(name) if index is None else torch.device(index)
-    if device is not None and device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", 0)
-    if device is None or device == mark.device:
+    if device is None or with_index(device) == with_index(mark.device):
         if dtype is None and not copies and not more:
             return args[0]
         with torch._C.DisableTorchFunctionSubclass():
@@ -228,6 +240,7 @@ HANDLERS: dict[Any, Handler] = {
     _tensor.__dlpack__: _no_pointer,
     _tensor.__reduce_ex__: _no_pickle,
     _tensor.share_memory_: _no_pointer,
+    _tensor.data.__get__: _get_data,
     _tensor.data.__set__: set_data,
     _tensor.type: _type,
     _tensor.to: _move,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,13 @@ def _like(value: Any, seen: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, Mapping):
         names: list[Any] = list(value)
         found = {name: _like(value[name], seen) for name in names}
-        return found if type(value) is dict else type(value)(found)  # type: ignore[call-arg]
+        if type(value) is dict:
+            return found
+        if not isinstance(value, dict):
+            return type(value)(found)  # type: ignore[call-arg]
+        made: Any = copy.copy(value)  # with what else it has: a defaultdict its factory
+        made.update(found)
+        return made
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_like(one, seen) for one in value))
     if isinstance(value, (list, tuple)):

@@ -20,12 +20,15 @@ is_meta: Callable[[torch.Tensor], bool] = _c_tensor.is_meta.__get__
 requires_grad: Callable[[torch.Tensor], bool] = _c_tensor.requires_grad.__get__
 is_leaf: Callable[[torch.Tensor], bool] = _c_tensor.is_leaf.__get__
 real_device: Callable[[torch.Tensor], torch.device] = _c_tensor.device.__get__
-_storage: Callable[[torch.Tensor], Any] = _c_tensor.untyped_storage
+storage_of: Callable[[torch.Tensor], Any] = _c_tensor.untyped_storage
+version_of: Callable[[torch.Tensor], int] = _c_tensor._version.__get__
+is_inference: Callable[[torch.Tensor], bool] = _c_tensor.is_inference
 _dtype, _layout = _c_tensor.dtype.__get__, _c_tensor.layout.__get__
 _size, _stride, _offset = _c_tensor.size, _c_tensor.stride, _c_tensor.storage_offset
 _is_conj, _is_neg = _c_tensor.is_conj, _c_tensor.is_neg
 _NAME = "_memstore_fake"
 META = torch.device("meta")
+APART = 1 << 30  # the first version of what `.data` gives; torch counts its writes by themselves
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
@@ -33,15 +36,16 @@ class Mark:
     """What is known of a fake tensor's storage.
 
     Attributes:
-        device: where it would be.
+        device: where it would be. "cuda" without an index is the device that is current whenever somebody asks.
         history: what was done with it, a `History` of recorder.py; None: nobody knows, so it has no values.
         is_lent: a tensor was moved to it, or from it, by `.data =` or `set_`; versions count writes of both storages.
+        writes_apart: how often it was written through what `.data` gave.
     """
 
-    __slots__ = ("device", "history", "is_lent")
+    __slots__ = ("device", "history", "is_lent", "writes_apart")
 
     def __init__(self, device: torch.device, history: Any) -> None:
-        self.device, self.history, self.is_lent = device, history, False
+        self.device, self.history, self.is_lent, self.writes_apart = device, history, False, 0
 
 
 class Ref(NamedTuple):
@@ -61,13 +65,29 @@ def mark_of(tensor: torch.Tensor) -> Mark | None:
     if not is_meta(tensor):
         return None
     try:
-        return getattr(_storage(tensor), _NAME, None)
+        return getattr(storage_of(tensor), _NAME, None)
     except NotImplementedError:  # a sparse one: it has none
         return None
 
 
 def set_mark(tensor: torch.Tensor, mark: Mark) -> None:
-    setattr(_storage(tensor), _NAME, mark)
+    setattr(storage_of(tensor), _NAME, mark)
+
+
+def unrecorded_writes(tensor: torch.Tensor, mark: Mark, recorded: int) -> int:
+    """How many writes of a tensor torch has counted that no recorder has heard of.
+
+    Args:
+        recorded: how many writes of its storage one has heard of.
+    """
+    if is_apart(tensor):
+        return version_of(tensor) - APART - mark.writes_apart
+    return 0 if is_inference(tensor) else version_of(tensor) - recorded + mark.writes_apart
+
+
+def is_apart(tensor: torch.Tensor) -> bool:
+    """Whether its writes are counted apart from those of the tensor that it is the data of."""
+    return not is_inference(tensor) and version_of(tensor) >= APART
 
 
 def ref_of(tensor: torch.Tensor, mark: Mark) -> Ref:
@@ -83,13 +103,13 @@ def ref_of(tensor: torch.Tensor, mark: Mark) -> Ref:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    return int(_storage(tensor).nbytes())
+    return int(storage_of(tensor).nbytes())
 
 
 def over_storage(tensor: torch.Tensor, ref: Ref) -> torch.Tensor:
     """A tensor over the storage of another one, of which it shows what the ref shows of its own."""
     made = torch.empty(0, dtype=ref.dtype, device=real_device(tensor))
-    made.set_(_storage(tensor), ref.offset, ref.size, ref.stride)
+    made.set_(storage_of(tensor), ref.offset, ref.size, ref.stride)
     made = made.conj() if ref.conj else made
     return made._neg_view() if ref.neg else made
 

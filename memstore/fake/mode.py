@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import torch
 from torch._guards import TracingContext
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstore import modes
@@ -22,7 +23,9 @@ from memstore.fake.recorder import Recorder
 from memstore.fake.session import Session
 from memstore.fake.tensors import FakeTensor, become_fake
 
+_CPU = torch.device("cpu")
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_OF_VALUES = {torch.tensor, torch.as_tensor, torch.asarray}
 _LIFTING = {torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.Tensor.new_tensor}
 
 
@@ -55,8 +58,12 @@ _thread = _Thread()
 
 
 @contextmanager
-def in_session(session: Session) -> Generator[Session]:
-    """Both modes, until the end; then what was made and lives says by itself that it is fake."""
+def in_session(session: Session, *, brief: bool = False) -> Generator[Session]:
+    """Both modes, until the end; then what was made and lives says by itself that it is fake.
+
+    Args:
+        brief: for one function, which makes no tensor that the modes don't see.
+    """
     before, _thread.session = _thread.session, session
     try:
         with _Operators(session), _Functions(session):
@@ -64,13 +71,13 @@ def in_session(session: Session) -> Generator[Session]:
     finally:
         _thread.session = before
         with torch._C.DisableTorchFunction():
-            for one in session.living():
-                if mark_of(one) is not None:
-                    become_fake(one)
+            for one in session.living.seen() if brief else session.living.all():
+                become_fake(one)
 
 
 def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """A torch function, as it is in a session."""
+    function, args, options = _plainer(session, function, args, options)
     handler = HANDLERS.get(function)
     claim, is_made = None, function in _LIFTING
     with torch._C.DisableTorchFunction():
@@ -84,10 +91,11 @@ def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[s
         return handler(session, function, mark, args, options)
     if handler is set_data and isinstance(args[1], torch.Tensor) and claim is not None:
         return set_real_data(session, function, args)
-    if session.fake_cuda:
+    if session.fake_cuda and function is not torch.device:
         if function in MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
             return _move_real(session, function, args, options)
-        claim, args, options = _without_cuda(claim, args, options)
+        instead = _CPU if function in _OF_VALUES else META  # on meta nobody would hear of what is made of values
+        claim, args, options = _without_cuda(claim, args, _by_default(function, options), instead)
     before, lifted, cast = session.claim, session.lifts, session.casts
     session.claim, session.lifts = claim, is_made or lifted
     session.casts = cast or claim is not None and torch.is_autocast_enabled(claim.type)  # operators see it off
@@ -97,17 +105,43 @@ def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[s
         session.claim, session.lifts, session.casts = before, lifted, cast
 
 
+def _plainer(
+    session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call itself, or another one of which the modes hear more: what these do to meta tensors, they don't see."""
+    if function is torch.Tensor.new_tensor:
+        with torch._C.DisableTorchFunction():
+            mark = mark_of(args[0])
+            if mark is not None:
+                given = {name: one for name, one in options.items() if one is not None}
+                return torch.tensor, args[1:], {"dtype": args[0].dtype, "device": mark.device, **given}
+    is_of_tensor = function in _OF_VALUES and bool(args) and isinstance(args[0], torch.Tensor)
+    if session.fake_cuda and is_of_tensor and _names_cuda((), options):
+        named = {name: one for name, one in options.items() if name in ("device", "dtype")}
+        return torch.Tensor.to, args[:1], named
+    return function, args, options
+
+
+def _by_default(function: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the device of `torch.device(...)` as a context, which torch would add behind this mode."""
+    if options.get("device") is None and function in _device_constructors():
+        for one in _get_current_function_mode_stack():
+            if isinstance(one, DeviceContext):
+                return {**options, "device": one.device}
+    return options
+
+
 def _without_cuda(
-    claim: torch.device | None, args: tuple[Any, ...], options: dict[str, Any]
+    claim: torch.device | None, args: tuple[Any, ...], options: dict[str, Any], instead: torch.device
 ) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
     """Arguments without CUDA, which torch would look for; what is made claims it."""
     named = _cuda_device(options.get("device"))
     if named is not None:
-        return named, args, {**options, "device": META}
+        return named, args, {**options, "device": instead}
     for number, one in enumerate(args):
         device = _cuda_device(one) if isinstance(one, torch.device) else None
         if device is not None:
-            return device, (*args[:number], META, *args[number + 1 :]), options
+            return device, (*args[:number], instead, *args[number + 1 :]), options
     return claim, args, options
 
 
@@ -118,8 +152,7 @@ def _names_cuda(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
 def _cuda_device(value: Any) -> torch.device | None:
     if isinstance(value, (str, torch.device)):
         device = torch.device(value)
-        if device.type == "cuda":
-            return torch.device("cuda", device.index or 0)
+        return device if device.type == "cuda" else None
     return None
 
 
@@ -155,7 +188,7 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
             if mark is not None and mark.history is not None:
                 recorder = mark.history.recorder()
                 break
-    with in_session(Session(recorder, fake_cuda=recorder is None)):
+    with in_session(Session(recorder, fake_cuda=recorder is None), brief=True):
         return function(*args, **options)
 
 

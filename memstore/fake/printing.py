@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from memstore.fake.arguments import with_index
 from memstore.fake.marks import Mark, ref_of, requires_grad
 
 
@@ -14,7 +15,7 @@ def text_of(tensor: torch.Tensor, mark: Mark) -> str:
     if ref.dtype != torch.get_default_dtype():
         parts.append(f"dtype={ref.dtype}")
     if mark.device.type != "cpu":
-        parts.append(f"device={mark.device}")
+        parts.append(f"device={with_index(mark.device)}")
     if requires_grad(tensor):
         parts.append("requires_grad=True")
     return f"tensor({', '.join(parts)}, fake=True)"

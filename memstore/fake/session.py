@@ -15,7 +15,6 @@ says what it is by itself (`tensors.py`).
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
 import torch
@@ -24,14 +23,26 @@ from memstore.errors import UnsupportedValueError
 from memstore.fake.arguments import (
     as_meta,
     as_ref,
+    device_of,
     is_about_meta,
     leaves_meta,
     map_options,
     on_meta,
     with_arguments,
-    with_index,
 )
-from memstore.fake.marks import Mark, Ref, form_of, map_tensors, mark_of, meta_twin, ref_of, set_mark, tensors_in
+from memstore.fake.living import Living
+from memstore.fake.marks import (
+    Mark,
+    Ref,
+    form_of,
+    is_apart,
+    map_tensors,
+    mark_of,
+    meta_twin,
+    ref_of,
+    set_mark,
+    tensors_in,
+)
 from memstore.fake.operators import Kind, is_autocast, kind_of, written_in
 from memstore.fake.recorder import Recorder
 from memstore.fake.storages import set_storage
@@ -57,6 +68,7 @@ class Session:
         claim: the device of the fake tensor that the torch function which runs now was given, if any.
         lifts: whether the torch function which runs now makes a tensor of Python's values.
         casts: whether torch.autocast is on for it.
+        living: the fake tensors that it has seen.
     """
 
     def __init__(self, recorder: Recorder | None, *, fake_cuda: bool = False) -> None:
@@ -64,15 +76,8 @@ class Session:
         self.claim: torch.device | None = None
         self.lifts = False
         self.casts = False
-        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
-
-    def note(self, tensor: torch.Tensor) -> None:
-        """Remembers a fake tensor for the end."""
-        self._seen[id(tensor)] = weakref.ref(tensor)
-
-    def living(self) -> list[torch.Tensor]:
-        found = [ref() for ref in self._seen.values()]
-        return [one for one in found if one is not None]
+        self.living = Living()
+        self.note = self.living.note
 
     # --- an operator --------------------------------------------------------------------------------------------------
 
@@ -87,12 +92,12 @@ class Session:
 
     def _run(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kind = kind_of(operator)
-        marks = [mark_of(one) for one in tensors_in((*args, *options.values()))]
-        fakes = [one for one in marks if one is not None]
-        if fakes:
-            return self._run_fakes(operator, kind, args, options, fakes)
+        tensors = list(tensors_in((*args, *options.values())))
+        marks = [mark_of(one) for one in tensors]
+        if any(one is not None for one in marks):
+            return self._run_fakes(operator, kind, args, options, device_of(tensors, marks))
         if operator is _lift_fresh:
-            return self.lift(args[0]) if self.lifts else operator(*args, **options)
+            return self.lift(args[0]) if self.lifts and not args[0].is_meta else operator(*args, **options)
         is_real = bool(marks) and not (kind.takes_shape and leaves_meta(args[0], options))
         if is_real or not kind.makes or options.get("layout") not in (None, torch.strided):
             return self._run_reals(operator, kind, args, options)
@@ -119,20 +124,21 @@ class Session:
         """A fake tensor for a real one; its values are kept as they are now."""
         recorder = self.recorder
         event = None if recorder is None else recorder.begin(torch.ops.aten.clone.default, (value.detach(),), {})
-        return self._finish("lift", event, recorder, meta_twin(value), value.device, [])
+        is_claimed = self.fake_cuda and self.claim is not None and self.claim.type == "cuda"
+        device = self.claim if is_claimed else value.device
+        return self._finish("lift", event, recorder, meta_twin(value), device or _CPU, [])
 
     def _device(self, asked: torch.device | None) -> torch.device | None:
         """What a new tensor claims; None: it was asked for on meta."""
         if asked is None or asked.type != "meta":
-            return with_index(asked) if asked is not None else _CPU
+            return _CPU if asked is None else asked
         return self.claim
 
     # --- with fake arguments ------------------------------------------------------------------------------------------
 
     def _run_fakes(
-        self, operator: Any, kind: Kind, args: tuple[Any, ...], options: dict[str, Any], fakes: list[Mark]
+        self, operator: Any, kind: Kind, args: tuple[Any, ...], options: dict[str, Any], device: torch.device
     ) -> Any:
-        device = fakes[0].device
         if "device" in options and options["device"] is not None:
             chosen = self._device(options["device"])
             if chosen is None:
@@ -168,7 +174,11 @@ class Session:
             except Exception as error:
                 result = self._by_values(operator, kind, event, recorder, error)
         result = with_arguments(result, written)
-        return self._finish(operator, event, recorder, result, device, marks_written)
+        finished = self._finish(operator, event, recorder, result, device, marks_written)
+        for one, mark in zip(written, marks_written, strict=True):
+            if mark is not None and is_apart(one):
+                mark.writes_apart += 1
+        return finished
 
     def _recorder_for(self, written: list[Mark | None]) -> Recorder | None:
         """In a mode that records nothing, what has a history is written by its recorder still."""
@@ -219,6 +229,7 @@ class Session:
             if mark is None:
                 mark = Mark(device, None if recorder is None else recorder.new_history())
                 set_mark(twin, mark)
+                self.living.note_storage(twin)
                 made.append((number, ref_of(twin, mark)))
             self.note(twin)
         if recorder is not None and (made or written):

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module
+from memstore.deferred_init.slots import slots_of
+from memstore.deferred_init.tensors import is_wrapper
 
 Make = Callable[[], torch.nn.Module]
 
@@ -24,7 +26,7 @@ def deferred(make: Make, seed: int = 3) -> torch.nn.Module:
 
 
 def assert_made_as(expected: torch.nn.Module, made: torch.nn.Module) -> None:
-    """The same tensors by the same names, to the bit; with the same classes, layout and ties."""
+    """The same tensors by the same names, to the bit; with the same classes, layout and ties. Attributes, too."""
     assert not is_deferred(made)
     for kind in ("named_parameters", "named_buffers"):
         ours = dict(getattr(made, kind)(remove_duplicate=False))
@@ -34,6 +36,20 @@ def assert_made_as(expected: torch.nn.Module, made: torch.nn.Module) -> None:
             assert_same(one, ours[name], name)
         assert groups(ours) == groups(theirs), "ties"
     assert list(made.state_dict()) == list(expected.state_dict())
+    ours, theirs = attributes(made), attributes(expected)
+    assert list(ours) == list(theirs)
+    for name, one in theirs.items():
+        assert_same(one if one.is_leaf else one.detach(), ours[name], name)  # what is made has no graph
+
+
+def attributes(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors that are neither parameters nor buffers, also in containers, by their names."""
+    return {
+        slot.name: slot.tensor
+        for prefix, one in module.named_modules()
+        for slot in slots_of(one, f"{prefix}." if prefix else "")
+        if not slot.is_parameter and slot.home is not one._buffers and not is_wrapper(slot.tensor)
+    }
 
 
 def assert_same(expected: torch.Tensor, made: torch.Tensor, name: str = "") -> None:

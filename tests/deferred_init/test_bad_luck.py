@@ -72,6 +72,28 @@ def test_what_a_thread_writes_unseen_is_an_error_and_no_garbage() -> None:
         materialize_module(deferred_init(Writes))
 
 
+def test_what_a_thread_writes_unseen_is_found_among_writes_of_data_too() -> None:
+    """Torch counts what is written through `.data` apart: these writes must not pass for those of the thread."""
+
+    class Writes(nn.Module):
+        def __init__(self, written: bool) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.weight.data.normal_().clamp_(-1, 1)
+            self.raw = self.weight.data
+            self.raw.mul_(2)
+            if written:
+                thread = threading.Thread(target=lambda: self.weight.detach().fill_(5.0))
+                thread.start()
+                thread.join()
+
+    expected, made = eager(lambda: Writes(False)), deferred(lambda: Writes(False))
+    materialize_module(made)
+    assert_made_as(expected, made)
+    with pytest.raises(UnsupportedValueError, match="another thread"):
+        materialize_module(deferred_init(Writes, True))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 def test_a_constructor_that_touches_cuda_where_there_is_none_fails_as_it_would() -> None:
     for touch in (lambda: nn.Linear(2, 2, device="cuda"), lambda: nn.Linear(2, 2).cuda(), torch.cuda.current_device):
@@ -120,6 +142,29 @@ def test_a_fake_tensor_from_outside_is_named_with_the_operator_that_takes_it() -
         deferred_init(lambda: (torch.ones(3) * outside).sum().item())
     with pytest.raises(UnsupportedValueError, match="made in fake_mode"):
         materialize_tensor(outside)
+
+
+def test_fakes_that_were_registered_themselves_are_named_and_nothing_is_made() -> None:
+    """They would stay fake, and a forward would return fakes without an error."""
+    with fake_mode():
+        outside, whole = torch.ones(3), nn.Linear(3, 3)
+
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Parameter(torch.ones(2))
+            self.inner = nn.Module()
+            self.inner.register_buffer("taken", outside)
+
+    made = deferred_init(Takes)
+    with pytest.raises(UnsupportedValueError, match=r"^inner.taken: made in fake_mode"):
+        materialize_module(made)
+    assert is_fake(made.own), "as it was"
+    for source in (None, {"weight": torch.ones(3, 3), "bias": torch.ones(3)}):
+        with pytest.raises(UnsupportedValueError, match=r"^weight, bias: made in fake_mode"):
+            materialize_module(whole, source=source)
+    made.inner.taken = torch.ones(3)
+    assert materialize_module(made).replayed == ("own",)
 
 
 def test_a_tensor_of_another_deferred_module_is_one_with_a_past() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
@@ -43,6 +45,94 @@ def test_tensors_in_containers_of_a_module_are_made_too() -> None:
     for one, other in zip(made.found(), expected.found(), strict=True):
         assert not is_fake(one) and torch.equal(one, other)
     assert "weight" in done.replayed and "listed.0" not in done.replayed and "listed.1" in done.replayed
+
+
+class Named(dict[str, Any]):
+    """Somebody's, of which nobody should ask more than what it has."""
+
+    def items(self) -> Any:
+        raise AssertionError("all of it would be loaded now")
+
+
+class Listed(list[Any]):
+    pass
+
+
+class Entries(TensorDict):
+    pass
+
+
+class Tuples(nn.Module):
+    """Tuples in tuples, also of other classes: the states of an LSTM, caches of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = ((torch.randn(1), torch.randn(1)), [(torch.randn(2), (torch.randn(1),))])
+        self.pair = Pair(torch.randn(2), [Pair(torch.randn(1), [])])
+        self.top = (torch.max(torch.randn(2, 2), 0), "text")
+        self.bias = nn.Parameter(torch.randn(2))
+
+    def found(self) -> list[torch.Tensor]:
+        (first, second), [(third, (fourth,))] = self.hidden
+        inner: Any = self.pair.right[0]
+        return [first, second, third, fourth, self.pair.left, inner.left, *self.top[0]]
+
+
+def test_tuples_in_tuples_are_made() -> None:
+    expected, made = eager(Tuples), deferred(Tuples)
+    materialize_module(made)
+    assert_made_as(expected, made)
+    for one, other in zip(made.found(), expected.found(), strict=True):
+        assert not is_fake(one) and torch.equal(one, other)
+    assert type(made.pair) is type(made.pair.right[0]) is Pair and type(made.top[0]) is torch.return_types.max
+
+
+CONTAINERS: dict[str, Any] = {
+    "OrderedDict": lambda one: OrderedDict(a=one, b=1),
+    "defaultdict": lambda one: defaultdict(list, a=one),
+    "a class of dicts": lambda one: Named(a=one),
+    "a class of lists": lambda one: Listed(["text", one]),
+    "deque": lambda one: deque([one], maxlen=3),
+    "a class of TensorDicts": lambda one: Entries({"a": one}, []),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers_of_other_classes_are_kept_and_their_tensors_made(name: str) -> None:
+    def make() -> nn.Module:
+        module = nn.Module()
+        module.kept = CONTAINERS[name](torch.randn(3))
+        return module
+
+    expected, made = eager(make), deferred(make)
+    kept = made.kept
+    assert is_deferred(made)
+    materialize_module(made)
+    place = next(one for one in ("a", 0, 1) if _is_tensor_at(expected.kept, one))
+    assert not is_deferred(made) and made.kept is kept
+    assert not is_fake(kept[place]) and torch.equal(kept[place], expected.kept[place])
+
+
+def _is_tensor_at(container: Any, place: Any) -> bool:
+    try:
+        return isinstance(container[place], torch.Tensor)
+    except (KeyError, TypeError, IndexError):
+        return False
+
+
+def test_modules_in_plain_lists_are_left_to_the_caller() -> None:
+    """As torch leaves them: `to`, `state_dict` and `parameters` don't see them. They often point to their parents."""
+
+    def make() -> nn.Module:
+        module, teacher = nn.Linear(2, 2), nn.Linear(2, 2)
+        module.teacher = [teacher]
+        return module
+
+    expected, made = eager(make), deferred(make)
+    materialize_module(made)
+    assert not is_deferred(made) and is_deferred(made.teacher[0])
+    materialize_module(made.teacher[0])
+    assert_made_as(expected.teacher[0], made.teacher[0])
 
 
 def test_buffers_only_leaves_parameters_in_containers() -> None:

@@ -11,7 +11,9 @@ from torch import nn
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from memstore.errors import UnsupportedValueError
 from memstore.fake import fake_mode, is_fake
+from tests.children import in_child
 from tests.deferred_init.modules import assert_made_as, deferred, eager
+from tests.sharding.fake_world import as_rank
 
 
 def net() -> nn.Module:
@@ -89,7 +91,10 @@ def test_gradients_of_a_constructor_are_made_and_those_of_a_deferred_module_have
     late = deferred(net)
     parameters = {name: one.detach() for name, one in late.named_parameters()}
     grads = torch.func.grad(lambda one: torch.func.functional_call(late, one, (ROWS,)).sum())(parameters)
-    assert all(is_fake(one) or one.is_meta for one in grads.values())
+    for name, one in grads.items():
+        assert one.is_meta and one.shape == parameters[name].shape
+        with pytest.raises(NotImplementedError, match="meta"):
+            one.tolist()
 
 
 def test_many_modules_are_stacked_without_memory() -> None:
@@ -127,5 +132,63 @@ def test_optimizers_that_were_made_before_hold_what_is_deferred() -> None:
 
 def test_errors_of_a_hook_on_a_deferred_module_reach_the_caller() -> None:
     made = deferred_init(net)
-    with pytest.raises(UnsupportedValueError, match="needs values|data_ptr"):
-        made[0].weight.data_ptr()
+    hook = made[0].register_forward_pre_hook(lambda module, _: print(module.weight.data_ptr()))
+    with pytest.raises(UnsupportedValueError, match=r"Tensor.data_ptr.*materialize it first"):
+        made(ROWS)
+    hook.remove()
+    assert is_deferred(made(ROWS)) and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_a_conversion_that_swaps_parameters_inside_of_a_constructor_is_refused_by_torch() -> None:
+    """Torch swaps no tensor that somebody refers to weakly, as a recording does."""
+
+    def make() -> nn.Module:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return net().double()
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+
+    with pytest.raises(RuntimeError, match="swap"):
+        deferred_init(make)
+
+
+def test_what_was_computed_from_parameters_is_made_without_a_graph() -> None:
+    def make() -> nn.Module:
+        module = nn.Linear(3, 3)
+        module.scaled = module.weight * 2
+        return module
+
+    expected, made = eager(make), deferred(make)
+    materialize_module(made)
+    assert_made_as(expected, made)
+    assert expected.scaled.requires_grad and not made.scaled.requires_grad, "docs/deferred-init.md says so"
+
+
+@pytest.mark.full
+def test_a_parallel_module_is_made_before_it_is_sharded_too() -> None:
+    in_child(check_sharded_twice, 3, timeout=500.0)
+
+
+def check_sharded_twice(rank: int) -> None:
+    """Tensor parallel on one dimension of the mesh, then made, then FSDP2 on the other: parts of parts."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    with as_rank(rank, 4):
+        mesh: Any = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        usual, made = eager(net), deferred(net)
+        for one in (usual, made):
+            parallelize_module(one, mesh["tp"], plan, src_data_rank=None)
+        assert is_deferred(made)
+        materialize_module(made)
+        for one in (usual, made):
+            fully_shard(one, mesh=mesh["dp"])
+        assert not is_deferred(made)
+        tensors: list[Any] = list(made.parameters())
+        others: list[Any] = list(usual.parameters())
+        for one, other in zip(tensors, others, strict=True):
+            assert one.placements == other.placements and one.device_mesh == other.device_mesh
+            assert torch.equal(one.to_local(), other.to_local())

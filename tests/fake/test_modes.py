@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 import memstore
+from memstore.deferred_init import deferred_init, is_deferred, materialize_module
+from memstore.deferred_init.recording import Recording
 from memstore.errors import UnsupportedValueError
-from memstore.fake import fake_like, fake_mode, is_fake, meta_like
+from memstore.fake import Session, fake_like, fake_mode, in_session, is_fake, meta_like
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 
@@ -39,6 +44,122 @@ def test_cuda_is_claimed_where_there_is_none() -> None:
         module = torch.nn.Linear(2, 2).to("cuda")
     assert [str(one.device) for one in made] == ["cuda:0", "cuda:1", "cuda:0", "cpu"]
     assert module.weight.is_cuda and module.weight.get_device() == 0
+
+
+@without_cuda
+def test_a_default_device_is_claimed_too_where_there_is_no_cuda() -> None:
+    with torch.device("cuda"), fake_mode(fake_cuda=True):
+        around = nn.Linear(2, 2).weight, torch.ones(2), torch.tensor([1.0]), torch.ones(2, device="cpu")
+    with fake_mode(fake_cuda=True), torch.device("cuda:1"):
+        inside = torch.ones(2)
+    torch.set_default_device("cuda")
+    try:
+        with fake_mode(fake_cuda=True):
+            default = torch.ones(2)
+    finally:
+        torch.set_default_device(None)
+    assert [str(one.device) for one in around] == ["cuda:0", "cuda:0", "cuda:0", "cpu"]
+    assert (str(inside.device), str(default.device)) == ("cuda:1", "cuda:0")
+
+
+@without_cuda
+def test_what_is_made_of_values_is_where_it_was_asked_for() -> None:
+    with fake_mode(fake_cuda=True):
+        weight = torch.ones(2, dtype=torch.half, device="cuda")
+        named = (
+            torch.tensor([1], device="cuda:1"),
+            torch.as_tensor([1.0], device="cuda"),
+            torch.asarray(2, device="cuda"),
+        )
+        moved = torch.as_tensor(torch.ones(2), device="cuda"), torch.scalar_tensor(1.0, device="cuda")
+        like = weight.new_tensor([1.0]), weight.new_tensor(2, dtype=torch.int8, device="cpu")
+    assert all(map(is_fake, (*named, *moved, *like)))
+    assert [str(one.device) for one in (*named, *moved)] == ["cuda:1", "cuda:0", "cuda:0", "cuda:0", "cuda:0"]
+    assert [(str(one.device), one.dtype) for one in like] == [("cuda:0", torch.half), ("cpu", torch.int8)]
+
+
+def test_a_new_tensor_like_a_deferred_one_is_made() -> None:
+    """Torch makes it on the device of the other one, which is meta, where no operator is called."""
+
+    def make() -> nn.Module:
+        module = nn.Linear(2, 2)
+        module.register_buffer("scale", module.weight.new_tensor([4.0, 5.0]))
+        return module
+
+    made = deferred_init(make)
+    assert is_deferred(made.scale)
+    materialize_module(made)
+    assert made.scale.tolist() == [4, 5] and made.scale.dtype == torch.float32
+
+
+@without_cuda
+def test_cuda_without_an_index_is_the_device_that_is_current_whenever_somebody_asks() -> None:
+    """A rank that has called `set_device` replays on its own device, and not where the recording was."""
+    heard: list[Any] = []
+
+    class Hears(Recording):
+        def begin(self, operator: Any, args: Any, options: Any) -> Any:
+            heard.append(options.get("device"))
+            return super().begin(operator, args, options)
+
+    with in_session(Session(Hears(), fake_cuda=True)):
+        made = torch.ones(2, device="cuda"), torch.ones(2).cuda(), torch.ones(2).to("cuda"), torch.zeros(2).to("cuda:1")
+        made[0].new_zeros(3), torch.zeros_like(made[0])
+        assert made[0].to("cuda") is made[0] and made[0].to("cuda:0") is made[0]
+    given = [str(one) for one in heard if one is not None and one.type == "cuda"]
+    assert given[:4] == ["cuda", "cuda", "cuda", "cuda:1"] and "cuda:0" not in given
+    assert [str(one.device) for one in made] == ["cuda:0", "cuda:0", "cuda:0", "cuda:1"]
+
+
+@without_cuda
+def test_a_number_on_the_cpu_goes_to_the_device_of_the_others() -> None:
+    with fake_mode(fake_cuda=True):
+        weight, number, other = torch.ones(3, device="cuda"), torch.tensor(2.0), torch.tensor(3.0)
+    assert (number * weight).is_cuda and (weight * number).is_cuda and torch.where(number > 1, number, weight).is_cuda
+    assert (number * other).is_cpu and (number * torch.ones(3)).is_cpu
+
+
+def test_a_parameter_that_nothing_was_done_with_is_fake_afterwards() -> None:
+    """`nn.Parameter(tensor)` puts modes aside, so that nobody hears of it."""
+    with fake_mode():
+        alone, kept = nn.Parameter(torch.ones(3)), torch.ones(4)
+        both, data = nn.Parameter(kept, requires_grad=False), torch.ones(2).data
+    for one in (alone, both, data):
+        assert is_fake(one) and one.device.type == "cpu" and is_fake(one * 2) and "fake=True" in repr(one)
+    listed = deferred_init(lambda: {"a": [nn.Parameter(torch.full((3,), 2.0))]})["a"][0]
+    assert listed.device.type == "cpu" and is_deferred(listed * 2) and (listed * 2).tolist() == [4, 4, 4]
+
+
+def test_torchs_modules_need_no_search_for_what_nobody_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search looks at each object of the process."""
+
+    def fails() -> Any:
+        raise AssertionError("all objects are looked through")
+
+    monkeypatch.setattr(gc, "get_objects", fails)
+    layer = nn.TransformerEncoderLayer
+    made = deferred_init(
+        lambda: nn.Sequential(nn.TransformerEncoder(layer(4, 2, 4), 2), nn.LSTM(2, 2), nn.Conv1d(2, 2, 1))
+    )
+    normal = deferred_init(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Embedding(4, 2, padding_idx=0)).half())
+    with pytest.raises(AssertionError, match="looked through"):
+        deferred_init(lambda: [nn.Parameter(torch.ones(3))])
+    assert is_deferred(made) and is_deferred(normal)
+
+
+def test_moves_to_where_it_is_copy_as_torch_does() -> None:
+    with fake_mode():
+        tensor = torch.ones(2)
+        tied = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        tied[0].weight.data = tied[1].weight.data
+        moved = tied.to("cpu", non_blocking=True)
+    number, other = torch.float32, torch.ones(2)
+    for copied in (("cpu", number, False, True), (number, False, True), (tensor, False, True), (other, False, True)):
+        assert tensor.to(*copied) is not tensor and is_fake(tensor.to(*copied))
+    for kept in (("cpu", number, True), (number, True), ("cpu", number, True, False), (tensor, True), (other, True)):
+        assert tensor.to(*kept) is tensor
+    assert tensor.to("cpu", copy=True) is not tensor and tensor.to("cpu") is tensor
+    assert moved[0].weight.untyped_storage()._cdata == moved[1].weight.untyped_storage()._cdata
 
 
 @without_cuda
@@ -75,6 +196,7 @@ def test_a_tensor_asked_for_on_meta_is_no_fake() -> None:
     with fake_mode():
         assert not is_fake(torch.ones(2, device="meta"))
         assert not is_fake(torch.ones(2).to("meta"))
+        assert not is_fake(torch.tensor([1.0], device="meta"))
 
 
 def test_fakes_are_printed() -> None:
@@ -199,6 +321,13 @@ def test_fake_like_of_a_view_reads_nothing(root: str) -> None:
         assert memstore.bytes_read() == before
     assert is_fake(fake["layer"]["w"]) and fake["layer"]["w"].shape == (64, 8)
     assert fake["layer"]["n"][0].dtype == torch.int8 and fake["layer"]["n"][1] == 7 and fake["name"] == "x"
+
+
+def test_fake_like_keeps_dicts_of_other_classes() -> None:
+    given = defaultdict(list, a=torch.ones(2), b=[OrderedDict(c=torch.ones(3))])
+    fake = fake_like(given)
+    assert type(fake) is defaultdict and fake["new"] == [] and is_fake(fake["a"]) and not is_fake(given["a"])
+    assert type(fake["b"][0]) is OrderedDict and is_fake(fake["b"][0]["c"])
 
 
 def test_fake_like_keeps_containers_ties_and_parameters() -> None:
