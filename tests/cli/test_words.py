@@ -146,7 +146,7 @@ def _texts(path: Path) -> Iterator[str]:
     """All texts in a file, with 'x' where values go."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(part.value if isinstance(part, ast.Constant) else "'x'" for part in node.values)  # type: ignore[misc]
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "'x'" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
