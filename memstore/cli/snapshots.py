@@ -59,12 +59,12 @@ def _total(found: Iterable[object]) -> str:
 
     entries = list(found)
     tensors = [entry for entry in entries if isinstance(entry, TensorEntry)]
-    leaves = count_of(len(tensors), "leaf", "leaves")
-    objects = count_of(len(entries) - len(tensors), "object", "objects")
-    counts = [*([leaves] if tensors else []), *([objects] if len(entries) > len(tensors) else [])]
+    others = len(entries) - len(tensors)
+    leaves, objects = count_of(len(tensors), "leaf", "leaves"), count_of(others, "object", "objects")
+    what = f"{leaves} and {objects}" if tensors and others else objects if others else leaves
     files = list(dict.fromkeys(file for entry in tensors for file in entry.files))
     where = ", ".join(files) if len(files) <= _NAMED else f"{len(files):,} files"
-    return " and ".join(counts) + (f" in {where}" if files else "")
+    return f"{what} in {where}" if files else what
 
 
 @snapshot.command(short_help="Show when it was taken, by how many ranks.")

@@ -44,7 +44,7 @@ def test_tables_are_plain_columns(path: str) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 def test_long_paths_have_their_columns_beside_them(tmp_path: Path, size: tuple[int, int]) -> None:
-    names = ("layers.0.self_attention.in_projection.weight", "norm.bias")
+    names = ("layers.0.self_attn.in_projection.weight", "norm.bias")
     model = StateDict(**{name: torch.zeros(192, 64) for name in names}, step=7)
     Snapshot.take(str(tmp_path / "long"), {"model": model})
     title, *rows, total = (line for line in in_terminal("snapshot", "ls", f"{tmp_path}/long", size=size).screen if line)
