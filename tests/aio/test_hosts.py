@@ -221,10 +221,12 @@ def test_many_ranks_of_one_process_put_together_in_a_served_store(scratch: str, 
     """Their waits keep no part out."""
 
     async def use(store: AsyncStore) -> None:
-        puts = [
-            asyncio.ensure_future(store.put_sharded(key, shard(rank), attempt="a", rank=rank, world_size=RANKS))
-            for rank in range(RANKS)
-        ]
+        def put(rank: int) -> asyncio.Future[object]:
+            return asyncio.ensure_future(store.put_sharded(key, shard(rank), attempt="a", rank=rank, world_size=RANKS))
+
+        puts = [put(rank) for rank in range(lanes.THREADS)]
+        await asyncio.sleep(0.3)  # by now they wait for the others
+        puts += [put(rank) for rank in range(lanes.THREADS, RANKS)]
         versions = await asyncio.wait_for(asyncio.gather(*puts), 60)
         assert len(set(versions)) == 1
         assert (await store.get(key))[:, 0].tolist() == list(range(RANKS))

@@ -12,7 +12,7 @@ import torch
 
 import memstore.integrations.torchstore as ts
 from memstore import structure
-from memstore.abandoned import ABANDONED
+from memstore.integrations.torchstore import calls
 from tests.aio.loops import until
 
 pytestmark = pytest.mark.usefixtures("job")
@@ -34,6 +34,16 @@ class Held:
         return self._original(*arguments, **options) if self._before else made
 
 
+def noting_its_end(function: Callable[..., Any], ended: threading.Event) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        finally:
+            ended.set()
+
+    return call
+
+
 PUTS: dict[str, Callable[[torch.Tensor], Coroutine[Any, Any, None]]] = {
     "put": lambda tensor: ts.put("key", tensor),
     "put_batch": lambda tensor: ts.put_batch({"key": tensor, "other": tensor}),
@@ -49,6 +59,9 @@ def test_a_put_that_is_cancelled_in_its_copy_is_not_made(name: str, monkeypatch:
         await ts.put("key", 7)
         held = Held(structure.fill, before=False)
         monkeypatch.setattr(structure, "fill", held)
+        ended = threading.Event()
+        for call in ("put", "put_batch"):
+            monkeypatch.setattr(calls, call, noting_its_end(getattr(calls, call), ended))
         tensor = torch.ones(SIZE)
         putting = asyncio.ensure_future(PUTS[name](tensor))
         await until(held.came.is_set)
@@ -57,8 +70,7 @@ def test_a_put_that_is_cancelled_in_its_copy_is_not_made(name: str, monkeypatch:
             await putting
         tensor.fill_(2)
         held.may_go_on.set()
-        await until(lambda: not ABANDONED)
-        await asyncio.sleep(0.1)
+        await until(ended.is_set)
         assert await ts.get("key") == 7 and not await ts.exists("other")
 
     asyncio.run(use())
