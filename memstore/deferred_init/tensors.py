@@ -196,7 +196,8 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
         return _wrap_again(tensor)
     mark = mark_of(tensor)
     if mark is None:
-        return made_of(tensor) or tensor if is_wrapper(tensor) else tensor
+        made = made_of(tensor)
+        return tensor if made is None else made
     if made_of(tensor) is None:
         share(tensor)
     made = made_of(tensor)

@@ -110,3 +110,29 @@ def check_placements() -> None:
         materialize_tensor(looked_at.weight)
         materialize_module(looked_at, mesh=mesh, placements=[Shard(0)])
         assert isinstance(looked_at.weight, DTensor) and looked_at.weight.to_local().shape == (1, 2)
+
+
+def test_a_module_that_is_sharded_already_is_as_it_was_after_an_error_and_made_by_the_next_call() -> None:
+    in_child(check_sharded, timeout=100.0)
+
+
+def check_sharded() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from memstore.errors import StructureMismatchError
+
+    torch.manual_seed(0)
+    usual = nn.Linear(8, 4)
+    with as_rank(1, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        for state in (None, usual.state_dict()):
+            torch.manual_seed(0)
+            made: Any = deferred_init(nn.Linear, 8, 4)
+            fully_shard(made, mesh=mesh)
+            with pytest.raises(StructureMismatchError, match="don't fit"):
+                materialize_module(made, source={"weight": torch.ones(1)})
+            weight = made.weight
+            materialize_module(made, source=state)
+            assert torch.equal(made.weight.to_local(), usual.weight[2:])
+            assert materialize_tensor(weight) is made.weight
