@@ -53,7 +53,7 @@ def test_long_paths_have_their_columns_beside_them(tmp_path: Path, size: tuple[i
     for name, row in zip(names, rows, strict=False):
         assert row.startswith(f"0/model/{name}  ") and "  float32 [192, 64]  48.0 KiB" in row, rows
         assert row.endswith(".safetensors") == has_room
-    assert len(rows) == 3 and total == "2 leaves and 1 object in model.safetensors"
+    assert len(rows) == 3 and total == "2 leaves and 1 object in state.safetensors"
 
 
 def test_info_tells_of_the_whole(path: str) -> None:
