@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +23,11 @@ StateDict = dict[str, Any]
 
 
 class _Save(NamedTuple):
-    """An asynchronous save of a process."""
+    """An asynchronous save of a process. It doesn't keep the future: an error refers to all that was staged."""
 
     pid: int
     writer: StorageWriter
-    future: Future[Any]
+    ended: threading.Event
 
 
 _stager: Stager | None = None
@@ -116,7 +117,9 @@ def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) 
         process_group=_own_group(),
     )
     future: Future[Any] = answer.upload_completion if isinstance(answer, AsyncSaveResponse) else answer
-    _latest = _Save(os.getpid(), writer, future)
+    ended = threading.Event()
+    future.add_done_callback(lambda _: ended.set())
+    _latest = _Save(os.getpid(), writer, ended)
     return answer
 
 
@@ -133,7 +136,7 @@ class _InTurn(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         earlier, self._earlier = self._earlier, None
         if earlier is not None:
-            wait([earlier.future])
+            earlier.ended.wait()
             earlier.writer.reset()  # so that the files of a save that failed can go, though the future has its error
         super().reset(checkpoint_id)
 

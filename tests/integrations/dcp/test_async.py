@@ -16,7 +16,6 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from memstore.integrations import dcp
 from memstore.integrations.dcp import Stager, StorageWriter
-from tests.integrations.dcp.test_overwriting import number_in
 
 
 class Fresh(Mapping[str, torch.Tensor]):
@@ -51,6 +50,13 @@ def test_torchs_wrappers_of_shards_are_staged() -> None:
 
 def state(number: float) -> dict[str, Any]:
     return {"w": torch.full((100, 100), number), "n": number}
+
+
+def number_in(path: str) -> float:
+    target = state(0.0)
+    dcp.load(target, checkpoint_id=path)
+    assert torch.equal(target["w"], state(target["n"])["w"]), "parts of two saves"
+    return target["n"]
 
 
 @pytest.fixture
