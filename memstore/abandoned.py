@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 ABANDONED: dict[int, object] = {}  # by thread; empty but for moments, so that a call looks at a dict that is empty
 WRITING: set[int] = set()  # threads that write into what is their callers', and say so
@@ -37,7 +37,7 @@ def check_abandoned() -> None:
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[None]:
+def writing() -> Generator[None]:
     """Around what writes into memory of the caller's. Raises AbandonedError before anything is written."""
     me = threading.get_ident()
     WRITING.add(me)

@@ -153,7 +153,8 @@ def generator_of(device: torch.device) -> torch.Generator:
     """The one that operators on a device draw from."""
     if device.type == "cuda":
         torch.cuda.init()
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        index: int | None = device.index  # torch says that it is never None
+        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     return torch.default_generator
 
 

@@ -55,4 +55,5 @@ def is_on(device: torch.device, wished: torch.device) -> bool:
     """Whether a device is the wished one; without an index it is any of its type."""
     if device.type != wished.type:
         return False
-    return wished.index is None or device.type == "cpu" or device.index == wished.index
+    index: int | None = wished.index
+    return index is None or device.type == "cpu" or device.index == index

@@ -54,7 +54,8 @@ def leaves_meta(tensor: torch.Tensor, options: Options) -> bool:
 
 def with_index(device: torch.device) -> torch.device:
     """The device itself: "cuda" is the one that is current in this process. CUDA isn't initialized for that."""
-    if device.type != "cuda" or device.index is not None:
+    index: int | None = device.index  # torch says that it is never None
+    if device.type != "cuda" or index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 

@@ -76,7 +76,9 @@ def _all_start_at_zero(places: Any) -> bool:
     if not isinstance(places, dict):
         return False
     known = cast("dict[str, Any]", places)
-    starts = [cast("dict[str, Any]", place).get("saved_offsets") for place in known.values() if isinstance(place, dict)]
+    starts: list[Any] = [
+        cast("dict[str, Any]", place).get("saved_offsets") for place in known.values() if isinstance(place, dict)
+    ]
     return len(starts) == len(known) and all(are_sizes(start) and not any(start) for start in starts)
 
 

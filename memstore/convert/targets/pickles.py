@@ -66,7 +66,7 @@ def unread_by_torch(leaf: Any) -> str | None:
         return None if few else f"an int of more than {_MOST_BITS:,} bits, which torch.load reads only as a pickle"
     if kind in _WITH_ITEMS:
         return next((reason for reason in map(unread_by_torch, leaf) if reason is not None), None)
-    if kind in torch.serialization.get_safe_globals():
+    if kind in torch.serialization.get_safe_globals():  # pyright: ignore[reportUnknownMemberType]
         return None
     return (
         f"of the class {kind.__module__}.{kind.__qualname__}, which torch.load reads only as a pickle; "
@@ -76,7 +76,7 @@ def unread_by_torch(leaf: Any) -> str | None:
 
 def unstored_by_memstore(leaf: Any) -> str | None:
     """Why memstore's formats don't store a leaf without pickle."""
-    kind = type(leaf)
+    kind = cast("Any", type(leaf))
     if kind in _STORED_BY_MEMSTORE or (kind is str and leaf.isascii()) or isinstance(leaf, torch.Tensor):
         return None
     try:
