@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import xxhash
@@ -153,7 +153,7 @@ def generator_of(device: torch.device) -> torch.Generator:
     """The one that operators on a device draw from."""
     if device.type == "cuda":
         torch.cuda.init()
-        index: int | None = device.index  # torch says that it is never None
+        index = cast("int | None", device.index)  # torch says that it is never None
         return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     return torch.default_generator
 

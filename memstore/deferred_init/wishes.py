@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -55,5 +55,5 @@ def is_on(device: torch.device, wished: torch.device) -> bool:
     """Whether a device is the wished one; without an index it is any of its type."""
     if device.type != wished.type:
         return False
-    index: int | None = wished.index
+    index = cast("int | None", wished.index)  # torch says that it is never None
     return index is None or device.type == "cpu" or device.index == index

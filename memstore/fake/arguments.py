@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -54,7 +54,7 @@ def leaves_meta(tensor: torch.Tensor, options: Options) -> bool:
 
 def with_index(device: torch.device) -> torch.device:
     """The device itself: "cuda" is the one that is current in this process. CUDA isn't initialized for that."""
-    index: int | None = device.index  # torch says that it is never None
+    index = cast("int | None", device.index)  # torch says that it is never None
     if device.type != "cuda" or index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
