@@ -79,7 +79,7 @@ def _all_start_at_zero(places: Any) -> bool:
     starts: list[Any] = [
         cast("dict[str, Any]", place).get("saved_offsets") for place in known.values() if isinstance(place, dict)
     ]
-    return len(starts) == len(known) and all(are_sizes(start) and not any(start) for start in starts)
+    return bool(known) and len(starts) == len(known) and all(are_sizes(start) and not any(start) for start in starts)
 
 
 def open_memmap(path: str, rules: Rules) -> Found:
