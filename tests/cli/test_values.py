@@ -229,7 +229,7 @@ finally:
 
 @pytest.mark.full
 def test_a_leaf_that_is_larger_than_the_memory(root: str, tmp_path: Path) -> None:
-    """Its pages are the file's: what the process has for itself stays small."""
+    """Its pages are the file's. The C library may keep some 130 MiB that were freed; a copy would take 256 MiB at least."""
     with memstore.open(root) as store:
         store.put("large", torch.ones(1 << 26, dtype=torch.float32))
         store.put("small", torch.ones(1 << 10, dtype=torch.float32))
@@ -239,5 +239,5 @@ def test_a_leaf_that_is_larger_than_the_memory(root: str, tmp_path: Path) -> Non
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stderr) << 10
 
     for options in ((), ("-o", str(tmp_path / "x.npy"))):
-        assert memory("get", root, "large", *options) - memory("get", root, "small", *options) < 100 << 20
+        assert memory("get", root, "large", *options) - memory("get", root, "small", *options) < 200 << 20
     assert json.loads(call("get", root, "large", "--json"))["leaves"][0]["statistics"]["mean"] == 1
