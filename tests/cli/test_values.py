@@ -229,7 +229,7 @@ finally:
 
 @pytest.mark.full
 def test_a_leaf_that_is_larger_than_the_memory(root: str, tmp_path: Path) -> None:
-    """Its pages are the file's. The C library may keep some 130 MiB that were freed; a copy would take 256 MiB at least."""
+    """Its pages are the file's. The C library keeps some 130 MiB that were freed; a copy would take 256 MiB or more."""
     with memstore.open(root) as store:
         store.put("large", torch.ones(1 << 26, dtype=torch.float32))
         store.put("small", torch.ones(1 << 10, dtype=torch.float32))
