@@ -136,10 +136,12 @@ class Root:
         """
         self.check_in_place()
         until, left = monotonic() + _REMOVED_WITHIN, -1
-        while monotonic() > self.not_removed:
+        while True:
             try:
-                found = len(os.listdir(self.segments))
                 os.lstat(f"{self.state}/{SETTINGS}")
+                if monotonic() < self.not_removed:
+                    return
+                found = len(os.listdir(self.segments))
             except OSError as error:
                 raise self._unseen(error) from None
             if 0 <= left <= found or monotonic() > until:
