@@ -8,6 +8,7 @@ randomness  which random numbers each event gets
 replay      events, run on real tensors
 recording   what modes of `fake` tell of operators
 tensors     deferred tensors, made real
+wrappers    tensors that wrap deferred ones: DTensors
 slots       the places of tensors in a module
 sources     weights by name: snapshots, views, state dicts, files
 wishes      what real tensors are to be: device, dtype, placements

@@ -17,8 +17,9 @@ from memstore.deferred_init.shards import distribute, spread_as
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.taking import Taking
-from memstore.deferred_init.tensors import become, is_wrapper, made_for_now, made_of, materialize
+from memstore.deferred_init.tensors import become, made_for_now, made_of, materialize
 from memstore.deferred_init.wishes import Names, Wish, is_on
+from memstore.deferred_init.wrappers import is_wrapper
 from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError
 from memstore.fake import is_fake

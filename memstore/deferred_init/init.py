@@ -12,6 +12,7 @@ import torch
 from memstore.deferred_init.recording import Recording
 from memstore.deferred_init.slots import slots_of
 from memstore.deferred_init.tensors import is_deferred_tensor, materialize
+from memstore.deferred_init.wrappers import note_new_parameters, note_wrapper
 from memstore.fake import Session, in_session
 
 P = ParamSpec("P")
@@ -50,11 +51,13 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         >>> is_deferred(model), model(torch.ones(4)).shape
         (False, torch.Size([2]))
     """
+    note_new_parameters()
     with in_session(Session(Recording())) as session:
         result = module_fn(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             for one in _tensors_of(result):
                 session.note(one)
+                note_wrapper(one)
     return result
 
 

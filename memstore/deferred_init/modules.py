@@ -11,7 +11,7 @@ import torch
 from memstore.deferred_init.fitting import Materialized, fill
 from memstore.deferred_init.replay import one_at_a_time
 from memstore.deferred_init.shards import Placements, check_placements
-from memstore.deferred_init.slots import Slot, deferred_slots, names_of, refuse_fakes
+from memstore.deferred_init.slots import Slot, deferred_slots, names_of, refuse_unknown
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.wishes import Names, Wish
 
@@ -55,7 +55,7 @@ def materialize_module(
             has none of the module's names, or several parts of it have them; or `placements` has names that the module
             lacks. The module is unchanged, as after any error.
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
-            `fake_mode`; the message names the tensor.
+            `fake_mode`, or is a DTensor that was written or converted while it was deferred; the message names it.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
         TypeError: `source` is of an unknown type, or only one of `mesh` and `placements` is given.
     """
@@ -67,7 +67,7 @@ def materialize_module(
     if buffers_only:
         parameters = set(map(id, module.parameters()))
         slots = [slot for slot in slots if id(slot.tensor) not in parameters]
-    refuse_fakes(slots)
+    refuse_unknown(slots)
     table = None
     if source is not None and slots:
         saved = {id(slot.tensor): names[id(slot.tensor)] for slot in slots if slot.is_saved}

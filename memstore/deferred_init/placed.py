@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore.deferred_init.events import Past
-from memstore.deferred_init.tensors import MADE, REAL, is_wrapper, made_of, parts_of, ref_in
+from memstore.deferred_init.tensors import MADE, REAL, made_of, ref_in
+from memstore.deferred_init.wrappers import is_wrapper, parts_of
 from memstore.fake import mark_of
 
 _PLACED = "_memstore_placed"  # of a deferred tensor; and, of its storage, what shows it

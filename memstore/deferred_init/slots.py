@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor
+from memstore.deferred_init.wrappers import is_empty
 from memstore.errors import UnsupportedValueError
 
 Check = Callable[[torch.nn.Module], bool]
@@ -103,21 +104,32 @@ def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]
 
 
 def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[Slot]:
-    """Those of a module and its descendants with tensors that are deferred, or made in fake_mode; children first."""
+    """Those of a module and its descendants with tensors that are deferred, or that nobody can make; children first."""
     return [
-        slot for slot in _walk(root, "", check, set()) if is_deferred_tensor(slot.tensor) or has_no_past(slot.tensor)
+        slot
+        for slot in _walk(root, "", check, set())
+        if is_deferred_tensor(slot.tensor) or has_no_past(slot.tensor) or is_empty(slot.tensor)
     ]
 
 
-def refuse_fakes(slots: Sequence[Slot]) -> None:
-    """Raises UnsupportedValueError if tensors were made in fake_mode, by their names: nobody knows their values."""
-    found = [slot.name for slot in slots if has_no_past(slot.tensor)]
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise UnsupportedValueError(
-            f"{', '.join(found[:3])}{more}: made in fake_mode, so nobody knows the values: make the module in "
-            "deferred_init, or put real tensors there first"
-        )
+def refuse_unknown(slots: Sequence[Slot]) -> None:
+    """Raises UnsupportedValueError if nobody knows the values of tensors; it names them."""
+    _refuse(
+        [slot.name for slot in slots if has_no_past(slot.tensor)],
+        "made in fake_mode, so nobody knows the values: make the module in deferred_init, or put real tensors there "
+        "first",
+    )
+    _refuse(
+        [slot.name for slot in slots if is_empty(slot.tensor)],
+        "DTensors on meta, so nobody knows the values. What is done with a DTensor while it is deferred isn't "
+        "recorded: convert the module before it is distributed, or when it is materialized (dtype=, device=)",
+    )
+
+
+def _refuse(names: Sequence[str], why: str) -> None:
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise UnsupportedValueError(f"{', '.join(names[:3])}{more}: {why}")
 
 
 def _walk(module: torch.nn.Module, prefix: str, check: Check | None, seen: set[torch.nn.Module]) -> Iterator[Slot]:

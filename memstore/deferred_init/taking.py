@@ -22,8 +22,9 @@ from memstore.deferred_init.placed import is_real
 from memstore.deferred_init.shards import distribute
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
-from memstore.deferred_init.tensors import become, is_wrapper, keep_real, materialize, ref_in, shows_all
+from memstore.deferred_init.tensors import become, keep_real, materialize, ref_in, shows_all
 from memstore.deferred_init.wishes import Wish
+from memstore.deferred_init.wrappers import is_wrapper
 from memstore.fake import Mark, Ref, original_class
 from memstore.structure import modes
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memstore.deferred_init.events import Past, now
 from memstore.deferred_init.replay import Replay, one_at_a_time
+from memstore.deferred_init.wrappers import check_wrapper, is_wrapper, parts_of
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Mark, Ref, mark_of, original_class, over_storage, ref_of, requires_grad, unrecorded_writes
 from memstore.structure import modes
@@ -53,7 +53,10 @@ def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Real tensors for deferred ones, all by one replay. Those that are real are returned as they are."""
     given = list(tensors)
     with one_at_a_time():
-        _materialize_parts([part for one in given if is_wrapper(one) for part in parts_of(one)])
+        wrappers = [one for one in given if is_wrapper(one) and made_of(one) is None and is_deferred_tensor(one)]
+        for one in wrappers:
+            check_wrapper(one)
+        _materialize_parts([part for one in wrappers for part in parts_of(one)])
         return _materialize_parts(given)
 
 
@@ -203,21 +206,6 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
     made = made_of(tensor)
     assert made is not None, "its storage was made"
     return made
-
-
-# --- tensors that wrap others -----------------------------------------------------------------------------------------
-
-is_wrapper = is_traceable_wrapper_subclass
-
-
-def parts_of(tensor: Any) -> list[torch.Tensor]:
-    """The tensors that a wrapper is made of, and those of them that wrap others again."""
-    found: list[torch.Tensor] = []
-    for name in tensor.__tensor_flatten__()[0]:
-        part = getattr(tensor, name)
-        if isinstance(part, torch.Tensor):  # a DTensor names its mesh too
-            found.extend(parts_of(part) if is_wrapper(part) else [part])
-    return found
 
 
 def _wrap_again(tensor: Any) -> torch.Tensor:

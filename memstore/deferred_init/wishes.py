@@ -9,7 +9,7 @@ import torch
 
 from memstore.deferred_init.shards import Spread, placements_of, spread_as
 from memstore.deferred_init.slots import Slot
-from memstore.deferred_init.tensors import is_wrapper
+from memstore.deferred_init.wrappers import is_wrapper
 
 Names = Mapping[int, Sequence[str]]
 

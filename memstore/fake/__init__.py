@@ -32,7 +32,7 @@ from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
 from memstore.fake.operators import kind_of
 from memstore.fake.recorder import History, Recorder
 from memstore.fake.session import Session
-from memstore.fake.tensors import original_class
+from memstore.fake.tensors import become_fake, original_class
 
 __all__ = [
     "History",
@@ -40,6 +40,7 @@ __all__ = [
     "Recorder",
     "Ref",
     "Session",
+    "become_fake",
     "fake_like",
     "fake_mode",
     "in_session",

@@ -92,6 +92,54 @@ def parallelize() -> None:
         parallelize_module(seeded(lambda: deferred_init(net)), mesh, {"0": ColwiseParallel()})
 
 
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 5, bias=False), nn.LayerNorm(5))
+
+
+def parallelize_and_shard(source: str | None) -> None:
+    """Tensor parallel, and then FSDP2 on the other dimension of the mesh, all while it is deferred."""
+    mesh = mesh_of((2, 2), ("dp", "tp"))
+
+    def spread(model: Any) -> Any:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan, src_data_rank=None)
+        fully_shard(model[0], mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+        return model
+
+    usual = spread(seeded(block))
+    made = spread(seeded(lambda: deferred_init(block)))
+    assert len(materialize_module(made, source=source).found) == (0 if source is None else 5)
+    check_alike(made, usual)
+    for one, other in zip(train(made), train(usual), strict=True):
+        assert torch.equal(one, other)
+    check_alike(made, usual)
+
+
+def change_what_is_distributed() -> None:
+    """What is done with a deferred DTensor isn't recorded, and is no secret either."""
+    mesh = mesh_of((dist.get_world_size(),))
+
+    def spread() -> Any:
+        model = seeded(lambda: deferred_init(net))
+        return parallelize_module(model, mesh, {"0": ColwiseParallel()}, src_data_rank=None)
+
+    for change in (nn.init.zeros_, lambda one: one.detach().mul_(2)):
+        made = spread()
+        with torch.no_grad():
+            change(made[0].weight)
+        with pytest.raises(UnsupportedValueError, match=r"DTensor of shape \(7, 6\) was written 1 times"):
+            materialize_module(made)
+        assert is_deferred(made)
+    made = shard(seeded(lambda: deferred_init(net)))
+    nn.init.zeros_(made.get_parameter("0.weight"))
+    with pytest.raises(UnsupportedValueError, match="was written 1 times"):
+        materialize_module(made)
+    made = spread().half()
+    with pytest.raises(UnsupportedValueError, match=r"0\.weight, 0\.bias: DTensors on meta.*dtype="):
+        materialize_module(made)
+
+
 def replicate() -> None:
     """DDP: it refuses what has no memory, and takes what was materialized."""
     made = seeded(lambda: deferred_init(net))
