@@ -50,7 +50,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rounds, small sizes: to try the harness")
     parser.add_argument("--peers", help="ids of peers to run, comma-separated; 'none': memstore and the limits only")
     parser.add_argument("--root", type=Path, default=Path("/dev/shm"), help="where to put stores (/dev/shm)")
-    parser.add_argument("--disk", type=Path, default=OUTPUT.parent, help="a folder on a disk, for gather-cold (build)")
+    parser.add_argument("--disk", type=Path, default=OUTPUT.parent, help="a folder on a disk, for cold pages (build)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where JSON, plots and page go (build/benchmarks)")
     parser.add_argument("--resume", action="store_true", help="measure only what results.json there lacks")
     parser.add_argument("--report", type=Path, metavar="JSON", help="show and write this report; measure nothing")

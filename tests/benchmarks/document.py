@@ -67,6 +67,10 @@ REASONS = {
     "load of 1024 MiB from memory, against Hugging": "it copies the bytes once and checks them, in 1.5 times the time "
     "of a copy. The goal, half of the time of the peer, which checks nothing, is little more than the copy alone.",
     "64 rows out of 1024 MiB, against Hugging": "that reader maps the file too, and reads only these rows.",
+    "64 rows out of 1024 MiB on a disk, against Hugging": "that reader maps the file too. memstore takes as long as a "
+    "read of these rows alone: nothing more can be gained.",
+    "load of 1024 MiB from a disk, against Hugging": "memstore takes less time than a plain read of the file, in one "
+    "thread: the disk gives no more, and the peer has it, too.",
     "from dcp to torch on a disk": "this is not explained yet; in memory, the same conversion meets its goal.",
     "save of": "the kernel fills each huge page with zeros before the bytes are written there.",
     "new key, against DCP": "the copy goes into new memory, which the kernel has to allocate first.",

@@ -40,6 +40,7 @@ WORKLOADS = {
     "served": "a served root's own keys, and lookups after an index process was killed",
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
     "dcp": "checkpoints of torch.distributed.checkpoint, and 64 rows out of a tensor of 1 GiB",
+    "dcp-cold": "the same, their pages dropped: loaded from the disk",
     "convert": "checkpoints converted from one format to another, beside a copy of the file",
     "wake": "wait() in another process: from the put to the wake",
     "aio": "calls that tasks await, and a thousand waits at once",
