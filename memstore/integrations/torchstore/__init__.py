@@ -6,6 +6,7 @@ shards      DTensors: attempts of the ranks of their mesh   slices      parts of
 leaves      state dicts that differ from what is stored     folders     a job's stores, made and removed
 finding     which folder a name stands for                  announcing  how actors of Monarch hear of it
 refusals    errors                                          hosts       several hosts of a mesh
+absent      imports of what isn't here
 strategy, transport, utils, logging: names that scripts import from TorchStore, under the same paths
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from memstore.integrations.torchstore import spmd
+from memstore.integrations.torchstore.absent import explain_absent_modules
 from memstore.integrations.torchstore.api import (
     client,
     delete,
@@ -35,6 +37,7 @@ from memstore.integrations.torchstore.logging import init_logging
 from memstore.integrations.torchstore.refusals import (
     AlreadyInitializedError,
     NoCounterpartError,
+    NoCounterpartImportError,
     NotInitializedError,
     StateDictNotFoundError,
     no_counterpart,
@@ -56,6 +59,7 @@ __all__ = [
     "HostStrategy",
     "LocalRankStrategy",
     "NoCounterpartError",
+    "NoCounterpartImportError",
     "NotInitializedError",
     "StateDictNotFoundError",
     "TensorSlice",
@@ -80,6 +84,9 @@ __all__ = [
     "spawn_actors",
     "spmd",
 ]
+
+
+explain_absent_modules()
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -9,6 +9,10 @@ class NoCounterpartError(MemstoreError, NotImplementedError, AttributeError):
     """memstore lacks this part of TorchStore (volumes, controllers, transports). The message says what replaces it."""
 
 
+class NoCounterpartImportError(MemstoreError, NotImplementedError, ImportError):
+    """An import of a name or a module of TorchStore that memstore lacks. The message says what replaces it."""
+
+
 class NotInitializedError(NotAStoreError, RuntimeError):
     """No process has called `initialize` for a store of this name, or it was shut down."""
 
@@ -22,7 +26,11 @@ class StateDictNotFoundError(KeyNotFoundError, RuntimeError):
 
 
 def no_counterpart(owner: str, name: str) -> NoCounterpartError:
-    return NoCounterpartError(
+    return NoCounterpartError(without_counterpart(owner, name))
+
+
+def without_counterpart(owner: str, name: str) -> str:
+    return (
         f"{owner} has no {name!r} in memstore: values lie in files that every process of the host maps, so there are "
         "no volumes, controllers or transports to ask. docs/coming-from/torchstore.md says what takes their place"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
 import logging
 import pickle
@@ -101,6 +102,26 @@ def test_other_names_of_torchstore_are_told_to_have_no_counterpart(name: str) ->
     with pytest.raises(ts.NoCounterpartError, match=f"no '{name}' in memstore.*docs/coming-from/torchstore.md"):
         getattr(ts, name)
     assert not hasattr(ts, name) and issubclass(ts.NoCounterpartError, memstore.MemstoreError)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from memstore.integrations.torchstore import StorageVolume",
+        "import memstore.integrations.torchstore.storage_volume",
+        "from memstore.integrations.torchstore.controller import Controller",
+        "from memstore.integrations.torchstore.storage_utils.trie import Trie",
+        "from memstore.integrations.torchstore.transport import TransportBuffer",
+        "from memstore.integrations.torchstore.transport.buffers import TransportBuffer",
+    ],
+)
+def test_imports_of_other_names_are_told_so_and_can_be_caught(code: str) -> None:
+    with pytest.raises(ts.NoCounterpartImportError, match="in memstore: .*docs/coming-from/torchstore.md") as caught:
+        exec(code)
+    assert isinstance(caught.value, ImportError) and isinstance(caught.value, memstore.MemstoreError)
+    assert importlib.util.find_spec("memstore.nothing") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("memstore.integrations.torchstores")
 
 
 def test_a_client_has_no_controller(job: str) -> None:
