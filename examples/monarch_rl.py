@@ -91,6 +91,10 @@ class Generator(Member):
             self.put(f"batches-{number}/steps", {**batch, "version": self.version})
         return self.row()
 
+    @endpoint
+    def remove(self) -> None:
+        shutil.rmtree(self.store.root, ignore_errors=True)
+
     @torch.no_grad()
     def play(self, game: Any, seen: Any) -> tuple[dict[str, Tensor], Any]:
         rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -177,6 +181,10 @@ class Evaluator(Member):
             self.put("scores/greedy", {"mean": mean, "best": best, "returns": returns, "version": self.version})
         return self.row()
 
+    @endpoint
+    def remove(self) -> None:
+        shutil.rmtree(self.store.root, ignore_errors=True)
+
     @torch.no_grad()
     def play(self, game: Any) -> float:
         seen, total, is_over = game.reset()[0], 0.0, False
@@ -214,11 +222,11 @@ def mesh_of(workers: list[str] | None) -> Any:
 
 def run(root: str, mesh: Any, options: argparse.Namespace) -> int:
     cluster = memstore.serve(mesh, root)
+    generators = mesh.spawn_procs(per_host={"generators": options.generators}).spawn("gen", Generator, root)
     try:
         with memstore.open(root) as store:
             store.put("scores/greedy", {"mean": 0.0, "best": 0.0})
             first = mesh.slice(hosts=0) if options.workers else mesh
-            generators = mesh.spawn_procs(per_host={"generators": options.generators}).spawn("gen", Generator, root)
             trainer = first.spawn_procs().spawn("trainer", Trainer, root)
             evaluator = first.spawn_procs().spawn("evaluator", Evaluator, root)
             ends = [
@@ -234,6 +242,7 @@ def run(root: str, mesh: Any, options: argparse.Namespace) -> int:
         return 0 if best >= options.until else 1
     finally:
         cluster.stop()
+        generators.remove.call().get(LONG)  # on each host
 
 
 def follow(store: memstore.Store) -> None:

@@ -48,9 +48,10 @@ class Plane:
         version: str,
     ) -> None:
         self.transport = transport
-        self._root, self._engine, self._version = root, engine, version
+        self._root, self._version = root, version
         self._streams = Streams(links)
-        self.staged, self.brought = Slots(self._parts), Slots(self._whole)
+        self.staged = Slots(engine.register, range(STAGED_UNIT, SLOT + 1, STAGED_UNIT))
+        self.brought = Slots(engine.register, (SLOT,))  # so that it isn't for each read; nobody is told of it
         self._bringer = Bringer(self._streams, members, engine, self.brought, transport, version)
         self._lock = threading.Lock()
         self._moved = Moved()
@@ -75,11 +76,3 @@ class Plane:
     def _count(self, sent: int = 0, received: int = 0) -> None:
         with self._lock:
             self._moved = Moved(self._moved.sent + sent, self._moved.received + received)
-
-    def _parts(self, memory: memoryview) -> tuple[bytes, ...]:
-        """Handles of memory that others read: a read takes all that its handle stands for."""
-        return tuple(self._engine.register(memory[:size]) for size in range(STAGED_UNIT, SLOT + 1, STAGED_UNIT))
-
-    def _whole(self, memory: memoryview) -> tuple[bytes, ...]:
-        """Registered too, so that it isn't for each read; nobody is told of it."""
-        return (self._engine.register(memory),)

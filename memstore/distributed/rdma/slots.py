@@ -46,11 +46,14 @@ class Slots:
     """Of one side of a process. They are made when they are needed first. Thread-safe.
 
     Args:
-        register: makes handles of new memory.
+        register: makes a handle of new memory.
+        parts: the bytes of a slot's parts that are registered each: its first so many. A read takes all that its handle
+            stands for.
     """
 
-    def __init__(self, register: Callable[[memoryview], tuple[bytes, ...]]) -> None:
-        self._register = register
+    def __init__(self, register: Callable[[memoryview], bytes], parts: Sequence[int]) -> None:
+        self._register, self._parts = register, parts
+        self._begun: tuple[memoryview, list[bytes]] | None = None  # the next slot, if registering it failed
         self._changed = threading.Condition()
         self._free: list[Slot] = []
         self._doubted: list[_Doubted] = []
@@ -81,8 +84,14 @@ class Slots:
         return len(self._doubted)
 
     def _make(self) -> Slot:
-        memory = memoryview(mmap.mmap(-1, SLOT))
-        return Slot(memory, syscalls.buffer_address(memory), self._register(memory))
+        """What is registered stays so: after a failure the next try goes on with the same memory."""
+        if self._begun is None:
+            self._begun = memoryview(mmap.mmap(-1, SLOT)), []
+        memory, handles = self._begun
+        for size in self._parts[len(handles) :]:
+            handles.append(self._register(memory[:size]))
+        self._begun = None
+        return Slot(memory, syscalls.buffer_address(memory), tuple(handles))
 
     def _trust_again(self) -> None:
         now = time.monotonic()

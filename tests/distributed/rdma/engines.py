@@ -46,6 +46,7 @@ class HeldEngine:
     registered: memory by its handle, of all engines of a test.
 
     Attributes:
+    sizes: of the memory that was registered, in bytes.
     readings: all that were begun.
     holds: they don't come by themselves.
     fails: how they fail at once.
@@ -54,6 +55,7 @@ class HeldEngine:
 
     def __init__(self, registered: dict[bytes, memoryview]) -> None:
         self._registered = registered
+        self.sizes: list[int] = []
         self.readings: list[HeldReading] = []
         self.holds = False
         self.fails: str | None = None
@@ -64,6 +66,7 @@ class HeldEngine:
             raise EngineError(self.refuses)
         name = b"%d" % next(_names)
         self._registered[name] = memory
+        self.sizes.append(len(memory))
         return name
 
     def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> HeldReading:

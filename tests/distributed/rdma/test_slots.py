@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from memstore.distributed.rdma import bringing, slots
-from memstore.distributed.rdma.slots import LANE, LANES, MOST_DOUBTED, Slots
+from memstore.distributed.rdma.engine import EngineError
+from memstore.distributed.rdma.slots import LANE, LANES, MOST_DOUBTED, SLOT, Slots
 from memstore.distributed.transfers import relay
 from memstore.distributed.transfers.messages import FOLLOWS, HEAD, LENGTH, Bring, Wanted, encode
+from memstore.engine import syscalls
 from tests.distributed.rdma.engines import HeldEngine, HeldReading
 from tests.distributed.rdma.planes import Planes, two_planes
 from tests.distributed.rdma.test_planes import numbers, put_and_get
@@ -39,8 +41,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_slots() -> Slots:
-    engine = HeldEngine({})
-    return Slots(lambda memory: (engine.register(memory),))
+    return Slots(HeldEngine({}).register, (SLOT,))
+
+
+def test_memory_whose_registration_fails_is_registered_further_by_the_next_try() -> None:
+    """The engine keeps what it has registered: with new memory for each try, tries would fill the host's."""
+    registered: list[int] = []
+    tries = 0
+
+    def register(memory: memoryview) -> bytes:
+        nonlocal tries
+        tries += 1
+        if tries % 3 == 0:
+            raise EngineError("no memory is left to register")
+        registered.append(syscalls.buffer_address(memory))
+        return b"%d" % len(memory)
+
+    made = Slots(register, (1, SLOT // 2, SLOT))
+    failed, lane = 0, None
+    while lane is None:
+        try:
+            lane = made.take()
+        except EngineError:
+            failed += 1
+    assert failed == 4 and len(registered) == LANE * 3 and len(set(registered)) == LANE
+    assert all(slot.handles == (b"1", b"%d" % (SLOT // 2), b"%d" % SLOT) for slot in lane.slots)
 
 
 def reading_into(memory: memoryview) -> HeldReading:
