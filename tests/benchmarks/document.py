@@ -72,8 +72,8 @@ REASONS = {
     "load of 1024 MiB from a disk, against Hugging": "memstore takes less time than a plain read of the file, in one "
     "thread: the disk gives no more, and the peer has it, too.",
     "from dcp to torch on a disk": "a conversion writes what the copy writes, and reads it back to compare it, in "
-    "other threads. In six rounds of its own it took 0.77 to 0.88 s, as the other three did, and the copy beside it 0.61 to "
-    "0.82 s: the copy's speed decides which of them meet the goal.",
+    "other threads. In six rounds of its own it took 0.77 to 0.88 s, as the other three did, and the copy beside it "
+    "0.61 to 0.82 s: the copy's speed decides which of them meet the goal.",
     "save of": "the kernel fills each huge page with zeros before the bytes are written there.",
     "new key, against DCP": "the copy goes into new memory, which the kernel has to allocate first.",
     "from 4 ranks to 2": "the copies alone take three quarters of the time.",
