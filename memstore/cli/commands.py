@@ -66,7 +66,7 @@ def run() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except NotAStoreError as error:
-        _fail(error, REFUSED, nowhere.told(str(error), command))
+        _fail(error, REFUSED, nowhere.told(str(error), command, sys.argv[2:]))
     except (MemstoreError, OSError, ValueError, TypeError, MemoryError) as error:
         _fail(error, REFUSED)
     except Exception as error:

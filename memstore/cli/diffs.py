@@ -81,6 +81,8 @@ def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
 
 
 def _sides(names: tuple[str, ...]) -> tuple[Side, Side]:
+    if len(names) == 2 and looking.is_store(names[0]):
+        raise click.UsageError(f"{names[0]!r} is a store: say its KEY, and then the key or file to compare with")
     if len(names) == 2:
         return Side(names[0]), Side(names[1])
     if len(names) == 4:

@@ -69,7 +69,7 @@ def _put(
     root: str, key: str, file: str, format: Any, expect_version: int | None, *, allow_pickle: bool
 ) -> tuple[int, int, str]:
     """Returns the version, its bytes, and what is to be said of the store."""
-    encode_key(key)
+    _check_order(root, key, file)
     with resource_errors(root, key):
         value = looking.loaded(key, file, format, allow_pickle=allow_pickle)
     made = _said_of_new(root)
@@ -80,7 +80,7 @@ def _put(
 
 
 def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) -> tuple[int, int, str]:
-    encode_key(key)
+    _check_order(root, key, file)
     made = _said_of_new(root)
     if made:
         with resource_errors(root, key):
@@ -88,6 +88,15 @@ def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) 
     with memstore.open(root, allow_pickle=allow_pickle) as store:
         version = store.attach(key, file, format=format)
         return version, store.info(key).nbytes, made
+
+
+def _check_order(root: str, key: str, file: str) -> None:
+    """Raises UsageError if the file is where ROOT or KEY should be, and no file is where it should be."""
+    encode_key(key)
+    if os.path.isfile(key) and not os.path.lexists(file):
+        raise click.UsageError(f"there is no file {file!r}, but there is {key!r}: say ROOT, KEY, and then the file")
+    if os.path.isfile(root) and looking.is_store(file):
+        raise click.UsageError(f"{root!r} is a file, and {file!r} a store: say ROOT, KEY, and then the file")
 
 
 def _said_of_new(root: str) -> str:

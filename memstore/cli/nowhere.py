@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memstore.listing import near
 
@@ -25,18 +25,28 @@ _MAKERS = {
     "status": "`memstore serve` makes one, and serves it",
     "put": "only a store has a version to expect: check the path",
 }
+_TWO_STORES = ("cp", "diff")  # of which the second is no mistake
 _MAKE = ("put", "attach", "cp", "serve")  # a store, though not the folder that it is to be in
 
 
-def told(text: str, command: str | None) -> str | None:
-    """The message in the place of the library's, which advises to make a store; None: it is about something else."""
+def told(text: str, command: str | None, words: Sequence[str] = ()) -> str | None:
+    """The message in the place of the library's, which advises to make a store; None: it is about something else.
+
+    Args:
+        text: the library's message.
+        command: that which was called.
+        words: what the command line has after the command.
+    """
     found = next(filter(None, (pattern.fullmatch(text) for pattern in _NONE)), None)
     if found is None:
         return None
     path = found["path"]
     missing = _first_missing(path)
     stores = _stores_near(path, missing)
-    advice = f"did you mean {' or '.join(stores)}?" if stores else _advice(path, missing, command)
+    if stores:
+        advice = f"did you mean {' or '.join(stores)}?"
+    else:
+        advice = _of_swapped(path, command, words) or _advice(path, missing, command)
     return f"there is no store at {path}: {_what(path, missing)}; {advice}"
 
 
@@ -54,6 +64,14 @@ def _what(path: str, missing: str) -> str:
     names = list(_names(path))
     some = ", ".join(map(repr, sorted(names)[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
     return f"the folder has {some}, and no memstore.json" if names else "the folder is empty"
+
+
+def _of_swapped(path: str, command: str | None, words: Sequence[str]) -> str:
+    """Of arguments in another order: the store is one that isn't the first; empty: there is none."""
+    if command in _TWO_STORES or not words or os.path.abspath(words[0]) != path:
+        return ""
+    others = (word for word in words[1:] if _is_store(word))
+    return next((f"{word!r} is a store: say it first, as ROOT" for word in others), "")
 
 
 def _advice(path: str, missing: str, command: str | None) -> str:

@@ -101,8 +101,12 @@ def head(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """On the standard error. A terminal gets it in lines that end with words."""
-    errors.print(f"[bold red]memstore:[/] {printable(text)}", soft_wrap=not errors.is_terminal)
+    """On the standard error. A terminal gets it in lines that end with words.
+
+    Messages list what they found in lines that begin with two spaces; other line ends are of names, and are escaped.
+    """
+    lines = "\n  ".join(map(printable, text.split("\n  ")))
+    errors.print(f"[bold red]memstore:[/] {lines}", soft_wrap=not errors.is_terminal)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:

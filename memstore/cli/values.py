@@ -123,7 +123,8 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
             if len(names) == 1:
                 text = f"{what} is no tensor, and this file takes one: without LEAF, -o FILE.pt takes the whole value"
             else:
-                which = "say one of these as LEAF" if leaf else "say which LEAF"
+                whole = ", or leave LEAF out: -o FILE.pt takes the whole value"
+                which = f"say one of these as LEAF{whole}" if leaf else "say which LEAF"
                 text = f"{what} has {shown.count()} ({some}), and this file takes a single tensor: {which}"
             raise UnsupportedValueError(text, key=key)
         ((name, tensor),) = shown.tensors.items()

@@ -124,6 +124,7 @@ def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tupl
     with folder.locked(path, deadline, registry.lock) as fd:
         settings = folder.read_settings(path)
         if settings is None and mode not in ("a", "x"):
+            folder.check_no_snapshot(path)
             raise NotAStoreError(
                 f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one in an empty folder"
             )

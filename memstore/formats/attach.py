@@ -21,6 +21,7 @@ from memstore.engine import (
     ExternalFiles,
     check_header,
     decode_external,
+    has_settings,
     map_external,
     opened,
     syscalls,
@@ -122,6 +123,8 @@ def file_format(path: str) -> Format:
             return "safetensors"
         if os.path.lexists(os.path.join(path, "meta.json")):
             return "memmap"
+        if has_settings(path):
+            raise UnsupportedValueError(f"{path} is a store: get a key of it, and put that")
         raise UnsupportedValueError(
             f"{path}: it has no *.safetensors, no *.safetensors.index.json and no meta.json of TensorDict.memmap"
         )

@@ -75,7 +75,7 @@ def test_snapshots_are_files_too(filled: str, tmp_path: Path) -> None:
         (("ROOT",), 2, "say ROOT KEY OTHER"),
         (("ROOT", "one", "nothing"), 4, "no key 'nothing'"),
         (("ROOT", "nothing", "one"), 4, "no key 'nothing'"),
-        (("ROOT", "/dev/null"), 3, "is a store: say which KEY of it is meant"),
+        (("ROOT", "/dev/null"), 2, "is a store: say its KEY, and then the key or file to compare with"),
         (("/nowhere", "/dev/null"), 3, "there is no such file"),
         (("/nowhere", "one", "two"), 3, "exist"),
     ],
@@ -83,3 +83,9 @@ def test_snapshots_are_files_too(filled: str, tmp_path: Path) -> None:
 def test_what_can_not_be_compared(filled: str, names: tuple[str, ...], code: int, says: str) -> None:
     found = call("diff", *(filled if name == "ROOT" else name for name in names), code=code)
     assert says in " ".join(found.split())
+
+
+def test_a_file_and_a_store_without_its_key(filled: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    said = " ".join(call("diff", f"{tmp_path}/x.npy", filled, code=3).split())
+    assert said == f"memstore: {filled} is a store: say which KEY of it is meant"

@@ -66,6 +66,35 @@ def test_a_mistyped_parent_names_the_store(tmp_path: Path) -> None:
     assert (told(text, "ls") or "").endswith(f"; did you mean {tmp_path}/runs/first?")
 
 
+@pytest.mark.parametrize("arguments", [("get", "policy", "STORE"), ("rm", "policy", "STORE")])
+def test_a_store_that_is_not_said_first_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    memstore.open(tmp_path / "runs").close()
+    words = [word.replace("STORE", f"{tmp_path}/runs") for word in arguments]
+    said = " ".join(call(*words, code=3).split())
+    assert said.endswith(f"; '{tmp_path}/runs' is a store: say it first, as ROOT")
+
+
+@pytest.mark.parametrize("arguments", [("STORE", "FILE", "key"), ("FILE", "key", "STORE")])
+@pytest.mark.parametrize("command", ["put", "attach"])
+def test_a_file_in_the_place_of_another_argument_is_named(
+    tmp_path: Path, command: str, arguments: tuple[str, ...]
+) -> None:
+    memstore.open(tmp_path / "runs").close()
+    np.save(tmp_path / "x.npy", np.ones(3))
+    places = {"STORE": f"{tmp_path}/runs", "FILE": f"{tmp_path}/x.npy"}
+    said = " ".join(call(command, *(places.get(word, word) for word in arguments), code=2).split())
+    assert said.endswith("say ROOT, KEY, and then the file") and f"{tmp_path}/x.npy" in said
+
+
+def test_a_snapshot_in_the_place_of_a_store_and_a_store_in_that_of_a_snapshot(tmp_path: Path) -> None:
+    memstore.open(tmp_path / "runs").close()
+    memstore.Snapshot.take(str(tmp_path / "step-1"), {"progress": memstore.StateDict(step=1)})
+    said = " ".join(call("ls", f"{tmp_path}/step-1", code=3).split())
+    assert said.endswith("is a snapshot, and no store: `memstore snapshot` looks into it, `memstore attach` serves it")
+    said = " ".join(call("snapshot", "ls", f"{tmp_path}/runs", code=3).split())
+    assert said.endswith("is a store, and no snapshot: `memstore ls` lists its keys")
+
+
 def test_a_home_folder_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert 'takes "~" as your home folder only outside of quotes' in " ".join(call("ls", "~/run", code=3).split())

@@ -88,7 +88,7 @@ def test_json_has_statistics_and_histogram(filled: str) -> None:
             "'step' of 'policy' is no tensor, and this file takes one: without",
         ),
         (("policy", "layer", "-o", "x.npy"), 3, "has 2 leaves (layer/w, layer/b), and this file takes a single tensor"),
-        (("policy", "-o", "x.safetensors"), 3, "say --format torch"),
+        (("policy", "-o", "x.safetensors"), 3, "safetensors has nothing for it; write a .pt file"),
         (("policy", "--bins", "0"), 2, "--bins"),
     ],
 )

@@ -160,6 +160,12 @@ def test_what_is_reworded_is_what_the_library_says() -> None:
     assert unsaid == [next(pattern for pattern, _ in WORDS if pattern.startswith(SYSTEM))]
 
 
+def test_a_list_in_a_message_is_shown_in_lines(root: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "a": 1, "b": 2}, tmp_path / "x.pt")
+    said = call("convert", f"{tmp_path}/x.pt", f"{tmp_path}/x.safetensors", code=3).splitlines()
+    assert said[1:] == ["  value['a']: int, and no tensor", "  value['b']: int, and no tensor"]
+
+
 def test_a_full_store_is_told_without_arguments(root: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones(1 << 18))
     with memstore.open(root, capacity="1MiB"):

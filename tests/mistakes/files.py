@@ -35,6 +35,11 @@ MISTAKES = [
         "PATH/folder: it has no *.safetensors, no *.safetensors.index.json and no meta.json of TensorDict.memmap",
     ),
     Mistake(
+        'store.attach("new", path + "/small")',
+        UnsupportedValueError,
+        "PATH/small is a store: get a key of it, and put that",
+    ),
+    Mistake(
         'store.attach("new", path + "/objects.npy")',
         UnsupportedValueError,
         "PATH/objects.npy: an array of dtype '|O', which no tensor has: it is a pickle, which can run code; "

@@ -15,7 +15,7 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/nowhere", "r")',
         NotAStoreError,
-        "PATH/nowhere doesn't exist: memstore.open with mode 'a' creates it",
+        "PATH/nowhere doesn't exist: memstore.open creates it with mode 'a', and waits for it with wait=",
     ),
     Mistake(
         'memstore.Store(path + "/store")',
@@ -40,9 +40,14 @@ MISTAKES = [
         "home folder of it",
     ),
     Mistake(
+        'memstore.open(path + "/step-1", "r")',
+        NotAStoreError,
+        "PATH/step-1 is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it",
+    ),
+    Mistake(
         'memstore.open(path + "/notes.txt")',
         NotAStoreError,
-        "PATH/notes.txt is not a folder",
+        "PATH/notes.txt is not a folder, and a store is one: check the path",
     ),
     Mistake(
         'memstore.open(path + "/folder")',
@@ -98,7 +103,8 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/nowhere", "r", wait=0.0)',
         StoreTimeoutError,
-        "PATH/nowhere doesn't exist: memstore.open with mode 'a' creates it; nobody has made a store there within 0 s",
+        "PATH/nowhere doesn't exist: memstore.open creates it with mode 'a', and waits for it with wait=; "
+        "nobody has made a store there within 0 s",
     ),
     Mistake(
         'memstore.open(path + "/folder", "r+", wait=0.0)',
@@ -109,7 +115,7 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/notes.txt", "r", wait=30.0)',
         NotAStoreError,
-        "PATH/notes.txt is not a folder",
+        "PATH/notes.txt is not a folder, and a store is one: check the path",
     ),
     Mistake(
         'memstore.open(path + "/nowhere", "r", wait="30 s")',
@@ -166,7 +172,7 @@ MISTAKES = [
     Mistake(
         'memstore.repair(path + "/nowhere")',
         NotAStoreError,
-        "PATH/nowhere doesn't exist: memstore.open with mode 'a' creates it",
+        "PATH/nowhere doesn't exist: memstore.open creates it with mode 'a', and waits for it with wait=",
     ),
     Mistake(
         "reader.gc()",

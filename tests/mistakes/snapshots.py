@@ -65,6 +65,11 @@ MISTAKES = [
         "PATH/nowhere is no snapshot: there is no such folder",
     ),
     Mistake(
+        'memstore.Snapshot(path + "/store").restore({"model": module})',
+        NotAStoreError,
+        "PATH/store is a store, and no snapshot: memstore.open opens it",
+    ),
+    Mistake(
         'memstore.Snapshot(path + "/step-1", storage_options={"region": "eu"})',
         TypeError,
         "storage_options has ['region']; memstore knows ['allow_pickle', 'timeout']",

@@ -167,10 +167,15 @@ def check_empty(root: str) -> None:
     """A folder that is no store yet may hold what a killed creator left, and nothing else."""
     ours = {LOCK, DOORBELL, "catalog", SEGMENTS, "claims"}
     foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
-    if _SNAPSHOT in foreign:
-        raise NotAStoreError(f"{root} is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it")
+    check_no_snapshot(root)
     if foreign:
         raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
+
+
+def check_no_snapshot(root: str) -> None:
+    """Raises NotAStoreError for the folder of a snapshot."""
+    if os.path.lexists(f"{root}/{_SNAPSHOT}"):
+        raise NotAStoreError(f"{root} is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it")
 
 
 def group_id(group: int | str | None) -> int | None:
@@ -197,7 +202,9 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
                 what = 'doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your home folder of it'
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
         if not create:
-            raise NotAStoreError(f"{root} doesn't exist: memstore.open with mode 'a' creates it")
+            raise NotAStoreError(
+                f"{root} doesn't exist: memstore.open creates it with mode 'a', and waits for it with wait="
+            )
         if not anywhere:
             check_filesystem(parent, durability)  # refused, it leaves nothing behind
         try:
@@ -214,7 +221,7 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
     if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
         raise PermissionDeniedError(f"{root} is a link that user {found.st_uid} made")
     if not os.path.isdir(root):
-        raise NotAStoreError(f"{root} is not a folder")
+        raise NotAStoreError(f"{root} is not a folder, and a store is one: check the path")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from memstore.depth import nests_too_deeply
+from memstore.engine import has_settings
 from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError, UnsupportedValueError
 from memstore.snapshot.format.manifest_checks import BrokenError, check
 from memstore.snapshot.format.manifest_nouns import (
@@ -112,6 +113,8 @@ def load_manifest(path: str) -> Manifest:
     try:
         text = FileStorage(path).read_bytes(MANIFEST, LIMIT)
     except KeyNotFoundError:
+        if has_settings(path):
+            raise NotAStoreError(f"{path} is a store, and no snapshot: memstore.open opens it") from None
         raise NotAStoreError(
             f"{path} is no snapshot: it has no {MANIFEST}; a take that was not finished leaves none"
         ) from None
