@@ -55,8 +55,15 @@ def short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
-def check_store(store: object) -> None:
-    """Raises TypeError for the path of a store, where the store is meant."""
+def check_store(store: object, key: object = "") -> None:
+    """Raises TypeError for the path of a store where the store is meant, for its key, and for a store of asyncio's."""
+    if hasattr(key, "lend_root"):
+        raise TypeError("the store comes first, and then the key: here they are swapped")
+    if hasattr(store, "blocking"):
+        raise TypeError(
+            f"store is one of memstore.open, and not {an(type(store))}: memstore.aio has ReplayBuffer, "
+            "iter_weights and read_rows for that"
+        )
     if isinstance(store, (str, os.PathLike)):
         raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
 

@@ -17,8 +17,10 @@ from memstore.keys import encode_key
 from memstore.late_imports import Hooks, around_forks
 from memstore.listing import Mode
 from memstore.store.appearing import when_there
+from memstore.store.opening import check_mode
 from memstore.store.opening import open as open_blocking
 from memstore.store.store import Store
+from memstore.wording import an
 
 ALL_HOSTS = "all hosts"  # the lane of calls that may ask several
 
@@ -31,6 +33,18 @@ def lane_in(root: Root, key: object, *, fetches: bool = False) -> Hashable:
         return ALL_HOSTS
     home: bytes = root.elsewhere.home_of(encode_key(key))
     return HERE if home == root.member_id() and not fetches else home
+
+
+def check_opened(store: object, name: str) -> None:
+    """Raises TypeError for a store of `memstore.open`, and for what is none.
+
+    Args:
+        name: what was called: memstore has something of the same name for such a store.
+    """
+    if isinstance(store, Opened):
+        return
+    instead = f": memstore.{name} takes that" if isinstance(store, Store) else ""
+    raise TypeError(f"store is one of memstore.aio.open, and not {an(type(store))}{instead}")
 
 
 class Opened(Awaits[Store]):
@@ -47,6 +61,7 @@ class Opened(Awaits[Store]):
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
+        check_mode(mode)
         self.root, self.timeout = (
             absolute_path(os.fspath(path) if isinstance(path, os.PathLike) else path),
             options["timeout"],

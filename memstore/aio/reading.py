@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from memstore.aio.lanes import call
+from memstore.aio.opened import check_opened
 from memstore.aio.store import AsyncStore
 from memstore.rows import read_rows as read_rows_blocking
 from memstore.store.weights import iter_weights as iter_weights_blocking
@@ -32,6 +33,7 @@ async def iter_weights(
 
     Arguments and errors as `memstore.iter_weights`. With `newer_than`, the wait takes no thread.
     """
+    check_opened(store, "iter_weights")
     if newer_than is not None:
         await store.wait(key, newer_than=newer_than, timeout=timeout)
     lane = store.lane_of(key, fetches=True)

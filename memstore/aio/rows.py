@@ -13,7 +13,7 @@ import torch
 
 from memstore.aio.awaited import Awaits, awaited
 from memstore.aio.lanes import call
-from memstore.aio.opened import Opened
+from memstore.aio.opened import Opened, check_opened
 from memstore.datasets import Dataset
 from memstore.replay import ReplayBuffer
 
@@ -89,6 +89,7 @@ class AsyncReplayBuffer(Awaits[ReplayBuffer]):
     """
 
     def __init__(self, store: Opened, key: str, spec: Any = None, **options: Any) -> None:
+        check_opened(store, "ReplayBuffer")
         self.key, self.timeout = key, store.timeout
         self._store, self._arguments, self._options = store, (key, spec), options
         self._buffer: ReplayBuffer | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from memstore.aio.awaited import awaited, called_as
 from memstore.aio.by_ranks import ByRanks
@@ -147,6 +147,25 @@ class AsyncStore(ByRanks):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _refusing(what: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: AsyncStore, *_: object) -> NoReturn:
+        raise TypeError(f"{what} would block a loop of asyncio: write {instead}")
+
+    return refuse
+
+
+for _name, (_what, _instead) in {
+    "__enter__": ("with", "async with"),
+    "__exit__": ("with", "async with"),  # Python asks for both first
+    "__getitem__": ("store[key]", "await store.get(key)"),
+    "__setitem__": ("store[key] = value", "await store.put(key, value)"),
+    "__delitem__": ("del store[key]", "await store.delete(key)"),
+    "__contains__": ("key in store", "await store.contains(key)"),
+    "__iter__": ("a loop over keys", "async for key in store.keys()"),
+}.items():  # not in the class, where a type checker would take them for what a store has
+    setattr(AsyncStore, _name, _refusing(_what, _instead))
 
 
 def _is_plain(options: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"with attach\(copy=True\)", "with `memstore attach --copy`"),
     (r"attach it with copy=True", "attach it with --copy"),
     (r"say format= ", "say --format "),
+    (r"say source_as= \(of ", "say --from ("),
     (r"leave source_as= out", "leave --from out"),
     (r"say target_as='([\w-]+)'", r"say --to \1"),
     (r"say target_as= \(of ", "say --to FORMAT ("),

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 from memstore import modes
 from memstore.convert.beside import already_there, folder_beside, publish
@@ -18,6 +19,7 @@ from memstore.convert.targets import draft_target
 from memstore.errors import NotAStoreError, StoreFullError
 from memstore.formats import Meter
 from memstore.info import Progress
+from memstore.wording import an
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -127,7 +129,9 @@ def _paths(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tu
     return path, f"{parent}/{os.path.basename(made)}"
 
 
-def _absolute(path: str | os.PathLike[str]) -> str:
+def _absolute(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"convert takes the path of a checkpoint and that of the new one, and not {an(type(path))}")
     return os.path.abspath(os.fspath(path))
 
 

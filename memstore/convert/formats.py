@@ -43,7 +43,7 @@ def source_format(path: str) -> Format:
         UnsupportedValueError: it looks like none of them.
     """
     if not os.path.isdir(path):
-        found = file_format(path)
+        found = file_format(path, "say source_as= (of safetensors, torch)")
         if found == "npy":
             raise UnsupportedValueError(f"{path} is an array of numpy, which isn't converted: load it with numpy.load")
         return "huggingface" if path.endswith(".index.json") else found

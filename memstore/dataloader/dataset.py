@@ -55,7 +55,7 @@ class StoreDataset(Dataset[Any]):
     """
 
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        check_store(store)
+        check_store(store, key)
         view = store.view(key, device="cpu")
         self._set(key, view, count_rows(view, key), transform)
 

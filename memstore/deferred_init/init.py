@@ -14,6 +14,7 @@ from memstore.deferred_init.slots import slots_of
 from memstore.deferred_init.tensors import is_deferred_tensor, materialize
 from memstore.deferred_init.wrappers import note_new_parameters, note_wrapper
 from memstore.fake import Session, in_session
+from memstore.wording import an
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +38,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
     Raises:
         UnsupportedValueError: an operator can't be recorded; the message names it.
+        TypeError: `module_fn` is a module.
         Exception: whatever `module_fn` raises.
 
     Example:
@@ -51,6 +53,13 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         >>> is_deferred(model), model(torch.ones(4)).shape
         (False, torch.Size([2]))
     """
+    made: Any = module_fn  # anybody's
+    if isinstance(made, torch.nn.Module):
+        name = type(made).__qualname__
+        raise TypeError(
+            f"module_fn makes a module, and this {name} is made already: give its class and its arguments, as in "
+            f"deferred_init({name}, ...)"
+        )
     note_new_parameters()
     with in_session(Session(Recording())) as session:
         result = module_fn(*args, **kwargs)
@@ -88,7 +97,12 @@ def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         UnsupportedValueError: it can't be replayed; the message names the operator, and says why.
+        TypeError: it is no tensor.
     """
+    given: Any = tensor
+    if not isinstance(given, torch.Tensor):
+        instead = ": materialize_module takes modules" if isinstance(given, torch.nn.Module) else ""
+        raise TypeError(f"materialize_tensor takes a tensor, and not {an(type(given))}{instead}")
     return materialize([tensor])[0]
 
 

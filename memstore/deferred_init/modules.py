@@ -14,6 +14,7 @@ from memstore.deferred_init.shards import Placements, check_placements
 from memstore.deferred_init.slots import Slot, deferred_slots, names_of, refuse_unknown
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.wishes import Names, Wish
+from memstore.wording import an
 
 _log = logging.getLogger("memstore")
 
@@ -57,8 +58,10 @@ def materialize_module(
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
             `fake_mode`, or is a DTensor that was written or converted while it was deferred; the message names it.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
-        TypeError: `source` is of an unknown type, or only one of `mesh` and `placements` is given.
+        TypeError: `module` is none, `source` is of an unknown type, `dtype` is no dtype, or only one of `mesh` and
+            `placements` is given.
     """
+    _check(module, dtype)
     if (mesh is None) != (placements is None):
         raise TypeError("mesh and placements belong together, and one of them is missing")
     names = names_of(module)
@@ -78,6 +81,15 @@ def materialize_module(
     if table is not None:
         _report(table, [slot for slot in slots if slot.is_saved and slot.name in done.replayed], names)
     return done
+
+
+def _check(module: Any, dtype: Any) -> None:
+    """Raises TypeError for what is no module, or no dtype."""
+    if not isinstance(module, torch.nn.Module):
+        what = f"the class {module.__qualname__}" if isinstance(module, type) else an(type(module))
+        raise TypeError(f"module is what deferred_init has returned, and not {what}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is a torch.dtype, such as torch.bfloat16, and not {dtype!r:.100}")
 
 
 def _report(table: Table, slots: Sequence[Slot], names: Names) -> None:

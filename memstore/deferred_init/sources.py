@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
-from memstore.errors import NotAStoreError, StructureMismatchError
-from memstore.formats import load_files
+from memstore.engine import has_settings
+from memstore.errors import NotAStoreError, StructureMismatchError, UnsupportedValueError
+from memstore.formats import file_format, load_files
 from memstore.snapshot import Snapshot, is_snapshot
 from memstore.view import Source, StoredTensor, own_leaf
 from memstore.wording import an, short
+
+_SOURCES_OF = (("state_dict", "state_dict()"), ("view", "view(key)"))  # a module's, a store's
 
 
 class Table:
@@ -67,10 +70,24 @@ def _opened(source: Any) -> tuple[str, Any]:
             return f"the snapshot {path}", Snapshot(path).view()
         if not os.path.exists(path):
             raise NotAStoreError(f"there is no snapshot, file or folder at {path}")
-        return path, load_files("source", path, None, allow_pickle=False)
+        return path, load_files("source", path, _format_of(path), allow_pickle=False)
     if isinstance(source, Mapping) or hasattr(source, "batch_size"):
         return f"the {type(source).__name__}", source
-    raise TypeError(f"source is a Snapshot, a view, a state dict or a path, and not {an(type(source))}")
+    instead = next((f": its {call} is one" for name, call in _SOURCES_OF if callable(getattr(source, name, None))), "")
+    raise TypeError(f"source is a Snapshot, a view, a state dict or a path, and not {an(type(source))}{instead}")
+
+
+def _format_of(path: str) -> Any:
+    if has_settings(path):
+        raise UnsupportedValueError(
+            f"{path} is a store: give the view of one of its keys, memstore.open(path).view(key)"
+        )
+    try:
+        return file_format(path)
+    except UnsupportedValueError:
+        kinds = "no snapshot, and no folder with safetensors"
+        what = kinds if os.path.isdir(path) else "no file of safetensors or torch"
+        raise UnsupportedValueError(f"{path} is {what}: check the path") from None
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -36,6 +36,7 @@ from memstore.structure import modes
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
+_SAY = f"say format= ({', '.join(FORMATS)})"
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 
@@ -116,8 +117,12 @@ def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle
     return read_npy(path, sources)
 
 
-def file_format(path: str) -> Format:
-    """Which format a file or folder has. Raises UnsupportedValueError for none that is known."""
+def file_format(path: str, advice: str = _SAY) -> Format:
+    """Which format a file or folder has. Raises UnsupportedValueError for none that is known.
+
+    Args:
+        advice: for who has a file that looks like none.
+    """
     if os.path.isdir(path):
         if find_in_folder(path) is not None:
             return "safetensors"
@@ -141,9 +146,7 @@ def file_format(path: str) -> Format:
         return "npy"
     if path.endswith((".pt", ".pth", ".bin", ".ckpt")) or is_pickle(start):
         return "torch"
-    raise UnsupportedValueError(
-        f"{path} looks like no format that can be attached, or is truncated: say format= ({', '.join(FORMATS)})"
-    )
+    raise UnsupportedValueError(f"{path} looks like no format that is known, or is truncated: {advice}")
 
 
 def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:

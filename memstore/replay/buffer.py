@@ -95,7 +95,7 @@ class ReplayBuffer(Filled):
         seed: int | None = None,
         mode: Literal["a", "r+", "x"] = "a",
     ) -> None:
-        check_store(store)
+        check_store(store, key)
         root, timeout, writable = store.lend_root(key)
         own = SamplerOptions(sampler, replacement, beta)
         options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)

@@ -16,6 +16,12 @@ from memstore.wording import parse_size
 _INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
 
 
+def check_mode(mode: object) -> None:
+    """Raises ValueError for what is no mode."""
+    if mode not in ("r", "r+", "a", "x"):
+        raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
+
+
 def open(
     root: str | os.PathLike[str],
     mode: Mode = "a",
@@ -71,8 +77,7 @@ def open(
         ...     store.get("policy")["w"].sum()
         tensor(4.)
     """
-    if mode not in ("r", "r+", "a", "x"):
-        raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
+    check_mode(mode)
     if durability not in (None, "process", "disk"):
         raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
     if inline_limit is not None and not 0 <= whole_number("inline_limit", inline_limit) <= _INLINE_LIMIT_MOST:

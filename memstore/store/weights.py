@@ -12,6 +12,7 @@ from memstore import structure
 from memstore.engine import Path
 from memstore.store.store import Store
 from memstore.view import StoredTensor, load_leaf
+from memstore.wording import an, check_store
 
 
 def iter_weights(
@@ -55,7 +56,8 @@ def iter_weights(
     """
     source: Any = store
     if not isinstance(source, Store):
-        raise TypeError(f"iter_weights reads a Store, and not a {type(source).__qualname__}")
+        check_store(source, key)
+        raise TypeError(f"iter_weights reads a Store, and not {an(type(source))}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor

@@ -21,7 +21,7 @@ MISTAKES = [
     Mistake(
         'store.attach("new", path + "/notes.txt")',
         UnsupportedValueError,
-        "PATH/notes.txt looks like no format that can be attached, or is truncated: say format= "
+        "PATH/notes.txt looks like no format that is known, or is truncated: say format= "
         "(safetensors, memmap, torch, npy)",
     ),
     Mistake(
@@ -173,5 +173,30 @@ MISTAKES = [
         NotAStoreError,
         "PATH/folder is not of the format 'snapshot': expected a folder with memstore_snapshot.json, found a folder "
         "with 'file'; check the path",
+    ),
+    Mistake(
+        'convert({"w": torch.ones(2)}, path + "/out.pt")',
+        TypeError,
+        "convert takes the path of a checkpoint and that of the new one, and not a dict",
+    ),
+    Mistake(
+        'convert(path + "/notes.txt", path + "/out.pt")',
+        UnsupportedValueError,
+        "PATH/notes.txt looks like no format that is known, or is truncated: say source_as= (of safetensors, torch)",
+    ),
+    Mistake(
+        'convert(path + "/store", path + "/out.pt")',
+        NotAStoreError,
+        "PATH/store is a store, and no checkpoint: export a key of it to a file, and convert that",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/nowhere/out.safetensors")',
+        NotAStoreError,
+        "PATH/nowhere, in which out.safetensors is to be made, is no folder: make it first",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/out", target_as="pt")',
+        ValueError,
+        "'pt' is no format here; dcp, huggingface, memmap, memstore-dcp, safetensors, snapshot, torch are",
     ),
 ]

@@ -1,36 +1,15 @@
-"""asyncio, hosts, torch.distributed.checkpoint, TorchStore's API, fake and deferred tensors."""
+"""torch.distributed.checkpoint, and TorchStore's API."""
 
 from __future__ import annotations
 
 from memstore.errors import (
     KeyNotFoundError,
+    MemstoreError,
     NotAStoreError,
-    StructureMismatchError,
-    UnsupportedValueError,
 )
 from tests.mistakes.mistake import Mistake
 
 MISTAKES = [
-    Mistake(
-        'awaited(path, lambda store: store.get("plicy"))',
-        KeyNotFoundError,
-        "no key 'plicy': did you mean 'policy'?",
-    ),
-    Mistake(
-        'awaited(path, lambda store: store.pop("polcy"))',
-        KeyNotFoundError,
-        "no key 'polcy': did you mean 'policy'?",
-    ),
-    Mistake(
-        'awaited(path + "/nowhere", lambda store: store.get("policy"))',
-        NotAStoreError,
-        "PATH/nowhere/store: the parent folder PATH/nowhere doesn't exist: create it first",
-    ),
-    Mistake(
-        'memstore.aio.open("")',
-        TypeError,
-        "root is the path of a folder, and not ''",
-    ),
     Mistake(
         'asyncio.run(torchstore.get("policy"))',
         NotAStoreError,
@@ -64,47 +43,60 @@ MISTAKES = [
         "PATH/notes.txt is no snapshot: it is a file, and a snapshot is a folder",
     ),
     Mistake(
-        "materialize_module(deferred_init(torch.nn.Linear, 4, 2), source=3)",
+        "torchstore.initialise",
+        MemstoreError,
+        "module memstore.integrations.torchstore has no 'initialise': did you mean 'initialize'?",
+    ),
+    Mistake(
+        "from memstore.integrations.torchstore import put_statedict",
+        MemstoreError,
+        "module memstore.integrations.torchstore has no 'put_statedict': did you mean 'put_state_dict'?",
+    ),
+    Mistake(
+        "from memstore.integrations.torchstore import StorageVolume",
+        MemstoreError,
+        "module memstore.integrations.torchstore has no 'StorageVolume' in memstore: values lie in files that every "
+        "process of the host maps, so there are no volumes, controllers or transports to ask. "
+        "docs/coming-from/torchstore.md says what takes their place",
+    ),
+    Mistake(
+        "asyncio.run(torchstore.initialize(2))",
+        RuntimeError,
+        "num_storage_volumes is 2, and without a strategy it is 1",
+    ),
+    Mistake(
+        'asyncio.run(torchstore.put_state_dict("policy", {"w": torch.ones(2)}))',
         TypeError,
-        "source is a Snapshot, a view, a state dict or a path, and not an int",
+        "the state dict comes first, and then the key: put_state_dict(state_dict, 'policy')",
     ),
     Mistake(
-        'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source=path + "/nowhere.safetensors")',
-        NotAStoreError,
-        "there is no snapshot, file or folder at PATH/nowhere.safetensors",
-    ),
-    Mistake(
-        "materialize_module(deferred_init(torch.nn.Linear, 8, 2), source=snapshot)",
-        StructureMismatchError,
-        "1 of 2 tensors of the snapshot PATH/step-1, under 'model', don't fit the module:\n"
-        "  weight: shape [2, 8] in the module, [2, 4] in the source",
-    ),
-    Mistake(
-        "state = module.state_dict()\n"
-        'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source={"actor": state, "critic": state})',
-        StructureMismatchError,
-        "the dict has weights of the module's names in 2 of its parts: 'actor' (2 of 2), 'critic' (2 of 2). Say which "
-        "part is the module's: give that part alone, as a view or a dict with the module's own names; or materialize "
-        "the whole module, and choose the part with check_fn",
-    ),
-    Mistake(
-        "materialize_module(deferred_init(torch.nn.Linear, 4, 2), mesh=3, placements={'wieght': None})",
-        StructureMismatchError,
-        "placements has names that the module lacks: 'wieght'; the module has 'bias', 'weight'",
-    ),
-    Mistake(
-        "materialize_module(deferred_init(torch.nn.Linear, 4, 2), mesh=3)",
-        TypeError,
-        "mesh and placements belong together, and one of them is missing",
-    ),
-    Mistake(
-        "meta_like(torch.ones(2))",
+        'dcp.StorageReader(path + "/store").read_metadata()',
         ValueError,
-        "a fake tensor is needed, and this is a Tensor on cpu",
+        "PATH/store is a store: give key=, that of the checkpoint in it, or another path",
     ),
     Mistake(
-        'with fake_mode():\n    value = torch.ones(2)\nstore.put("policy", value)',
-        UnsupportedValueError,
-        "value: a fake tensor: it has a shape, but no bytes: put a real one",
+        'dcp.StorageWriter(path + "/store").prepare_local_plan(None)',
+        ValueError,
+        "PATH/store is a store: give key=, that of the checkpoint in it, or another path",
+    ),
+    Mistake(
+        "dcp.StorageWriter(module)",
+        TypeError,
+        "path_or_store is a path or an open store, and not a Linear",
+    ),
+    Mistake(
+        'dcp.StorageReader(path + "/step-1").read_metadata()',
+        NotAStoreError,
+        "PATH/step-1 has a snapshot that is no checkpoint, as it has no 'state': memstore.Snapshot reads it",
+    ),
+    Mistake(
+        'dcp.StorageReader(path + "/folder").read_metadata()',
+        NotAStoreError,
+        "PATH/folder is no snapshot: it has no memstore_snapshot.json; a take that was not finished leaves none",
+    ),
+    Mistake(
+        'dcp.StorageReader(store, key="policy").read_metadata()',
+        KeyNotFoundError,
+        "'policy' has a value that is no checkpoint: store.get reads it",
     ),
 ]

@@ -19,10 +19,35 @@ import pytest
 
 import memstore
 from tests.conftest import SHM
-from tests.mistakes import files, gets, keys, opening, other_libraries, ranks, rows, snapshots, values, world
+from tests.mistakes import (
+    deferred,
+    files,
+    gets,
+    keys,
+    opening,
+    other_libraries,
+    ranks,
+    rows,
+    snapshots,
+    tasks,
+    values,
+    world,
+)
 from tests.mistakes.mistake import Mistake
 
-TABLES: tuple[ModuleType, ...] = (keys, values, gets, opening, rows, snapshots, ranks, files, other_libraries)
+TABLES: tuple[ModuleType, ...] = (
+    keys,
+    values,
+    gets,
+    opening,
+    rows,
+    snapshots,
+    ranks,
+    files,
+    tasks,
+    other_libraries,
+    deferred,
+)
 MISTAKES: list[Mistake] = [mistake for table in TABLES for mistake in table.MISTAKES]
 BUILTIN = (TypeError, ValueError, IndexError, KeyError, OSError, RuntimeError)
 

@@ -42,7 +42,7 @@ class Launchers:
         if not isinstance(host_mesh, HostMesh):
             raise TypeError(
                 f"memstore.serve takes a HostMesh of Monarch, such as this_host() or attach_to_workers(...), and not "
-                f"{type(host_mesh).__name__}"
+                f"{type(host_mesh).__name__}; without Monarch, each host runs `memstore serve`"
             )
         try:
             host_mesh.initialized.get(max(deadline - time.monotonic(), 0.1))

@@ -134,7 +134,7 @@ class EntryCheckpoint:
         self._ref = ref
         self._view: Any = ref.view()
         if not (isinstance(self._view, dict) and DCP in self._view):
-            raise KeyNotFoundError(f"{ref.key!r} has a value that is no checkpoint", key=ref.key)
+            raise KeyNotFoundError(f"{ref.key!r} has a value that is no checkpoint: store.get reads it", key=ref.key)
 
     @property
     def id(self) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.engine import has_settings
 from memstore.integrations.dcp.entry import Entry
 from memstore.integrations.dcp.folder import Folder
 from memstore.integrations.dcp.places import Place, WriteOptions, folder_of, text_of
 from memstore.late_imports import between_forks
+from memstore.wording import an
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
@@ -28,8 +30,10 @@ class Where:
         self._mode: Literal["a", "r"] = mode
         if isinstance(path_or_store, str | os.PathLike):
             self._path = folder_of(path_or_store)
-        else:
+        elif hasattr(path_or_store, "put_sharded"):
             self._store = path_or_store
+        else:
+            raise TypeError(f"path_or_store is a path or an open store, and not {an(type(path_or_store))}")
         self._key = key
         self._in_store = self._path is None or key is not None
 
@@ -48,6 +52,8 @@ class Where:
         """Raises ValueError if there is a store, and no key."""
         if not self._in_store:
             assert self._path is not None
+            if has_settings(self._path):
+                raise ValueError(f"{self._path} is a store: give key=, that of the checkpoint in it, or another path")
             return Folder(self._path, options)
         if self._key is None:
             raise ValueError("which key of the store? Give key=, or the checkpoint_id of the save or the load")

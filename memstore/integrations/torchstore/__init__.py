@@ -92,4 +92,4 @@ explain_absent_modules()
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise no_counterpart(f"module {__name__}", name)
+    raise no_counterpart(f"module {__name__}", name, __all__)

@@ -24,7 +24,8 @@ class _Absent(MetaPathFinder):
     ) -> ModuleSpec | None:
         owner, _, name = fullname.rpartition(".")
         if fullname.startswith(_PACKAGE) and not name.startswith("__"):
-            raise NoCounterpartImportError(without_counterpart(f"module {owner}", name))
+            known: Sequence[str] = getattr(sys.modules.get(owner), "__all__", ())
+            raise NoCounterpartImportError(without_counterpart(f"module {owner}", name, known))
         return None
 
 

@@ -56,7 +56,7 @@ async def initialize(
         NotServedError: a host of the HostMesh can't be a member.
     """
     if strategy is None and num_storage_volumes != 1:
-        raise RuntimeError(f"num_storage_volumes is {num_storage_volumes}: more than one needs a strategy")
+        raise RuntimeError(f"num_storage_volumes is {num_storage_volumes}, and without a strategy it is 1")
     is_of_hosts = hasattr(mesh, "spawn_procs")
     if mesh is not None and not is_of_hosts and getattr(mesh, "sizes", {}).get("hosts", 1) > 1:
         raise NoCounterpartError(
@@ -200,6 +200,8 @@ async def put_state_dict(
         direct_rdma: accepted. The tensors are copied now; readers see later changes after the next put.
         transfer_dtype: the dtype to which floating-point leaves are cast while they are copied.
     """
+    if isinstance(state_dict, str):
+        raise TypeError(f"the state dict comes first, and then the key: put_state_dict(state_dict, {state_dict!r})")
     cl = await client(store_name)
     await cl.put_state_dict(state_dict, key, direct_rdma=direct_rdma, transfer_dtype=transfer_dtype)
 

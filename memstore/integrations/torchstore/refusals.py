@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError
+
+_ALIKE = 0.8  # of what difflib calls a ratio: "initialise" is, and "get_sync" isn't
 
 
 class NoCounterpartError(MemstoreError, NotImplementedError, AttributeError):
@@ -25,11 +30,15 @@ class StateDictNotFoundError(KeyNotFoundError, RuntimeError):
     """There is no state dict under this key. It is also a RuntimeError, as in TorchStore."""
 
 
-def no_counterpart(owner: str, name: str) -> NoCounterpartError:
-    return NoCounterpartError(without_counterpart(owner, name))
+def no_counterpart(owner: str, name: str, known: Sequence[str] = ()) -> NoCounterpartError:
+    return NoCounterpartError(without_counterpart(owner, name, known))
 
 
-def without_counterpart(owner: str, name: str) -> str:
+def without_counterpart(owner: str, name: str, known: Sequence[str] = ()) -> str:
+    """What is said of a name that isn't here: that one of the known ones is meant, if it is like it."""
+    likely = difflib.get_close_matches(name, known, 1, _ALIKE)
+    if likely:
+        return f"{owner} has no {name!r}: did you mean {likely[0]!r}?"
     return (
         f"{owner} has no {name!r} in memstore: values lie in files that every process of the host maps, so there are "
         "no volumes, controllers or transports to ask. docs/coming-from/torchstore.md says what takes their place"

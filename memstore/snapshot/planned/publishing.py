@@ -113,7 +113,7 @@ def check_folder(path: str, kind: str, *, overwrite: bool) -> None:
     if os.path.isdir(path):
         _check_place(path, read_present(FileStorage(path), path), kind, overwrite=overwrite)
     elif os.path.lexists(path):
-        raise AlreadyExistsError(f"{path} is there, and is no folder")
+        raise AlreadyExistsError(f"{path} is there, and is no folder: save to another path")
 
 
 def _check_place(path: str, earlier: Manifest | MemstoreError | None, kind: str, *, overwrite: bool) -> None:

@@ -58,7 +58,10 @@ class PlannedSnapshot:
     def _value(self, key: str) -> Value:
         value = self._stored.value(0, key)
         if value is None:
-            raise NotAStoreError(f"{self._stored.path} has a snapshot that is no checkpoint: there is no {key!r} in it")
+            raise NotAStoreError(
+                f"{self._stored.path} has a snapshot that is no checkpoint, as it has no {key!r}: "
+                "memstore.Snapshot reads it"
+            )
         return value
 
     def damaged(self, detail: str) -> CorruptionError:

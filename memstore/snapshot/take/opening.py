@@ -60,7 +60,7 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
     if os.path.lexists(f"{path}/memstore.json"):
         raise AlreadyExistsError(f"{path} is a store: take to a folder of its own, such as {path}-step-1")
     if os.path.lexists(path) and not os.path.isdir(path):
-        raise AlreadyExistsError(f"{path} is there, and is no folder")
+        raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
     writer = f"memstore {importlib.import_module('memstore').__version__}"  # which is a layer above this one
     durable = options.durability == "disk"
     take = Take(uuid.uuid4().hex[:16], path, world_size, time.time(), writer, False, durable, options.checksum)

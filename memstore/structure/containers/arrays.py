@@ -125,7 +125,8 @@ def _flatten_shard(value: TensorShard, walk: Walk) -> Tree:
 
 
 _REFUSED_SUBCLASSES = {
-    "FakeTensor": "a fake tensor: it has a shape, but no bytes: put a real one",
+    "FakeTensor": "a fake tensor: it has a shape, but no bytes: give a real one, "
+    "which materialize_module makes of a deferred one",
     "DTensor": "a DTensor, which only a sharded put can store; put its to_local() or full_tensor()",
     "ShardedTensor": "a ShardedTensor, which only a sharded put can store",
     "AsyncCollectiveTensor": "a result of a collective that may still be on its way; put its wait()",

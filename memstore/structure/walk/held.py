@@ -17,7 +17,10 @@ def check_held(leaf: ShardedLeaf) -> None:
         raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
     for _, local in leaf.shards:
         if type(local) not in _PLAIN and any(base.__name__ == "FakeTensor" for base in type(local).__mro__):
-            raise RefusedError("a shard that is a fake tensor: it has a shape, but no bytes: put a real one")
+            raise RefusedError(
+                "a shard that is a fake tensor: it has a shape, but no bytes: give a real one, "
+                "which materialize_module makes of a deferred one"
+            )
         if local.is_meta:
             raise RefusedError("a shard that is a meta tensor: it has a shape, but no bytes: put a real one")
         if local.layout is not torch.strided:

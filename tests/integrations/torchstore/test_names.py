@@ -61,7 +61,7 @@ def test_strategies_are_accepted(strategy: Any, scratch: str, monkeypatch: pytes
 
 
 def test_several_volumes_need_a_strategy() -> None:
-    with pytest.raises(RuntimeError, match="needs a strategy"):
+    with pytest.raises(RuntimeError, match="num_storage_volumes is 2, and without a strategy it is 1"):
         asyncio.run(ts.initialize(num_storage_volumes=2))
 
 
