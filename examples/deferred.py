@@ -44,7 +44,7 @@ def main() -> None:
     print(f"loaded the usual way                   {loading * 1e3:8.1f} ms")
     print(f"deferred                               {recording * 1e3:8.1f} ms")
     print(f"its {nbytes:.0f} MiB of weights, mapped          {mapping * 1e3:8.1f} ms, {grown:.1f} MiB more memory")
-    print(f"found in the file {len(done.found)}, replayed {', '.join(done.replayed)}")
+    print(f"{len(done.found)} tensors found in the file, made by replay: {', '.join(done.replayed)}")
     print(f"embeddings {'the same' if torch.equal(ours, theirs) else 'DIFFERENT'}, to the bit")
     near, far = float(ours[0] @ ours[1]), float(ours[0] @ ours[2])
     print(f"likeness of the first two sentences {near:.2f}, of the first and the last {far:.2f}")

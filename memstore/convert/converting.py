@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 from memstore import modes
 from memstore.convert.beside import already_there, folder_beside, publish
@@ -129,10 +128,12 @@ def _paths(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tu
     return path, f"{parent}/{os.path.basename(made)}"
 
 
-def _absolute(path: Any) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"convert takes the path of a checkpoint and that of the new one, and not {an(type(path))}")
-    return os.path.abspath(os.fspath(path))
+def _absolute(path: str | os.PathLike[str]) -> str:
+    try:
+        return os.path.abspath(os.fspath(path))
+    except TypeError:
+        what = an(type(path))
+        raise TypeError(f"convert takes the path of a checkpoint and that of the new one, and not {what}") from None
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def iter_weights(
     source: Any = store
     if not isinstance(source, Store):
         check_store(source, key)
-        raise TypeError(f"iter_weights reads a Store, and not {an(type(source))}")
+        raise TypeError(f"iter_weights reads a Store, and not {an(type(store))}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
