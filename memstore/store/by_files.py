@@ -50,7 +50,8 @@ class ByFiles(Puts, Gets):
             CorruptionError: a file is truncated, or is not what its format says.
             UnsupportedValueError: it has values that can't be served in place, or that only pickle can read.
             PermissionDeniedError: the folder has a link that leads out of it.
-            FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
+            FileNotFoundError: there is nothing at `path`.
+            VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
         """
         with between_forks():
             from memstore.formats import describe_files, load_files

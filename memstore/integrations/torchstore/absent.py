@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -11,6 +12,7 @@ from types import ModuleType
 from memstore.integrations.torchstore.refusals import NoCounterpartImportError, without_counterpart
 
 _PACKAGE = f"{__package__}."
+_ALIKE = 0.8  # a typo; less would take TorchStore's StorageVolume for our ControllerStorageVolumes
 
 
 class _Absent(MetaPathFinder):
@@ -24,8 +26,16 @@ class _Absent(MetaPathFinder):
     ) -> ModuleSpec | None:
         owner, _, name = fullname.rpartition(".")
         if fullname.startswith(_PACKAGE) and not name.startswith("__"):
-            raise NoCounterpartImportError(without_counterpart(f"module {owner}", name))
+            raise NoCounterpartImportError(_advice(owner, name))
         return None
+
+
+def _advice(owner: str, name: str) -> str:
+    there = getattr(sys.modules.get(owner), "__all__", ())
+    near = difflib.get_close_matches(name, there, 1, _ALIKE)
+    if near:
+        return f"module {owner} has no {name!r}: did you mean {near[0]!r}?"
+    return without_counterpart(f"module {owner}", name)
 
 
 def explain_absent_modules() -> None:
