@@ -49,8 +49,8 @@ def open(
         allow_pickle: use pickle for leaves that can't be stored otherwise. Loading a pickle runs code of whoever wrote
             it: allow it only for stores whose writers you trust.
         unix_group: the group, by name or number, that the store's files belong to; used at creation.
-        file_mode: the permissions of its files, as 0o600 (your own) or 0o660 (the group may read and write); used at
-            creation.
+        file_mode: the permissions of its files: 0o600 (yours alone, the default), or for example 0o660 (the group may
+            read and write); used at creation.
         timeout: seconds for which any call waits for a lock, unless the call has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
             `float("inf")`: for ever. None: the store must exist.
