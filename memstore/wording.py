@@ -103,15 +103,16 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: s
 
 
 def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A table for a notebook, of the first rows."""
-    head = "".join(f"<th style='text-align:left'>{column}</th>" for column in columns)
+    """A table for a notebook, of the first rows. Without rows, or names of columns, no heads."""
+    heads = "".join(f"<th style='text-align:left'>{column}</th>" for column in columns)
     cells = (
         "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row)
         for row, _ in zip(rows, range(ROWS), strict=False)
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     caption = f"<caption style='text-align:left;white-space:nowrap'>{html.escape(caption)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    head = f"<thead><tr>{heads}</tr></thead>" if body and any(columns) else ""
+    return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
 
 
 _UNITS = {

@@ -58,9 +58,13 @@ def check_wrapper(tensor: torch.Tensor) -> None:
         writes = tensor._version - getattr(tensor, _VERSION, 0)
         if writes > 0:
             raise UnsupportedValueError(
-                f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} was written {writes} times while it was "
+                f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} was written {_times(writes)} while it was "
                 "deferred, which isn't recorded: write before it is distributed, or materialize it first"
             )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 @functools.cache

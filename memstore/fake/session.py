@@ -151,7 +151,8 @@ class Session:
         recorder = self._recorder_for(marks_written)
         if kind.collective and recorder is not None:
             raise UnsupportedValueError(
-                f"{operator} is a collective, and can't be deferred: materialize what it is given first"
+                f"{operator} is a collective, and can't be deferred: materialize what it is given first. "
+                "parallelize_module and distribute_tensor call no collective with src_data_rank=None"
             )
         if kind.quantizes:
             raise UnsupportedValueError(f"{operator} returns a quantized tensor, which can't be fake: make it later")

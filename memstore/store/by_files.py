@@ -50,7 +50,8 @@ class ByFiles(Puts, Gets):
             CorruptionError: a file is truncated, or is not what its format says.
             UnsupportedValueError: it has values that can't be served in place, or that only pickle can read.
             PermissionDeniedError: the folder has a link that leads out of it.
-            FileNotFoundError, VersionConflictError, StoreFullError, ReadOnlyError.
+            FileNotFoundError: there is nothing at `path`.
+            VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
         """
         with between_forks():
             from memstore.formats import describe_files, load_files
@@ -94,7 +95,8 @@ class ByFiles(Puts, Gets):
             path: a file, which is replaced if it exists; or a folder, which must be missing or empty. It is a folder
                 for memmap, and for safetensors with `max_shard_size` or if `path` is a folder or ends with "/".
             format: "safetensors": the tensors by their names joined with ".", in C order, tied ones stored separately.
-                "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`.
+                "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`, which needs
+                `weights_only=False` if the value has numpy arrays or instances of classes.
             max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
                 files with an index if need be.
             progress: called with the bytes done and those in all.

@@ -54,7 +54,9 @@ def open(
         verify: compare what is read with its checksums, if it has any.
         allow_pickle: use pickle for leaves that can't be stored otherwise. Loading a pickle runs code of whoever wrote
             it: allow it only for stores whose writers you trust.
-        unix_group, file_mode: who else may open the store; used at creation.
+        unix_group: the group, by name or number, that the store's files belong to; used at creation.
+        file_mode: the permissions of its files: 0o600 (yours alone, the default), or for example 0o660 (the group may
+            read and write); used at creation.
         timeout: seconds for which any call waits for a lock, unless the call has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
             `float("inf")`: for ever. None: the store must exist.
@@ -68,7 +70,9 @@ def open(
         AlreadyExistsError: mode "x", and the store exists.
         PermissionDeniedError: the folder or a file in it belongs to another user, is open to others, or is a link.
         ValueError: an option makes no sense, or the store was created with another value of it.
-        FormatVersionError, UnsupportedFilesystemError, StoreFullError.
+        FormatVersionError: a newer memstore has created the store.
+        UnsupportedFilesystemError: the folder is on a network file system, or "disk" was asked for on a tmpfs.
+        StoreFullError: there is no room for the catalog of a new store.
 
     Example:
         >>> import memstore, tempfile, torch

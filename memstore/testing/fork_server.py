@@ -52,6 +52,7 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str] = (), *, python: str | None = None) -> None:
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._control, theirs = socket.socketpair()
         code = "import sys; from memstore.testing.fork_serving import serve; serve(int(sys.argv[1]), sys.argv[2:])"
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path if python is None) or _CHECKOUT
@@ -97,6 +98,9 @@ class ForkServer:
 
     def close(self) -> None:
         """Kills the workers and ends the server."""
+        if os.getpid() == self._owner:  # a forked child that still runs has the other end of the channel, too
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
             self._process.wait(_TIMEOUT)

@@ -14,6 +14,7 @@ import torch
 import memstore
 from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer, WorkerError
+from tests.children import Child, Wire
 from tests.crash.leftovers import open_fds
 
 
@@ -83,7 +84,10 @@ def test_workers_end_with_their_server(end: str) -> None:
     for worker in workers:
         worker.recv()
     if end == "close":
-        server.close()
+        began = time.monotonic()
+        with Child(_wait_for_a_message):  # it inherits this end of the server's channel
+            server.close()
+        assert time.monotonic() - began < 30
     else:
         os.kill(server.pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
@@ -93,6 +97,10 @@ def test_workers_end_with_their_server(end: str) -> None:
     server.close()
     with pytest.raises(WorkerError, match="is gone|did not fork"):
         server.start(echo)
+
+
+def _wait_for_a_message(wire: Wire) -> None:
+    wire.receive()
 
 
 def _runs(pid: int) -> bool:

@@ -88,7 +88,7 @@ def parallelize() -> None:
     made = parallelize_module(seeded(lambda: deferred_init(net)), mesh, plan, src_data_rank=None)
     materialize_module(made)
     check_alike(made, usual)
-    with pytest.raises(UnsupportedValueError, match="collective"):
+    with pytest.raises(UnsupportedValueError, match="is a collective.*src_data_rank=None"):
         parallelize_module(seeded(lambda: deferred_init(net)), mesh, {"0": ColwiseParallel()})
 
 
@@ -128,12 +128,12 @@ def change_what_is_distributed() -> None:
         made = spread()
         with torch.no_grad():
             change(made[0].weight)
-        with pytest.raises(UnsupportedValueError, match=r"DTensor of shape \(7, 6\) was written 1 times"):
+        with pytest.raises(UnsupportedValueError, match=r"DTensor of shape \(7, 6\) was written once"):
             materialize_module(made)
         assert is_deferred(made)
     made = shard(seeded(lambda: deferred_init(net)))
     nn.init.zeros_(made.get_parameter("0.weight"))
-    with pytest.raises(UnsupportedValueError, match="was written 1 times"):
+    with pytest.raises(UnsupportedValueError, match="was written once"):
         materialize_module(made)
     made = spread().half()
     with pytest.raises(UnsupportedValueError, match=r"0\.weight, 0\.bias: DTensors on meta.*dtype="):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError
 
-_ALIKE = 0.8  # of what difflib calls a ratio: "initialise" is, and "get_sync" isn't
+_ALIKE = 0.8  # a typo; less would take TorchStore's StorageVolume for our ControllerStorageVolumes
 
 
 class NoCounterpartError(MemstoreError, NotImplementedError, AttributeError):

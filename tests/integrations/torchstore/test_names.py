@@ -124,6 +124,11 @@ def test_imports_of_other_names_are_told_so_and_can_be_caught(code: str) -> None
         importlib.import_module("memstore.integrations.torchstores")
 
 
+def test_a_misspelt_import_is_told_what_was_meant() -> None:
+    with pytest.raises(ts.NoCounterpartImportError, match=r"has no 'put_statedict': did you mean 'put_state_dict'\?"):
+        exec("from memstore.integrations.torchstore import put_statedict")
+
+
 def test_a_client_has_no_controller(job: str) -> None:
     client = asyncio.run(ts.client())
     with pytest.raises(ts.NoCounterpartError, match="the client has no '_controller'"):
