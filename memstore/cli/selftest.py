@@ -14,7 +14,7 @@ from importlib import metadata
 
 from memstore.cli import render
 
-_PACKAGES = ("torch", "tensordict", "lmdb", "msgspec", "numpy")
+_PACKAGES = ("tensordict", "lmdb", "msgspec", "numpy")
 _LARGE = 64 << 20  # bytes
 _SECONDS = 0.3  # a measurement
 
@@ -93,9 +93,12 @@ def measure(root: str) -> Selftest:
 
 
 def _versions() -> dict[str, str]:
+    import torch
+
     import memstore
 
     found = {"memstore": memstore.__version__, "python": platform.python_version()}
+    found["torch"] = str(torch.__version__)  # it says for which CUDA it was built; its package's own version doesn't
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)

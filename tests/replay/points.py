@@ -60,6 +60,7 @@ class _Points:
     def run(self, action: Callable[[], object]) -> None:
         before, collects = sys.gettrace(), gc.isenabled()
         gc.disable()
+        sys._getframe().f_trace_opcodes = True  # in Python 3.12 no frame has opcodes traced if none asked for it before
         sys.settrace(self.trace)
         try:
             action()

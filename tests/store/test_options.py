@@ -106,14 +106,16 @@ def test_device_is_as_in_to(filled: memstore.Store) -> None:
     assert meta["w"].device.type == "meta" and meta["w"].shape == (3, 4)
 
 
-def test_a_device_that_is_not_there_is_an_error(filled: memstore.Store) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has CUDA")
-    said = "device='cuda': this process has no such device .*; without device= the tensors are on the CPU"
+@pytest.mark.parametrize("device", ["cuda", "xpu", "mps", "hpu"])
+def test_a_device_that_is_not_there_is_an_error(filled: memstore.Store, device: str) -> None:
+    """torch has a class of errors for each way in which it isn't there."""
+    if device != "hpu" and getattr(torch, device).is_available():
+        pytest.skip(f"this machine has {device}")
+    said = f"device='{device}': this process has no such device .*; without device= the tensors are on the CPU"
     with pytest.raises(RuntimeError, match=said):
-        filled.get("key", device="cuda")
+        filled.get("key", device=device)
     with pytest.raises(RuntimeError, match=said):
-        filled.view("key", device="cuda")["w"].sum()
+        filled.view("key", device=device)["w"].sum()
 
 
 @pytest.mark.embedded

@@ -17,7 +17,17 @@ import torch
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
-from memstore.structure.tensors import DTYPES, NUMPY_DTYPES, lacks_device, over, to_device, traits, with_traits
+from memstore.structure.tensors import (
+    DTYPES,
+    NO_DEVICE,
+    NUMPY_DTYPES,
+    has_device,
+    lacks_device,
+    over,
+    to_device,
+    traits,
+    with_traits,
+)
 from memstore.structure.tree import TensorNode
 
 
@@ -120,7 +130,9 @@ def finish(
                 casts = dtype is not None and tensor.is_floating_point() and i not in plan.fixed
                 place = device if i not in plan.host else None
                 tensors[i] = tensor.to(device=place, dtype=dtype if casts else tensor.dtype, non_blocking=non_blocking)
-        except AssertionError as error:
+        except NO_DEVICE as error:
+            if has_device(device):
+                raise
             raise lacks_device(device, error) from error
     for i, requires_grad in recipe.parameters:  # with_traits, without the calls: a whole model may be here
         tensors[i] = torch.Tensor._make_subclass(torch.nn.Parameter, tensors[i], requires_grad)

@@ -12,7 +12,7 @@ ties         tensors that share bytes
 from __future__ import annotations
 
 from memstore import modes
-from memstore.structure.tensors.devices import lacks_device, need_device, read_device, to_device
+from memstore.structure.tensors.devices import NO_DEVICE, has_device, lacks_device, need_device, read_device, to_device
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
@@ -36,6 +36,7 @@ from memstore.structure.tensors.traits import (
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
+    "NO_DEVICE",
     "NO_TIES",
     "NUMPY_DTYPES",
     "PARAMETER",
@@ -48,6 +49,7 @@ __all__ = [
     "Traits",
     "contiguous_stride",
     "count",
+    "has_device",
     "has_gaps",
     "lacks_device",
     "locate_tensors",

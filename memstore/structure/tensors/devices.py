@@ -44,12 +44,27 @@ def to_device(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool 
     """As `Tensor.to`. Raises RuntimeError for a device that this process doesn't have."""
     try:
         return tensor.to(device, non_blocking=non_blocking)
-    except AssertionError as error:
+    except NO_DEVICE as error:
+        if has_device(device):
+            raise
         raise lacks_device(device, error) from error
 
 
-def lacks_device(device: torch.device | None, error: AssertionError) -> RuntimeError:
-    """What a torch that was built without a kind of devices says with an AssertionError, which no handler expects."""
+NO_DEVICE = (AssertionError, RuntimeError, ImportError)
+"""What torch raises for a device that isn't there: it was built without, finds no driver, or lacks its module."""
+
+
+def has_device(device: torch.device | None) -> bool:
+    """Whether this process has devices of this kind."""
+    if device is None or device.type in ("cpu", "meta"):
+        return True
+    try:
+        return bool(torch.get_device_module(device.type).is_available())
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def lacks_device(device: torch.device | None, error: Exception) -> RuntimeError:
     return RuntimeError(
         f"device='{device}': this process has no such device ({error}); without device= the tensors are on the CPU"
     )

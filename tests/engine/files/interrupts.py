@@ -22,6 +22,7 @@ def interrupted(action: Callable[[], None], point: int) -> bool:
 
     before, collects = sys.gettrace(), gc.isenabled()
     gc.disable()  # what others hang into a collection, as hypothesis does, is none of the action's points
+    sys._getframe().f_trace_opcodes = True  # in Python 3.12 no frame has opcodes traced if none asked for it before
     sys.settrace(tracer)
     try:
         action()
