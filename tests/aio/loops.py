@@ -9,19 +9,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import memstore.aio
-from memstore.aio import AsyncStore
+from memstore.aio import AsyncStore, lanes
 
 T = TypeVar("T")
 
 
 def with_store(root: str, use: Callable[[AsyncStore], Coroutine[Any, Any, T]], mode: Any = "a", **options: Any) -> T:
-    """What `use(store)` gives."""
+    """What `use(store)` gives. Then no thread makes a call any more: one that was cancelled may go on for a moment."""
 
     async def main() -> T:
         async with memstore.aio.open(root, mode, **{"timeout": 20.0, **options}) as store:
             return await use(store)
 
-    return asyncio.run(main())
+    try:
+        return asyncio.run(main())
+    finally:
+        for lane in list(lanes._lanes.values()):
+            lane.end(time.monotonic() + 20.0)
 
 
 def threads_of_aio() -> list[threading.Thread]:
