@@ -17,8 +17,8 @@ table took turns in one run. Absolute times differ between machines; ratios diff
 for large values, until its bytes were used. Every result was compared with its source.
 """
 GOALS_ARE = (
-    "A goal was set before anything was measured: to be so many times as fast as a peer, or to take at most so many times "
-    "what the machine itself takes. What was missed is explained [below](#what-memstore-is-slower-at)."
+    "A goal was set before anything was measured: to be so many times as fast as a peer, or to take at most so many "
+    "times what the machine itself takes. What was missed is explained [below](#what-memstore-is-slower-at)."
 )
 EQUAL = 1.02  # closer than that, two figures are the same
 # What follows from the design, whatever the figures of one run are.
