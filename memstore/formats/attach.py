@@ -146,7 +146,7 @@ def file_format(path: str, advice: str = _SAY) -> Format:
         return "npy"
     if path.endswith((".pt", ".pth", ".bin", ".ckpt")) or is_pickle(start):
         return "torch"
-    raise UnsupportedValueError(f"{path} looks like no format that is known, or is truncated: {advice}")
+    raise UnsupportedValueError(f"{path} is of no known format, or is truncated: {advice}")
 
 
 def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:

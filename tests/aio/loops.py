@@ -15,17 +15,19 @@ T = TypeVar("T")
 
 
 def with_store(root: str, use: Callable[[AsyncStore], Coroutine[Any, Any, T]], mode: Any = "a", **options: Any) -> T:
-    """What `use(store)` gives. Then no thread makes a call any more: one that was cancelled may go on for a moment."""
+    """What `use(store)` gives."""
 
     async def main() -> T:
         async with memstore.aio.open(root, mode, **{"timeout": 20.0, **options}) as store:
             return await use(store)
 
-    try:
-        return asyncio.run(main())
-    finally:
-        for lane in list(lanes._lanes.values()):
-            lane.end(time.monotonic() + 20.0)
+    return asyncio.run(main())
+
+
+def end_of_calls() -> None:
+    """Returns when no thread makes a call any more: one that was cancelled may go on for a moment."""
+    for lane in list(lanes._lanes.values()):
+        lane.end(time.monotonic() + 20.0)
 
 
 def threads_of_aio() -> list[threading.Thread]:

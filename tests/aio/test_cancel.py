@@ -19,7 +19,7 @@ from memstore.aio import AsyncStore, lanes
 from memstore.engine import SAMPLES
 from memstore.store import models
 from memstore.store.model_fit import Fit
-from tests.aio.loops import Stopper, threads_of_aio, until, with_store
+from tests.aio.loops import Stopper, end_of_calls, threads_of_aio, until, with_store
 
 
 async def cancelled(task: asyncio.Future[object]) -> None:
@@ -105,6 +105,7 @@ def test_puts_cancelled_at_any_moment_are_whole_or_not_made(root: str) -> None:
                 assert found is None or (found[0] == found).all() and found[0] >= 0, (key, found)
 
     with_store(root, use)
+    end_of_calls()  # before leaks are looked for
 
 
 def test_a_get_into_memory_is_left_when_nothing_is_written_there(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

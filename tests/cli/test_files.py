@@ -21,7 +21,7 @@ def test_a_file_that_can_not_be_read_makes_no_store(tmp_path: Path, command: tup
     np.save(tmp_path / "x.npy", np.ones(3))
     for key, file, says in (
         ("key", "none.npy", "there is no such file or folder"),
-        ("key", "x.dat", "looks like no format"),
+        ("key", "x.dat", "is of no known format"),
         ("", "x.npy", "a key has at least one character"),
     ):
         said = " ".join(call(name, f"{tmp_path}/new", key, f"{tmp_path}/{file}", *options, code=3).split())

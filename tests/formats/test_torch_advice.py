@@ -190,7 +190,7 @@ def test_other_files_are_told_as_such(store: memstore.Store, folder: Path) -> No
     others = {"x.h5": b"\x89HDF\r\n\x1a\n" + bytes(99), "x.gguf": b"GGUF" + bytes(99), "x": b"text", "y": b"\x80"}
     for name, content in others.items():
         (folder / name).write_bytes(content)
-        with pytest.raises(memstore.UnsupportedValueError, match="no format that can be attached"):
+        with pytest.raises(memstore.UnsupportedValueError, match="is of no known format, or is truncated: say format="):
             store.attach("key", folder / name)
     with zipfile.ZipFile(folder / "x.zip", "w") as archive:
         archive.writestr("a/b", "text")

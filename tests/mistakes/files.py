@@ -21,8 +21,7 @@ MISTAKES = [
     Mistake(
         'store.attach("new", path + "/notes.txt")',
         UnsupportedValueError,
-        "PATH/notes.txt looks like no format that is known, or is truncated: say format= "
-        "(safetensors, memmap, torch, npy)",
+        "PATH/notes.txt is of no known format, or is truncated: say format= (safetensors, memmap, torch, npy)",
     ),
     Mistake(
         'store.attach("new", path + "/cut.safetensors")',
@@ -182,7 +181,7 @@ MISTAKES = [
     Mistake(
         'convert(path + "/notes.txt", path + "/out.pt")',
         UnsupportedValueError,
-        "PATH/notes.txt looks like no format that is known, or is truncated: say source_as= (of safetensors, torch)",
+        "PATH/notes.txt is of no known format, or is truncated: say source_as= (of safetensors, torch)",
     ),
     Mistake(
         'convert(path + "/store", path + "/out.pt")',

@@ -243,7 +243,14 @@ def test_a_model_of_transformers_takes_its_weights(store: memstore.Store, minilm
     assert_same({name: minilm[name] for name in names if name in minilm}, dict(store.get("model")["model"]))
 
 
-@pytest.mark.parametrize("source", ["policy", None, {"w": torch.ones(3)}])
-def test_weights_are_those_of_a_store(source: Any) -> None:
-    with pytest.raises(TypeError, match=f"a Store, and not a {type(source).__qualname__}"):
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("policy", r"not its path: write memstore\.open\('policy'\)"),
+        (None, "a Store, and not a NoneType"),
+        ({"w": torch.ones(3)}, "a Store, and not a dict"),
+    ],
+)
+def test_weights_are_those_of_a_store(source: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
         next(memstore.iter_weights(source, "policy"))
