@@ -140,7 +140,8 @@ def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
     if spread is not None and not _is_spread(tensor, made):
         whole = made_for_now(tensor) if made is None else made
         return become(tensor, distribute(whole.detach(), spread, dtype))
-    made = materialize([tensor])[0]
+    if made is None:
+        made = materialize([tensor])[0]
     device = made.device if wish.device is None and wish.mesh is None else wish.device_of(tensor)
     if made.dtype != dtype or not is_on(made.device, device):
         return become(tensor, made.detach().to(device=device, dtype=dtype))

@@ -17,6 +17,7 @@ from memstore.errors import UnsupportedValueError
 
 Check = Callable[[torch.nn.Module], bool]
 _CONTAINERS = (tuple, list, deque, dict, TensorDict)
+_WITH_TENSORS = (torch.Tensor, *_CONTAINERS)
 _TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
@@ -72,8 +73,14 @@ def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
             if isinstance(tensor, torch.Tensor):
                 is_passing = key in inside["_non_persistent_buffers_set"]
                 yield Slot(home, key, prefix + key, tensor, is_parameter, not is_passing)
-    for key in [one for one in inside if one not in _TORCHS]:
-        yield from _within(inside, key, prefix + key, inside[key], ())
+    for key, value in list(inside.items()):
+        if isinstance(value, _WITH_TENSORS) and key not in _TORCHS and not _is_empty(value):
+            yield from _within(inside, key, prefix + key, value, ())
+
+
+def _is_empty(value: Any) -> bool:
+    """Each module has some ten dicts of hooks, of which most are."""
+    return isinstance(value, dict) and not dict.__len__(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[Slot]:
@@ -89,7 +96,7 @@ def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...])
         return
     inner, items = _inside(home, key, value)
     for one, item in items:
-        if isinstance(item, (torch.Tensor, *_CONTAINERS)):
+        if isinstance(item, _WITH_TENSORS):
             yield from _within(inner, one, f"{name}.{one}", item, (*around, id(value)))
 
 
