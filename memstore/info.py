@@ -208,10 +208,10 @@ class HostStatus:
         name: its host name.
         epoch: of the members that it knows; all hosts come to the same one.
         incarnation: how often its index process was started.
-        alive: it has answered. If not, `trouble` says why, and the rest is unknown.
+        alive: whether it has answered. If not, `trouble` says why, and the rest is unknown.
         keys: that have their home there.
         live_bytes: of the values that lie there.
-        transport: how large values go to and from hosts that have the same: "tcp", "rdma" or "monarch".
+        transport: how large values are sent between it and hosts with the same transport: "tcp", "rdma" or "monarch".
         sent, received: bytes on the network, of its index process since that was started: what other hosts ask it and
             fetch there. What its own processes fetch counts where it comes from.
         memstore, torch, monarch: versions; empty: not installed.

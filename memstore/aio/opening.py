@@ -28,7 +28,7 @@ def open(
     """Opens the store in the folder `root` for tasks of asyncio. Arguments and errors as `memstore.open`.
 
     Nothing is opened yet, so this may be called where nothing can be awaited: `async with`, `await`, or the store's
-    first call opens it, and raises what `memstore.open` would. A root or a mode that is none is refused at once.
+    first call opens it, and raises what `memstore.open` would. An invalid root or mode is refused at once.
 
     Example:
         >>> import asyncio, memstore.aio, tempfile, torch

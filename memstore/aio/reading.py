@@ -47,7 +47,7 @@ async def iter_weights(
 async def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
     """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`.
 
-    The bytes may be another host's: so the reads of each key have 8 threads of their own.
+    The bytes may lie on another host, so the reads of each key have 8 threads of their own.
     """
     lane = "reading", _key_of(source)
     return await call(

@@ -20,7 +20,7 @@ from memstore.store.store import Store
 class AsyncRef(Awaits[Ref]):
     """A version of a key, which stays readable as long as it lives: a `memstore.Ref`, whose methods are awaited.
 
-    It is pickled as a reference. `ref` is the Ref, for who doesn't await.
+    It is pickled as a reference. `ref` is the Ref itself, for code that doesn't await.
 
     Attributes:
         key, version, root: what it refers to.

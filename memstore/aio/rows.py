@@ -25,9 +25,9 @@ class AsyncDataset(Awaits[Dataset]):
     """A `memstore.Dataset`, whose methods are awaited. It is pickled by reference.
 
     Attributes:
-        dataset: the Dataset, for who doesn't await.
-        root: of the store.
-        key, capacity, spec: as its.
+        dataset: the Dataset itself, for code that doesn't await.
+        root: the folder of the store.
+        key, capacity, spec: those of the Dataset.
     """
 
     def __init__(self, dataset: Dataset, root: str, timeout: float) -> None:
@@ -71,11 +71,11 @@ class AsyncDataset(Awaits[Dataset]):
 
 
 class AsyncReplayBuffer(Awaits[ReplayBuffer]):
-    """A `memstore.ReplayBuffer`, whose methods are awaited. Arguments as its, with an AsyncStore.
+    """A `memstore.ReplayBuffer`, whose methods are awaited. It takes the same arguments, with an AsyncStore.
 
-    Its first call opens it, or makes it, or `await buffer`. A sample that waits for rows, or for a rate limiter, has
-    a thread meanwhile, and so has an insertion. Of this key, samples have 8 threads of this process, and all else has 8
-    others: who finds none waits for one, within its timeout.
+    The buffer is opened, or created, by `await buffer` or by its first call. A sample takes a thread while it waits for
+    rows or for a rate limiter, and so does an insertion. In this process, samples of one key have 8 threads, and all
+    other calls for this key have 8 others. A call that finds no free thread waits for one, within its timeout.
 
     Example:
         >>> import asyncio, memstore.aio, tempfile, torch
@@ -118,7 +118,7 @@ class AsyncReplayBuffer(Awaits[ReplayBuffer]):
     flush = awaited(ReplayBuffer.flush)
 
     async def opened(self) -> ReplayBuffer:
-        """The ReplayBuffer, for who doesn't await: its length, cursor, capacity and spec."""
+        """Returns the ReplayBuffer itself, for its length, cursor, capacity and spec, which need no await."""
         return await call(self.lane_of(None), lambda _: self.blocking())
 
     def __await__(self) -> Generator[Any, Any, Self]:

@@ -131,7 +131,7 @@ class AsyncStore(ByRanks):
     verify = awaited(Store.verify)
 
     async def close(self) -> None:
-        """Closes the store. Waits raise StoreClosedError; other calls under way end as they can. May be called again.
+        """Closes the store. Waits raise StoreClosedError; calls in progress run to their end. May be called again.
 
         Values that were got stay valid.
         """

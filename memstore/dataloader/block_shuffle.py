@@ -98,7 +98,7 @@ class BlockShuffle(Sampler[int]):
                 yield row
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the iterations that follow. An epoch that was loaded stays in its middle."""
+        """Chooses the order of the iterations that follow. The epoch of a loaded state continues at its position."""
         epoch = _number("epoch", epoch, 0, _WORD)
         if epoch != self.epoch:
             self.epoch, self._drawn, self._resumes = epoch, 0, False

@@ -27,7 +27,7 @@ from memstore.structure import modes
 
 class Dataset:
     """A dataset, open. Thread-safe; usable in forked children; pickled by reference, so that any process of the host,
-    an actor or a worker may be sent one: it then has the same rows. To copy one copies no rows either.
+    an actor or a worker may be sent one: it then has the same rows. `copy.copy` and `copy.deepcopy` copy no rows.
 
     Rows are read and written without a lock. If two processes write to one row at the same time, or one reads it
     meanwhile, they may see a mix of both. `extend` makes rows visible when they are complete.

@@ -38,7 +38,8 @@ def materialize_module(
         check_fn: says for each module, children first, whether to materialize it.
         source: a `Snapshot`, a view, a state dict (nested dicts have names with dots), or the path of a snapshot, of a
             safetensors file, or of a folder in Hugging Face's format. A prefix that all its names have (`model.`, the
-            name in a snapshot) is ignored, and so is that of the only part of it that has the module's names. Weights
+            name in a snapshot) is ignored. If the module's names are in one part of the source only, that part is used,
+            and its prefix is ignored. Weights
             that need no conversion are mapped, copy-on-write: nothing is read yet, and processes share their pages.
             From a state dict, the module takes the tensors themselves. Tensors that the source lacks are replayed.
         device: the tensors' device; None keeps the constructor's choice.
@@ -58,8 +59,8 @@ def materialize_module(
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
             `fake_mode`, or is a DTensor that was written or converted while it was deferred; the message names it.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
-        TypeError: `module` is none, `source` is of an unknown type, `dtype` is no dtype, or only one of `mesh` and
-            `placements` is given.
+        TypeError: `module` isn't a module, `source` is of an unknown type, `dtype` isn't a dtype, or only one of `mesh`
+            and `placements` is given.
     """
     _check(module, dtype)
     if (mesh is None) != (placements is None):

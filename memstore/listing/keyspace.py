@@ -147,7 +147,7 @@ class Keyspace:
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
         """Waits for a version of `key` that is newer than `newer_than`, and returns it.
 
-        A put wakes it within tens of microseconds; a delete doesn't.
+        A put wakes it in about a tenth of a millisecond; a delete doesn't wake it.
 
         Args:
             key: the key; it need not exist yet.

@@ -150,8 +150,8 @@ class ReplayBuffer(Filled):
             num_slices: how many; one may come more than once.
             slice_len: rows of each.
             end_key: the leaf, by its name or a tuple of names, that says where episodes end, so that no slice runs over
-                it. Of bools, floats or integers of one byte: a flag of the last row, where any isn't 0; of larger
-                integers: the episode's number. None: slices run over all.
+                it. If it has bools, floats or integers of one byte, an episode ends with a row in which some element
+                isn't 0. If it has larger integers, they are the number of the episode. None: slices ignore episodes.
             timeout: as for `sample`.
 
         Returns:

@@ -38,8 +38,8 @@ class Filled:
         """Where the ring is: the next row gets this as its index. Rows whose index is less by more than the capacity
         are gone.
 
-        It counts the rows that were ever added, those that are being added or never were, since their writer died, and
-        the slots that the ring has passed over, because a writer is slow.
+        It counts all indices that were ever given out: those of rows that were added, of rows that are being added, of
+        rows whose writer died, and of slots that the ring skipped because a writer was slow.
         """
         return self._ring.numbers.head
 
@@ -78,7 +78,7 @@ class Filled:
             MutableEntryError: the buffer was deleted.
             StoreTimeoutError: no room in time; the message names who holds it.
             ReadOnlyError: the store was opened with mode "r".
-            TypeError, ValueError: the priorities are none.
+            TypeError, ValueError: the priorities are invalid, as for `update_priority`.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -115,16 +115,16 @@ class Filled:
         """Changes the priorities of rows. It skips rows that were overwritten since.
 
         Args:
-            index: integers [n], as a sample's "index" or as `extend` has returned them. Of one that is there twice, the
-                last counts.
-            priority: a number for each, or one for all: finite, 0 at least. A row of priority 0 is not sampled.
+            index: integers [n], as a sample's "index" or as `extend` has returned them. If one comes twice, its last
+                priority counts.
+            priority: a number for each, or one for all: finite, at least 0. A row of priority 0 is not sampled.
 
         Returns:
             How many were changed.
 
         Raises:
             StructureMismatchError: the buffer has no priorities.
-            TypeError, ValueError: an index or a priority is none. Nothing was changed.
+            TypeError, ValueError: an index or a priority is invalid. Nothing was changed.
             ReadOnlyError: the store was opened with mode "r".
 
         Example:

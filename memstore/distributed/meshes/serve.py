@@ -62,8 +62,8 @@ def serve(
     Args:
         host_mesh: a `HostMesh`: `this_host()`, `attach_to_workers(...)`, or one of a job's state. Hosts of it that
             share a folder, since they are processes of one machine, are one host of the store.
-        root: the store's folder on each host, which is created where there is none. A relative one is of this
-            process's folder.
+        root: the store's folder on each host, which is created where there is none. A relative one starts
+            at this process's working directory.
         transport: how bytes are sent between hosts: "tcp"; "rdma", which is experimental, since it has not run on
             hardware yet; "monarch", which is "rdma" over Monarch's TCP fallback, for tests. "auto": "rdma" on hosts
             that have ibverbs, otherwise "tcp". Hosts that have no transport in common use TCP.

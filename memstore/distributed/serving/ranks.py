@@ -67,8 +67,8 @@ def join(
         root: the store's folder on this host, which is created if it doesn't exist.
         cluster: the seed's address, "tcp://IP:PORT", the same on all hosts. None: the host that torchrun's MASTER_ADDR
             names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
-            reaches the seed from; MEMSTORE_ADDRESS names another one, and MEMSTORE_TRANSPORT how large values go: as
-            `memstore serve --transport`.
+            reaches the seed from; MEMSTORE_ADDRESS names another one. MEMSTORE_TRANSPORT says how large values are
+            sent, as `memstore serve --transport` does.
         timeout: seconds. The seed's host must have called it too by then.
         shared: the folder is on storage that all hosts mount, and the same one on all of them; the seed's host makes
             the store there. See docs/shared-storage.md.

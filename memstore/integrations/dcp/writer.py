@@ -52,8 +52,8 @@ class StorageWriter(storage.StorageWriter):
         path_or_store: the folder; or a Store; or, with a key, the folder of a store.
         key: the key in the store. With a store and None, the `checkpoint_id` of the save is the key.
         overwrite: if False, it is an error if a checkpoint exists already.
-        durability: with "disk", a save that has returned is on the disk; with "process", it survives only the process.
-            A store uses its own setting.
+        durability: with "disk", a save that has returned is on the disk; with "process", it survives the death of
+            the process, but not a crash of the host. A store uses its own setting.
         checksum: whether the files get checksums. A store uses its own setting.
 
     Example:
