@@ -1,4 +1,4 @@
-"""Classes that nobody calls are shown without arguments: an extension of Sphinx.
+"""Classes that users don't call are shown without arguments: an extension of Sphinx.
 
 These are errors, lazy tensors, what a store tells of itself, and what other calls make, as its docstring says.
 """

@@ -20,7 +20,7 @@ from memstore.store.store import Store
 class AsyncRef(Awaits[Ref]):
     """A version of a key, which stays readable as long as it lives: a `memstore.Ref`, whose methods are awaited.
 
-    It is pickled as a reference. `ref` is the Ref itself, for code that doesn't await.
+    Made by `AsyncStore.ref`, and pickled as a reference. `ref` is the Ref itself, for code that doesn't await.
 
     Attributes:
         key, version, root: what it refers to.
@@ -57,8 +57,8 @@ class AsyncRef(Awaits[Ref]):
 class AsyncPendingPut(Awaits[PendingPut]):
     """A sharded put whose parts may still be on their way: a `memstore.PendingPut`, whose methods are awaited.
 
-    A wait takes no thread, where the key's home is this host. Where it is another one, 8 waits for a key have a thread
-    each, and others wait for one of those.
+    Made by `AsyncStore.put_sharded` with `wait=False`. A wait takes no thread if the key's home is this host. If the
+    home is another host, 8 waits for a key have a thread each, and further ones wait for one of these.
 
     Attributes:
         key, attempt: what it is a part of.

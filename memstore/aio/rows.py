@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class AsyncDataset(Awaits[Dataset]):
     """A `memstore.Dataset`, whose methods are awaited. It is pickled by reference.
 
+    Made by `AsyncStore.create_dataset`, `create_dataset_from` and `open_dataset`.
+
     Attributes:
         dataset: the Dataset itself, for code that doesn't await.
         root: the folder of the store.

@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The result of a conversion.
+    """The result of a conversion. Made by `convert`.
 
     Attributes:
         source, target: the two paths, absolute.

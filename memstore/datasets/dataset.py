@@ -26,8 +26,10 @@ from memstore.structure import modes
 
 
 class Dataset:
-    """A dataset, open. Thread-safe; usable in forked children; pickled by reference, so that any process of the host,
-    an actor or a worker may be sent one: it then has the same rows. `copy.copy` and `copy.deepcopy` copy no rows.
+    """A dataset that is open. Made by `Store.create_dataset`, `Store.create_dataset_from` and `Store.open_dataset`.
+
+    Thread-safe; usable in forked children; pickled by reference, so it may be sent to any process of the host, which
+    then has the same rows. `copy.copy` and `copy.deepcopy` copy no rows.
 
     Rows are read and written without a lock. If two processes write to one row at the same time, or one reads it
     meanwhile, they may see a mix of both. `extend` makes rows visible when they are complete.
@@ -62,13 +64,13 @@ class Dataset:
         """Rows, in the structure of the spec: a TensorDict, or a tensor.
 
         Args:
-            index: an int, or a slice that steps forward: tensors over the shared memory, which show what others write
-                there later; what is written to them, others see. Whatever else `read_rows` takes, but for tuples: a
-                copy.
+            index: an int, or a slice that steps forward, gives tensors over the shared memory: they show what others
+                write there later, and others see what you write to them. Any other index of `read_rows`, except tuples,
+                gives a copy.
 
         Raises:
             IndexError: a row that isn't there.
-            TypeError, ValueError: no index of rows.
+            TypeError, ValueError: `index` doesn't select rows.
         """
         rows, length = self._rows, len(self)
         if isinstance(index, slice):

@@ -31,7 +31,7 @@ from memstore.snapshot.take import PendingTake, prepare, start, take
 
 
 class Snapshot:
-    """A snapshot of state dicts, in a folder of safetensors files. Made by `Snapshot.take`; this refers to one.
+    """State dicts in a folder of safetensors files. `Snapshot.take` writes a snapshot; `Snapshot(path)` opens one.
 
     Args:
         path: of the folder.

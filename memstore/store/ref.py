@@ -10,7 +10,7 @@ from memstore.view import view
 
 
 class Ref:
-    """A version of a key, which stays readable as long as a Ref of it lives. Get one from `Store.ref`.
+    """A version of a key, which stays readable as long as a Ref of it lives. Made by `Store.ref`.
 
     It is pickled as a reference: some hundred bytes and 30 for each leaf, never the tensors. Pickling it takes a lease
     (60 s, or the `lease` of `Store.ref`), so that the version survives until the receiver has unpickled it.

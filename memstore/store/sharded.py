@@ -59,7 +59,7 @@ GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is u
 
 
 class PendingPut:
-    """A sharded put whose parts may still be on their way.
+    """A sharded put whose parts may still be on their way. Made by `Store.put_sharded` with `wait=False`.
 
     You may drop this object: the store keeps the part, and the rank that completes the put publishes it. It works after
     the Store is closed, and can't be pickled: other processes find the put in `store.pending()`.
