@@ -245,3 +245,23 @@ class ClusterStatus:
     seed: str
     epoch: int
     hosts: tuple[HostStatus, ...]
+
+    def __repr__(self) -> str:
+        return table_text(_HOST_COLUMNS, map(_host_cells, self.hosts), f"memstore.{self._caption()}")
+
+    def _repr_html_(self) -> str:
+        return table_html(_HOST_COLUMNS, map(_host_cells, self.hosts), self._caption())
+
+    def _caption(self) -> str:
+        alive = sum(host.alive for host in self.hosts)
+        return f"ClusterStatus: {alive} of {shown(len(self.hosts), 'host', 'hosts')} alive, seed {self.seed}"
+
+
+_HOST_COLUMNS = ("address", "name", "alive", "keys", "live", "by", "sent", "received")
+
+
+def _host_cells(host: HostStatus) -> tuple[str, ...]:
+    if not host.alive:
+        return host.address, host.name, f"no: {host.trouble}", *[""] * 5
+    sizes = size(host.live_bytes), host.transport, size(host.sent), size(host.received)
+    return host.address, host.name, "yes", f"{host.keys:,}", *sizes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from memstore.cli import columns, render
@@ -9,6 +11,20 @@ from memstore.cli.group import as_json, cli, root
 from memstore.info import ClusterStatus, HostStatus
 
 _TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
+
+
+def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) -> int | None:
+    """Refuses a number that is no open file's: it would be found out when the host is a member."""
+    try:
+        if fd is not None:
+            os.fstat(fd)
+    except OSError:
+        raise click.BadParameter(
+            f"{fd} is no open file descriptor: open one, as {fd}>FILE behind the command does in a shell",
+            context,
+            option,
+        ) from None
+    return fd
 
 
 @cli.command(short_help="Serve the store to other hosts.")
@@ -39,9 +55,18 @@ _TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", 
     "monarch is rdma without its hardware, for tests; auto is rdma with --monarch and ibverbs, otherwise tcp.",
 )
 @click.option(
-    "--ready-fd", type=int, help="A file descriptor: a line is written to it when the host is a member, or is refused."
+    "--ready-fd",
+    type=click.IntRange(min=0),
+    callback=_open_fd,
+    help="A file descriptor: a line is written to it when the host is a member, or is refused.",
 )
-@click.option("--hang-after", default=10.0, show_default=True, help="Seconds until an index process counts as hung.")
+@click.option(
+    "--hang-after",
+    type=click.FloatRange(min=0.5),
+    default=10.0,
+    show_default=True,
+    help="Seconds until an index process counts as hung.",
+)
 def serve(
     root: str,
     address: str,
@@ -59,6 +84,8 @@ def serve(
 
     Whoever knows the secret may read and change the store. The network is trusted beyond that.
     """
+    if maps and not shared:
+        raise click.UsageError("--maps is for storage that hosts share: say --shared too, or leave --maps out")
     from memstore.distributed.serving import serve as serve_root
 
     serve_root(

@@ -15,6 +15,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"say format= ", "say --format "),
     (r"say source_as= \(of ", "say --from ("),
     (r"leave source_as= out", "leave --from out"),
+    (r"leave target_as= out", "leave --to out"),
     (r"say target_as='([\w-]+)'", r"say --to \1"),
     (r"say target_as= \(of ", "say --to FORMAT ("),
     (r"export as 'torch'", "write a .pt file"),

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from memstore import modes
 from memstore.convert.beside import already_there, folder_beside, publish
 from memstore.convert.comparing import compare, take_apart
-from memstore.convert.formats import FORMATS, WRITTEN, Format, check_source, checked, source_format, target_format
+from memstore.convert.formats import (
+    FORMATS,
+    Format,
+    check_source,
+    checked,
+    checked_target,
+    source_format,
+    target_format,
+)
 from memstore.convert.rules import Rules
 from memstore.convert.sources import open_source
 from memstore.convert.targets import draft_target
@@ -63,7 +71,8 @@ def convert(
         target: a path at which nothing exists yet, in a folder that exists.
         source_as, target_as: formats, of FORMATS. With None, the source's format is found from its files. The target's
             format follows from its suffix (`.safetensors`; torch for `.pt`, `.pth`, `.bin` and `.ckpt`), and is a
-            snapshot if there is none. Any other suffix that starts with a letter is refused, since it may be mistyped.
+            snapshot if there is none. Any other suffix that starts with a letter is refused, since it may be mistyped;
+            so is a format that doesn't have the target's suffix.
         allow_pickle: allow objects that only pickle can read or write. Unpickling can run code, so allow it only if you
             trust the source.
         untie: if the target can't keep shared memory, store each of the tensors that share it separately.
@@ -90,7 +99,7 @@ def convert(
     rules = Rules(allow_pickle, untie)
     path, made = _paths(source, target)
     read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
-    write_as = target_format(made) if target_as is None else checked(target_as, WRITTEN)
+    write_as = target_format(made) if target_as is None else checked_target(made, target_as)
     if source_as is not None:
         check_source(path, read_as)
     found = open_source(path, read_as, rules)

@@ -103,6 +103,18 @@ def _kind(path: str) -> str:
     )
 
 
+def checked_target(path: str, name: str) -> Format:
+    """Raises ValueError for what is no format, and for a path with the suffix of another one's files."""
+    found = checked(name, WRITTEN)
+    suffix = os.path.splitext(path)[1]
+    if _FILES.get(suffix, found) != found:
+        raise ValueError(
+            f"{path} has the suffix of a {_FILES[suffix]} file, and the target format is {name!r}: leave target_as= "
+            f"out for {_FILES[suffix]}, or choose another path"
+        )
+    return found
+
+
 def target_format(path: str) -> Format:
     """Which format a path is meant to have that isn't there yet: by its suffix; a folder is a snapshot.
 

@@ -28,6 +28,10 @@ _WRITES = {  # a file of this suffix, which its readers expect to be of one form
     ".npy": "numpy.save(path, store.get(key))",
     ".npz": "numpy.savez(path, **store.get(key))",
 }
+_FOREIGN = frozenset(
+    (".csv", ".gguf", ".h5", ".hdf5", ".json", ".msgpack", ".onnx", ".parquet", ".pickle", ".pkl", ".tar", ".tsv")
+    + (".txt", ".yaml", ".yml", ".zip")
+)
 
 
 def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int | str | None) -> tuple[str, int | None]:
@@ -40,6 +44,11 @@ def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int 
     if not isinstance(name, str) or not name:
         raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
     suffix = os.path.splitext(name)[1]
+    if suffix.lower() in _FOREIGN and not os.path.isdir(name):
+        raise ValueError(
+            f"{name}: memstore writes no {suffix} files: choose a path that ends with .safetensors, or with .pt and "
+            "format='torch'"
+        )
     writer = _WRITES.get(suffix.lower(), f"format={format!r}")
     if writer != f"format={format!r}" and not os.path.isdir(name):
         raise ValueError(f"{name}: {writer} writes {suffix} files, and format={format!r} doesn't")

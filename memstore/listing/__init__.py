@@ -5,6 +5,7 @@ pending     sharded puts that wait for other ranks
 outline     the leaves of a value, by the tree of its description
 objects     the types of objects
 absent      what an error says of a key that isn't there
+keys        what keys() returns
 entries     what the catalog says of each entry
 tree        keys drawn as a tree
 globs       prefixes that look like patterns

@@ -54,9 +54,10 @@ def cells(one: Listed) -> tuple[str, ...]:
     return one.key, one.type, one.content, size(one.nbytes), str(one.version), age(one.created)
 
 
-def entries(store: Keyspace, prefix: str = "") -> Iterator[Listed]:
-    """The entries whose keys start with `prefix`, sorted, read in pages."""
-    for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), timeout_of(store)):
+def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) -> Iterator[Listed]:
+    """The entries whose keys start with `prefix`, sorted, read in pages. timeout: of a page; None: the store's own."""
+    within = timeout_of(store) if timeout is None else timeout
+    for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), within):
         yield _listed(key, record)
 
 

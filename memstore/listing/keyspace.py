@@ -38,6 +38,7 @@ from memstore.keys import encode_key, encode_prefix, several
 from memstore.late_imports import between_forks
 from memstore.listing.absent import absent, absent_many, not_in_time
 from memstore.listing.globs import GLOB, warned_if_none
+from memstore.listing.keys import Keys
 from memstore.listing.pending import pending
 from memstore.whole_numbers import expected_version, older_version
 
@@ -133,7 +134,7 @@ class Keyspace:
         encoded = encode_prefix(prefix)
         self._opened()
         found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
-        return found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix)
+        return Keys(found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix), prefix, self.root)
 
     def version(self, key: str) -> int:
         """Returns the version of `key`. Raises KeyNotFoundError."""
@@ -221,7 +222,10 @@ class Keyspace:
         return f"<memstore.{type(self).__name__} {self.root} ({state})>"
 
     def __len__(self) -> int:
-        return index.count(self._opened(), self._timeout)
+        return self._count(self._timeout)
+
+    def _count(self, timeout: float) -> int:
+        return index.count(self._opened(), timeout)
 
     def __contains__(self, key: object) -> bool:
         return bool(index.version_of(self._opened(), encode_key(key), self._timeout))

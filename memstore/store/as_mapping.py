@@ -18,7 +18,7 @@ class AsMapping(Puts, Gets):
     """What `Store` inherits. No MutableMapping: its `get` never raises, and it compares by contents."""
 
     def __iter__(self) -> Iterator[str]:
-        return self.keys()
+        return iter(self.keys())
 
     def __getitem__(self, key: str) -> Any:
         return self.get(key)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 from memstore import contents, listing
 from memstore.engine import Creation, RootUse, open_root, resource_errors, verify_store
+from memstore.errors import MemstoreError
 from memstore.info import EntryInfo, Progress, VerifyReport
 from memstore.keys import encode_key, several
 from memstore.listing import Mode
@@ -15,7 +17,9 @@ from memstore.store.by_files import ByFiles
 from memstore.store.by_ranks import ByRanks
 from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
-from memstore.wording import shown, table_html
+from memstore.wording import ROWS, shown, table_html
+
+_SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
 
 
 class Store(ByRanks, ByRows, ByFiles, AsMapping):
@@ -76,8 +80,14 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
     def _repr_html_(self) -> str:
         if self._root is None:
             return repr(self)
-        rows = map(listing.cells, listing.entries(self))
-        return table_html(listing.COLUMNS, rows, f"{self.root}: {shown(len(self), 'key', 'keys')}")
+        try:
+            rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=_SHOWN_WITHIN)), ROWS))
+            keys = shown(self._count(_SHOWN_WITHIN), "key", "keys")
+        except (
+            MemstoreError
+        ) as error:  # other hosts don't answer, the catalog is damaged: a cell shows the store then too
+            return table_html((), (), f"{self.root}: {error}")
+        return table_html(listing.COLUMNS, rows, f"{self.root}: {keys}")
 
 
 def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:

@@ -198,4 +198,16 @@ MISTAKES = [
         ValueError,
         "'pt' is no format here; dcp, huggingface, memmap, memstore-dcp, safetensors, snapshot, torch are",
     ),
+    Mistake(
+        'store.export("policy", path + "/run.csv")',
+        ValueError,
+        "PATH/run.csv: memstore writes no .csv files: choose a path that ends with .safetensors, or with .pt and "
+        "format='torch'",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/new.pt", target_as="safetensors")',
+        ValueError,
+        "PATH/new.pt has the suffix of a torch file, and the target format is 'safetensors': leave target_as= out "
+        "for torch, or choose another path",
+    ),
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from memstore.errors import (
+    InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
     NotAStoreError,
+    StoreClosedError,
 )
 from tests.mistakes.mistake import Mistake
 
@@ -98,5 +100,15 @@ MISTAKES = [
         'dcp.StorageReader(store, key="policy").read_metadata()',
         KeyNotFoundError,
         "'policy' has a value that is no checkpoint: store.get reads it",
+    ),
+    Mistake(
+        'dcp.StorageWriter(store, key="")',
+        InvalidKeyError,
+        "a key has at least one character, and this one has none: give the value a name",
+    ),
+    Mistake(
+        'dcp.StorageReader(closed, key="step-1")',
+        StoreClosedError,
+        "the store PATH/store was closed: memstore.open it again",
     ),
 ]

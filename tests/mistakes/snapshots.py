@@ -126,4 +126,18 @@ MISTAKES = [
         "an assignment to its elements would write into a lazy leaf of 'PATH/step-1', which never changes: "
         "take a copy with clone(), and write into that",
     ),
+    Mistake(
+        'memstore.Snapshot(path + "/of-torch").restore({"model": module})',
+        NotAStoreError,
+        "PATH/of-torch is no snapshot: it has no memstore_snapshot.json; it is a checkpoint of "
+        "torch.distributed.checkpoint, whose `load` reads it: `memstore convert PATH/of-torch NEW` makes a snapshot of "
+        "it",
+    ),
+    Mistake(
+        'dcp.save({"w": torch.ones(2)}, checkpoint_id=path + "/by-dcp")\n'
+        'memstore.Snapshot(path + "/by-dcp").restore({"model": module})',
+        StructureMismatchError,
+        "app_state differs from the snapshot PATH/by-dcp, nothing was restored:\n  model: the snapshot has nothing of "
+        "this name; it has state, bytes, dcp; it was saved by memstore.integrations.dcp, whose load reads it",
+    ),
 ]

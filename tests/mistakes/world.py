@@ -93,6 +93,8 @@ def _write_files(path: str) -> None:
     Path(f"{path}/pickled.pkl").write_bytes(pickle.dumps({"a": 1}))
     Path(f"{path}/folder").mkdir()
     Path(f"{path}/folder/file").touch()
+    Path(f"{path}/of-torch").mkdir()
+    Path(f"{path}/of-torch/.metadata").touch()  # a checkpoint, as far as it is looked at
     Path(f"{path}/spoiled").mkdir(mode=0o700)
     Path(f"{path}/spoiled/memstore.json").write_text("{}")
 

@@ -163,3 +163,14 @@ def test_help_shows_defaults_as_they_are_written() -> None:
     odd = re.compile(r" at 0x|Ellipsis|<class|<object|=384|functools")
     assert {name: str(one) for name, one in found.items() if odd.search(str(one))} == {}
     assert "default: 'Any' = ..." in str(found["Store.get"]) and "file_mode: 'int' = 0o600" in str(found["open."])
+
+
+def test_keys_say_what_they_are_and_stay_lazy(store: memstore.Store) -> None:
+    store.put_many({"a/1": 1, "a/2": 2})
+    found = store.keys("a/")
+    assert (
+        repr(found)
+        == f"<keys('a/') of {store.root}, read while they are iterated over: list(store.keys('a/')) has them>"
+    )
+    assert next(found) == "a/1" and list(found) == ["a/2"] and list(found) == []
+    assert "keys() of" in repr(store.keys())

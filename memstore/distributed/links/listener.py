@@ -212,7 +212,8 @@ def _bind(place: Address) -> socket.socket:
             raise
     except OSError as error:
         raise AddressUnavailableError(
-            f"{place}: this process can't listen there: {error.strerror}; give a free address of this host",
+            f"{place}: this process can't listen there: {error.strerror}; give a free address of this host "
+            "(--address; of memstore.join MEMSTORE_ADDRESS)",
             code=error.errno,
         ) from error
     return sock

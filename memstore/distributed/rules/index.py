@@ -51,7 +51,6 @@ from memstore.distributed.rules.tables import Tables
 from memstore.errors import CorruptionError
 
 PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a get that was unlucky
-_NOT_THE_SEED = Refused("this is not the seed")
 
 
 class Index:
@@ -115,11 +114,14 @@ class Index:
             case Given():
                 return moving.has_given(tables, standing, request)
             case Ask():
-                return self._seed.answer(tables, standing, request) if self._seed else _NOT_THE_SEED
+                return self._seed.answer(tables, standing, request) if self._seed else self._not_the_seed()
             case Remove():
-                return self._seed.remove(tables, standing, request) if self._seed else _NOT_THE_SEED
+                return self._seed.remove(tables, standing, request) if self._seed else self._not_the_seed()
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
                 return attempt_answers.answer(tables, standing, request)
+
+    def _not_the_seed(self) -> Refused:
+        return Refused(f"this is not the seed: join {self._seed_address}, which alone adds and removes hosts")
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         now = self._clock()

@@ -175,7 +175,10 @@ def remove_host(root: str, host: str, *, force: bool = False, timeout: float = 3
     member = _named(standing.view, host)
     seed = standing.view.member(standing.view.seed)
     if seed is None or member == seed:
-        raise NotServedError(f"{host} is the seed, which can't be removed: without it the cluster can't change")
+        raise NotServedError(
+            f"{host} is the seed, which can't be removed: without it the cluster can't change. If its agent has ended, "
+            f"serve its folder at {standing.view.seed_address} again"
+        )
     with Asker(secret_of(absolute_path(root))) as asker:
         if not force:
             within = min(deadline, time.monotonic() + _REPORT_WITHIN)

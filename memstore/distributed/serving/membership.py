@@ -104,7 +104,7 @@ def _other_storage(root: Root, hello: Hello) -> str | None:
 
 
 def refused(root: Root, place: Place, why: str) -> NotServedError:
-    return NotServedError(f"{root.path} at {place.member.address}: the seed {place.seed} says: {why}")
+    return NotServedError(f"{root.path} at {place.member.address}: {place.seed} says: {why}")
 
 
 def refusal_of(

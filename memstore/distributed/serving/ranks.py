@@ -111,7 +111,10 @@ def _seed_address(cluster: str | None) -> Address:
         return parse_address(cluster)
     master, port = os.environ.get("MASTER_ADDR"), os.environ.get(PORT_VARIABLE, str(PORT))
     if not master:
-        raise ValueError("where is the seed? Neither cluster= nor MASTER_ADDR (which torchrun sets) says it")
+        raise ValueError(
+            "where is the seed? Neither cluster= nor MASTER_ADDR (which torchrun sets) says it: give "
+            "join(cluster='tcp://IP:PORT'), the same on all hosts; the first host's own address makes it the seed"
+        )
     if not port.isdecimal():
         raise ValueError(f"{PORT_VARIABLE} is a port, and not {port!r}")
     try:

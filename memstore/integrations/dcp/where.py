@@ -9,7 +9,9 @@ from memstore.engine import has_settings
 from memstore.integrations.dcp.entry import Entry
 from memstore.integrations.dcp.folder import Folder
 from memstore.integrations.dcp.places import Place, WriteOptions, folder_of, text_of
+from memstore.keys import encode_key
 from memstore.late_imports import between_forks
+from memstore.listing import opened
 from memstore.wording import an
 
 if TYPE_CHECKING:
@@ -32,15 +34,20 @@ class Where:
             self._path = folder_of(path_or_store)
         elif hasattr(path_or_store, "put_sharded"):
             self._store = path_or_store
+            opened(self._store)  # torch would tell of a closed one, or of a bad key, late and in an error of its own
         else:
             raise TypeError(f"path_or_store is a path or an open store, and not {an(type(path_or_store))}")
+        if key is not None:
+            encode_key(key)
         self._key = key
         self._in_store = self._path is None or key is not None
 
     def move(self, checkpoint_id: str | os.PathLike[str]) -> None:
         """To another checkpoint: a key, where there is a store."""
         if self._in_store:
-            self._key = text_of(checkpoint_id)
+            key = text_of(checkpoint_id)
+            encode_key(key)
+            self._key = key
         else:
             self._path = folder_of(checkpoint_id)
 

@@ -22,6 +22,7 @@ from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
 from memstore.integrations.torchstore.slices import read_slice
 from memstore.integrations.torchstore.transport import TensorSlice
+from memstore.listing import absent, opened
 
 PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
 _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
@@ -81,7 +82,7 @@ def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) 
             return store.get(stored(key), device="cpu")
         fill(store, stored(key), target)
     except KeyNotFoundError:
-        leaf = leaf_of(store, key)
+        leaf = _leaf(store, key)
         if target is None:
             return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
         _fill_leaf(key, leaf, target)
@@ -96,7 +97,20 @@ def _lazy(store: memstore.Store, key: str) -> Any:
     try:
         return store.view(stored(key), device="cpu")
     except KeyNotFoundError:
+        return _leaf(store, key)
+
+
+def _leaf(store: memstore.Store, key: str) -> Any:
+    try:
         return leaf_of(store, key)
+    except KeyNotFoundError:
+        raise _missing(store, key) from None
+
+
+def _missing(store: memstore.Store, key: str) -> KeyNotFoundError:
+    """As a store says it, without the call that this API lacks."""
+    text, _, _ = str(absent(opened(store), stored(key).encode())).partition("; wait(")
+    return KeyNotFoundError(text, key=key)
 
 
 def _fill_leaf(key: str, leaf: Any, target: torch.Tensor) -> None:
@@ -114,7 +128,7 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
     targets: dict[str, torch.Tensor | None] = keys if isinstance(keys, dict) else dict.fromkeys(keys)
     for key in targets:
         if not exists(store, key):
-            store.version(stored(key))  # raises what a get of it would, before anything is written
+            raise _missing(store, key)  # as a get of it would, before anything is written
     whole = [key for key, target in targets.items() if target is None and stored(key) in store]
     try:
         values = store.get_many([stored(key) for key in whole])
@@ -142,7 +156,10 @@ def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -
 
 
 def delete(store: memstore.Store, key: str) -> None:
-    store.delete(stored(key))
+    try:
+        store.delete(stored(key))
+    except KeyNotFoundError:
+        raise _missing(store, key) from None
 
 
 def delete_batch(store: memstore.Store, keys: list[str]) -> None:

@@ -105,6 +105,19 @@ def read_manifest(path: str, text: bytes | bytearray) -> Manifest:
     return manifest
 
 
+_OTHERS = {  # a file that checkpoints of other libraries have, and what reads them
+    ".metadata": "a checkpoint of torch.distributed.checkpoint, whose `load` reads it",
+    ".snapshot_metadata": "a snapshot of torchsnapshot",
+}
+
+
+def _of_others(path: str) -> str:
+    for name, kind in _OTHERS.items():
+        if os.path.lexists(f"{path}/{name}"):
+            return f"it is {kind}: `memstore convert {path} NEW` makes a snapshot of it"
+    return "a take that was not finished leaves none"
+
+
 def load_manifest(path: str) -> Manifest:
     """The manifest of the snapshot in a folder. Raises as `read_manifest`, and NotAStoreError if there is none."""
     if not os.path.isdir(path):
@@ -115,9 +128,7 @@ def load_manifest(path: str) -> Manifest:
     except KeyNotFoundError:
         if has_settings(path):
             raise NotAStoreError(f"{path} is a store, and no snapshot: memstore.open opens it") from None
-        raise NotAStoreError(
-            f"{path} is no snapshot: it has no {MANIFEST}; a take that was not finished leaves none"
-        ) from None
+        raise NotAStoreError(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
     return read_manifest(path, text)
 
 

@@ -19,6 +19,8 @@ from memstore.snapshot.restore.layouts import layouts_of
 from memstore.snapshot.restore.sharing import Place
 from memstore.structure import traits
 
+_OF_DCP = {"state", "bytes", "dcp"}  # the names in a checkpoint that memstore.integrations.dcp has saved
+
 
 class Match(NamedTuple):
     """What is stored for an object, and the tensors that it is read into.
@@ -55,7 +57,9 @@ def match_value(
 ) -> Match | None:
     value = stored.value(rank, key)
     if value is None:
-        differences.append(f"{key}: the snapshot has nothing of this name; it has {', '.join(stored.keys(rank))}")
+        has = stored.keys(rank)
+        others = "; it was saved by memstore.integrations.dcp, whose load reads it" if set(has) == _OF_DCP else ""
+        differences.append(f"{key}: the snapshot has nothing of this name; it has {', '.join(has)}{others}")
         return None
     stored.check_files(value.tensors)
     is_module = isinstance(stateful, torch.nn.Module)

@@ -178,7 +178,7 @@ def test_only_the_seed_admits(agents: Agents) -> None:
     seed = agents.serve("a")
     member = agents.serve("b", join=seed, members=2)
     code, text = agents.start("c", join=member).ended()
-    assert code == REFUSED and "this is not the seed" in text
+    assert code == REFUSED and f"this is not the seed: join {seed.address}" in text
 
 
 @pytest.mark.full

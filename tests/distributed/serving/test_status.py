@@ -16,6 +16,8 @@ import torch
 
 import memstore
 from memstore.cli import main
+from memstore.distributed.serving import Cluster
+from memstore.info import ClusterStatus
 from tests.children import in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
 
@@ -101,13 +103,33 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
     text = command(agents, "status", root).stdout
     assert f"seed {seed.address}: 1 of 2" in text and f"{other.address} does not answer: {second['trouble']}" in text
 
+    shown = in_child(status_in, agents.environment, root)
+    assert repr(shown).startswith(f"memstore.ClusterStatus: 1 of 2 hosts alive, seed {seed.address}\n  address")
+    assert "no: Connection refused" in repr(shown) and "no: Connection refused" in shown._repr_html_()
+
+    refused = command(agents, "remove", root, seed.address)
+    assert refused.returncode == 3 and f"serve its folder at {seed.address} again" in refused.stderr
     removed = command(agents, "remove", root, other.address)
     assert removed.returncode == 0 and removed.stdout == f"{other.address} removed\n", removed.stderr
     assert len(json.loads(command(agents, "status", root, "--json").stdout)["hosts"]) == 1
 
 
+def status_in(environment: dict[str, str], root: str) -> ClusterStatus:
+    os.environ.update(environment)
+    return Cluster(root).status()
+
+
 def large() -> dict[str, object]:
     return {"w": torch.zeros(1 << 15)}
+
+
+@pytest.mark.full
+def test_a_cell_shows_a_store_whose_hosts_do_not_answer(agents: Agents) -> None:
+    seed = agents.serve("a")
+    other = agents.serve("b", "--no-homes", join=seed, members=2)
+    seed.terminate()
+    with memstore.open(other.root) as store:
+        assert "did not answer within the timeout" in store._repr_html_()
 
 
 def test_with_another_secret_no_host_is_alive_and_the_reason_is_told(agents: Agents) -> None:
@@ -119,7 +141,16 @@ def test_with_another_secret_no_host_is_alive_and_the_reason_is_told(agents: Age
     assert not host["alive"] and "secret" in host["trouble"]
 
 
-@pytest.mark.parametrize(("words", "missing"), [(("serve", "/x"), "--address"), (("remove", "/x"), "HOST")])
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (("serve", "/x"), "--address"),
+        (("serve", "/x", "--address", "tcp://127.0.0.1:1", "--maps"), "say --shared too, or leave --maps out"),
+        (("serve", "/x", "--address", "tcp://127.0.0.1:1", "--ready-fd", "77"), "77 is no open file descriptor"),
+        (("serve", "/x", "--address", "tcp://127.0.0.1:1", "--hang-after", "0"), "not in the range x>=0.5"),
+        (("remove", "/x"), "HOST"),
+    ],
+)
 def test_a_wrong_call_is_told_so(agents: Agents, words: tuple[str, ...], missing: str) -> None:
     done = command(agents, *words)
     assert done.returncode == 2 and missing in done.stderr

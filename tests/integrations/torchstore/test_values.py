@@ -235,3 +235,16 @@ def test_names_are_stores_of_their_own() -> None:
         await ts.put("key", torch.zeros(1))
 
     asyncio.run(use())
+
+
+def test_a_missing_key_is_told_with_what_is_near_and_in_words_of_this_api() -> None:
+    async def use() -> None:
+        for call in (ts.get, ts.delete, lambda key: ts.get_batch([key])):
+            with pytest.raises(KeyError, match=r"no key 'nothing': the store has none yet$"):
+                await call("nothing")
+        await ts.put("policy", torch.ones(3))
+        for call in (ts.get, ts.delete, lambda key: ts.get_batch([key])):
+            with pytest.raises(KeyError, match="no key 'plicy': did you mean 'policy'"):
+                await call("plicy")
+
+    asyncio.run(use())
