@@ -68,8 +68,10 @@ def _no_text(what: str, found: object) -> str:
         shown += ": decode() it"
     elif isinstance(found, int):
         shown += f": write {str(found)!r}"
-    elif isinstance(found, (tuple, list)):
+    elif isinstance(found, tuple):
         shown += ': join its parts, by "/" say'
+    elif isinstance(found, list):
+        shown += ": name one; get_many and delete_many take several"
     elif isinstance(found, os.PathLike):
         shown += ": os.fspath() of it is one"
     return f"{what} is a str, and {shown}"

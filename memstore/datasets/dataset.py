@@ -167,6 +167,12 @@ class Dataset:
         entry.check_open()
         start = page.length
         stop = start + batch.count
+        if batch.count > self.capacity:
+            raise StoreFullError(
+                f"{self.key!r} takes {self.capacity:,} rows at most, and this batch has {batch.count:,}: make "
+                "a dataset with a larger capacity=, under another key",
+                key=self.key,
+            )
         if stop > self.capacity:
             raise StoreFullError(
                 f"{self.key!r} has {start:,} of at most {self.capacity:,} rows, and {batch.count:,} more don't fit: "

@@ -108,7 +108,7 @@ class Uniform:
         return Picked(slots, words)
 
     def wants(self, rows: int) -> str:
-        return "it has no rows to sample"
+        return "it has no rows to sample: add some, or wait longer for them with timeout="
 
 
 class EachOnce:
@@ -192,4 +192,4 @@ class Prioritized:
         return None
 
     def wants(self, rows: int) -> str:
-        return "it has no rows with a priority above 0"
+        return "it has no rows with a priority above 0: add some, or call update_priority"

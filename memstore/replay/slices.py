@@ -82,7 +82,7 @@ class Slices:
 
     def wants(self, rows: int) -> str:
         where = "" if self._end is None else " of one episode"
-        return f"it has no {self._length:,} rows{where} that follow each other"
+        return f"it has no {self._length:,} rows{where} that follow each other: add more, or take shorter slices"
 
 
 class Ends:

@@ -134,6 +134,11 @@ MISTAKES = [
         'a key is a str, and this is a tuple: join its parts, by "/" say',
     ),
     Mistake(
+        'store.delete(["step", "seed"])',
+        InvalidKeyError,
+        "a key is a str, and this is a list: name one; get_many and delete_many take several",
+    ),
+    Mistake(
         'store.put(Path("policy"), 1)',
         InvalidKeyError,
         "a key is a str, and this is a PosixPath: os.fspath() of it is one",

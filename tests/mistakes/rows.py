@@ -113,7 +113,18 @@ MISTAKES = [
     Mistake(
         'frames.extend({"x": torch.ones(9, 2), "done": torch.zeros(9, dtype=torch.bool)})',
         StoreFullError,
-        "'frames' has 3 of at most 8 rows, and 9 more don't fit: seal it, and go on in another",
+        "'frames' takes 8 rows at most, and this batch has 9: make a dataset with a larger capacity=, under "
+        "another key",
+    ),
+    Mistake(
+        'frames.extend({"x": torch.ones(6, 2), "done": torch.zeros(6, dtype=torch.bool)})',
+        StoreFullError,
+        "'frames' has 3 of at most 8 rows, and 6 more don't fit: seal it, and go on in another",
+    ),
+    Mistake(
+        "replay.sample_slices(2, 4, timeout=0)",
+        StoreTimeoutError,
+        "'replay': it has no 4 rows of one episode that follow each other: add more, or take shorter slices",
     ),
     Mistake(
         "frames[3]",
@@ -209,7 +220,7 @@ MISTAKES = [
     Mistake(
         "replay.sample(4, timeout=0)",
         StoreTimeoutError,
-        "'replay': it has no rows to sample",
+        "'replay': it has no rows to sample: add some, or wait longer for them with timeout=",
     ),
     Mistake(
         "replay.sample(-1)",
