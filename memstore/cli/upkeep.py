@@ -11,9 +11,10 @@ from memstore.cli import render
 from memstore.cli.codes import DAMAGED
 from memstore.cli.group import as_json, cli, complete_key, complete_prefix, opened_to_read, root
 from memstore.cli.words import in_words
+from memstore.engine import is_served
 from memstore.errors import CorruptionError, StoreTimeoutError
 from memstore.info import Progress, RepairReport, VerifyReport
-from memstore.listing import open_keyspace
+from memstore.listing import open_keyspace, opened
 
 _PATIENCE = 1.0  # seconds before a wait is told
 
@@ -25,12 +26,13 @@ def stats(root: str, as_json: bool) -> None:
     """Show the space that the store takes, and which processes hold replaced versions."""
     with open_keyspace(root, "r") as store:
         found = store.stats()
+        here = " with their home on this host" if is_served(opened(store)) else ""
     if as_json:
         render.print_json(found)
         return
     pids = ", ".join(map(str, found.pinned_by))
     rows = [
-        ("keys", f"{found.keys:,}"),
+        ("keys", f"{found.keys:,}{here}"),
         ("live", render.size(found.live_bytes)),
         ("kept for reuse", render.size(found.reusable_bytes)),
         ("replaced, but held", render.size(found.pinned_bytes) + (f" by pid {pids}" if pids else "")),

@@ -167,7 +167,8 @@ def _missing(key: str, boxes: Sequence[tuple[str, Box]]) -> PartialCommitError:
     shown = ", ".join(f"{name}{_shown(box)}" for name, box in boxes[:_SHOWN])
     more = f" and {len(boxes) - _SHOWN} more" if len(boxes) > _SHOWN else ""
     return PartialCommitError(
-        f"{key!r}: all ranks have put their parts, and none holds {shown}{more}",
+        f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
+        "the shards must cover the whole tensor",
         key=key,
         missing_boxes=tuple((name, box.offsets, box.shape) for name, box in boxes),
     )

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from memstore.keys import encode_prefix
 from memstore.listing.entries import Listed, entries
 from memstore.listing.keyspace import Keyspace
 from memstore.wording import age, size
@@ -69,6 +70,7 @@ class KeyTree:
 
 def key_tree(store: Keyspace, prefix: str) -> KeyTree:
     """Raises InvalidKeyError, StoreClosedError."""
+    encode_prefix(prefix)
     return KeyTree(store.root, prefix, entries(store, prefix))
 
 

@@ -218,7 +218,8 @@ def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     key = member.key.decode()
     who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size} had put nothing"
     what = who if missing else "all ranks' parts are there, and it was not published"
-    text = f"{key!r}: attempt {member.attempt!r}: {what} within {seconds:g} s"
+    advice = ": all ranks must call it, with the same attempt; timeout= gives them longer" if missing else ""
+    text = f"{key!r}: attempt {member.attempt!r}: {what} within {seconds:g} s{advice}"
     return StoreTimeoutError(text, key=key)
 
 

@@ -134,6 +134,11 @@ MISTAKES = [
         'a key is a str, and this is a tuple: join its parts, by "/" say',
     ),
     Mistake(
+        "store.tree(3)",
+        InvalidKeyError,
+        "a prefix of keys is a str, and 3 is int: write '3'",
+    ),
+    Mistake(
         'store.delete(["step", "seed"])',
         InvalidKeyError,
         "a key is a str, and this is a list: name one; get_many and delete_many take several",

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from memstore.errors import (
     KeyNotFoundError,
+    PartialCommitError,
+    StoreTimeoutError,
     StructureMismatchError,
     UnsupportedValueError,
 )
 from tests.mistakes.mistake import Mistake
 
 MISTAKES = [
+    Mistake(
+        'store.put_sharded("new", shard, attempt="few", rank=0, world_size=2, timeout=0.1)',
+        StoreTimeoutError,
+        "'new': attempt 'few': rank 1 of 2 had put nothing within 0.1 s: all ranks must call it, with the same "
+        "attempt; timeout= gives them longer",
+    ),
+    Mistake(
+        'store.put_sharded("new", shard, attempt="alone", rank=0, world_size=1)',
+        PartialCommitError,
+        "'new': all ranks have put their parts, and none holds value[1:2, 0:4]: the offsets and shapes of the shards "
+        "must cover the whole tensor",
+    ),
     Mistake(
         'store.put("new", shard)',
         TypeError,

@@ -96,6 +96,9 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
         assert [one["key"] for one in watched["entries"]] == ["one/key", "two/key"]
         assert "two/key w  dict of 1 leaf, float32 [32768]" in command(agents, "get", folder, "two/key").stdout
 
+    told = " ".join(command(agents, "stats", root).stdout.split())
+    assert told.startswith("keys 2 with their home on this host live")
+
     other.process.kill()
     other.process.wait()
     first, second = json.loads(command(agents, "status", root, "--json").stdout)["hosts"]
