@@ -40,8 +40,9 @@ class Taking:
     def __init__(self, slots: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
         self._found = sorted(found, key=lambda one: -_numel(one[0].tensor))
         self._table, self._wish = table, wish
-        self._all = _refs(slot.tensor for slot in slots)
-        self._theirs = _refs(slot.tensor for slot, _ in found)
+        self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
+        self._all = self._by_storage(slots)
+        self._theirs = self._by_storage(slot for slot, _ in found)
         self._taken: dict[Ref, torch.Tensor] = {}
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -65,7 +66,7 @@ class Taking:
         if spread is not None and is_wrapper(tensor):
             become(tensor, distribute(self._table.get(name), spread, dtype))
             return
-        ref = ref_in(tensor)
+        ref = self._refs[id(tensor)]
         if ref in self._taken:
             become(tensor, self._taken[ref])
         elif self._is_written(tensor, ref):
@@ -87,6 +88,15 @@ class Taking:
         lazy: Any = tensor
         become(tensor, values, original_class(lazy.cls_to_become) if is_lazy(tensor) else None)
 
+    def _by_storage(self, slots: Iterable[Slot]) -> dict[Mark, set[Ref]]:
+        """What they show of each storage."""
+        found: dict[Mark, set[Ref]] = {}
+        for slot in slots:
+            ref = self._refs.get(id(slot.tensor))
+            if ref is not None:
+                found.setdefault(ref.mark, set()).add(ref)
+        return found
+
     def _is_written(self, tensor: torch.Tensor, ref: Ref) -> bool:
         """Whether values are to be written into the tensor's storage, as others show it too."""
         if is_lazy(tensor):
@@ -96,16 +106,6 @@ class Taking:
         if is_real(tensor) or len(self._theirs[ref.mark]) > 1:
             return True
         return not shows_all(tensor) and (len(self._all[ref.mark]) > 1 or _shows_a_part(tensor))
-
-
-def _refs(tensors: Iterable[torch.Tensor]) -> dict[Mark, set[Ref]]:
-    """What they show of each storage."""
-    found: dict[Mark, set[Ref]] = {}
-    for tensor in tensors:
-        if not is_wrapper(tensor):
-            ref = ref_in(tensor)
-            found.setdefault(ref.mark, set()).add(ref)
-    return found
 
 
 def _numel(tensor: torch.Tensor) -> int:

@@ -47,8 +47,9 @@ class Wish(NamedTuple):
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether what is real can share the memory that a deferred tensor shares."""
-        is_there = is_on(tensor.device, self.device_of(tensor))
-        return self.mesh is None and is_there and self.dtype_of(tensor) == tensor.dtype
+        if self.mesh is not None or (self.device is not None and not is_on(tensor.device, self.device)):
+            return False
+        return self.dtype is None or self.dtype_of(tensor) == tensor.dtype
 
 
 def is_on(device: torch.device, wished: torch.device) -> bool:

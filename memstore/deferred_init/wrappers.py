@@ -14,14 +14,19 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from memstore.errors import UnsupportedValueError
 from memstore.fake import become_fake, mark_of
 
 _VERSION = "_memstore_version"  # of a wrapper: how often it had been written when it was noted
 
-is_wrapper = is_traceable_wrapper_subclass
+_is_class_of_wrappers = functools.cache(is_traceable_wrapper_subclass_type)
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is made of others."""
+    return _is_class_of_wrappers(type(tensor))
 
 
 def parts_of(tensor: Any) -> list[torch.Tensor]:
