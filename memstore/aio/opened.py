@@ -78,6 +78,9 @@ class Opened(Awaits[Store]):
     def blocking(self) -> Store:
         """Raises what `memstore.open` raises, and a later call tries again; StoreClosedError."""
         wait = self._options.get("wait")
+        if self._store is None and self._options.get("cluster") is not None:
+            open_blocking(self.root, self._mode, **self._options).close()  # joins, without the lock: it may take long
+            return self._open_now()
         if wait is None or self._store is not None or self._mode not in ("r", "r+"):
             return self._open_now()
         return when_there(self.root, wait, self._open_now)  # between two looks it may be closed
@@ -87,8 +90,8 @@ class Opened(Awaits[Store]):
             self.check_open()
             if self._store is None:  # one without keys is false
                 options = dict(self._options)
-                if self._mode in ("r", "r+"):
-                    options.pop("wait", None)
+                if options.pop("cluster", None) is not None or self._mode in ("r", "r+"):
+                    options.pop("wait", None)  # this host has joined, and the store is there
                 self._store = open_blocking(self.root, self._mode, **options)
             store = self._store
             if self.ready is None:

@@ -24,6 +24,7 @@ def open(
     file_mode: int = OWNER_ONLY,
     timeout: float = 30.0,
     wait: float | None = None,
+    cluster: str | None = None,
 ) -> AsyncStore:
     """Opens the store in the folder `root` for tasks of asyncio. Arguments and errors as `memstore.open`.
 
@@ -50,5 +51,6 @@ def open(
         "file_mode": file_mode,
         "timeout": timeout,
         "wait": wait,
+        "cluster": cluster,
     }
     return AsyncStore(root, mode, options)

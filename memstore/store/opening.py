@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from memstore.engine import Creation, absolute_path, check_is_host, open_root, resource_errors
+from memstore.engine import Creation, absolute_path, check_is_host, close_root, open_root, resource_errors
 from memstore.errors import ReadOnlyError
+from memstore.late_imports import between_forks
 from memstore.store.appearing import when_there
 from memstore.store.octal import OWNER_ONLY, Octal
 from memstore.store.store import Mode, Store
 from memstore.whole_numbers import whole_number
 from memstore.wording import parse_size
 
+_JOINED_WITHIN = 60.0  # seconds, as `memstore.join`
 _INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
 
 
@@ -36,6 +38,7 @@ def open(
     file_mode: int = OWNER_ONLY,
     timeout: float = 30.0,
     wait: float | None = None,
+    cluster: str | None = None,
 ) -> Store:
     """Opens the store in the folder `root`, and creates it if necessary.
 
@@ -60,6 +63,9 @@ def open(
         timeout: seconds for which any call waits for a lock, unless the call has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
             `float("inf")`: for ever. None: the store must exist.
+        cluster: the address of a cluster's seed, "tcp://IP:PORT". This host joins the cluster first, as by
+            `memstore.join`, unless it is a member; the folder is created if it doesn't exist, also with "r" and "r+".
+            `wait` is then how many seconds that may take (None: 60). None: the store is opened as it is.
 
     Returns:
         A Store; close it, or use it in a `with`.
@@ -73,6 +79,7 @@ def open(
         FormatVersionError: a newer memstore has created the store.
         UnsupportedFilesystemError: the folder is on a network file system, or "disk" was asked for on a tmpfs.
         StoreFullError: there is no room for the catalog of a new store.
+        InvalidAddressError: `cluster` is no address. NotServedError: this host can't be a member of that cluster.
 
     Example:
         >>> import memstore, tempfile, torch
@@ -91,7 +98,9 @@ def open(
         raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
     if capacity is not None and mode == "r":
         raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
-    if wait is not None and mode not in ("r", "r+"):
+    if cluster is not None and mode == "x":
+        raise ValueError("mode 'x' creates a store, and cluster= joins one: use mode 'a'")
+    if wait is not None and cluster is None and mode not in ("r", "r+"):
         raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
     path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
     limit = None if capacity is None else parse_size(capacity)
@@ -104,4 +113,18 @@ def open(
         kept: Mode = "r" if mode == "r" else "r+"
         return Store(opened, kept, verify=verify, allow_pickle=allow_pickle, timeout=timeout, asked=mode)
 
-    return open_now() if wait is None else when_there(path, wait, open_now)
+    if cluster is not None:
+        _join(path, cluster, creation, _JOINED_WITHIN if wait is None else wait)
+    return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now)
+
+
+def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
+    """Makes this host a member, and the folder a store that is created as it is wished."""
+    with between_forks():
+        from memstore.distributed.links import parse_address
+        from memstore.distributed.serving import join
+
+    parse_address(cluster)  # before anything is made
+    with resource_errors(path):
+        close_root(open_root(path, "a", creation, timeout))
+    join(path, cluster=cluster, timeout=timeout)

@@ -83,9 +83,7 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         try:
             rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=_SHOWN_WITHIN)), ROWS))
             keys = shown(self._count(_SHOWN_WITHIN), "key", "keys")
-        except (
-            MemstoreError
-        ) as error:  # other hosts don't answer, the catalog is damaged: a cell shows the store then too
+        except MemstoreError as error:  # other hosts don't answer, or the catalog is damaged
             return table_html((), (), f"{self.root}: {error}")
         return table_html(listing.COLUMNS, rows, f"{self.root}: {keys}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memstore.errors import (
     AlreadyExistsError,
+    InvalidAddressError,
     NotAStoreError,
     PermissionDeniedError,
     ReadOnlyError,
@@ -99,6 +100,17 @@ MISTAKES = [
         'memstore.open(path + "/store", wait=30.0)',
         ValueError,
         "mode 'a' makes the store itself: wait= is for modes 'r' and 'r+', which need one",
+    ),
+    Mistake(
+        'memstore.open(path + "/nowhere", cluster="node-1:7411")',
+        InvalidAddressError,
+        "'node-1:7411': an address is tcp://IP:PORT, such as tcp://10.0.0.1:4242 or tcp://[fd00::1]:4242, with numbers "
+        "and no names",
+    ),
+    Mistake(
+        'memstore.open(path + "/nowhere", "x", cluster="tcp://127.0.0.1:7411")',
+        ValueError,
+        "mode 'x' creates a store, and cluster= joins one: use mode 'a'",
     ),
     Mistake(
         'memstore.open(path + "/nowhere", "r", wait=0.0)',

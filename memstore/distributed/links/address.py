@@ -66,7 +66,7 @@ def parse_address(text: str) -> Address:
     Raises:
         InvalidAddressError: it is none, or nobody could connect to it.
     """
-    found = _FORM.fullmatch(text)
+    found = _FORM.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if found is None:
         raise InvalidAddressError(f"{text!r}: {_EXPECTED}, with numbers and no names")
     port = int(found["port"])

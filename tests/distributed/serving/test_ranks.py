@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import memstore
+import memstore.aio
 from memstore.distributed.links import secret_of
 from memstore.distributed.serving import Asker, standing_at
 from memstore.distributed.serving.messages import Halt
@@ -134,6 +136,42 @@ def test_hosts_of_a_launcher_join_the_one_that_is_named(
         memstore.join(launched, cluster="tcp://127.0.0.9:4242", timeout=5.0)
     second.stop()
     eventually(lambda: agents.processes() == [], "no process is left")
+
+
+def test_open_joins_the_cluster_that_is_named(agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = memstore.join(launched, timeout=LONG)
+    seed = first.hosts[0]
+    monkeypatch.setenv("MEMSTORE_ADDRESS", seed.replace("127.0.0.1", "127.0.0.2"))
+    second = f"{agents.folder}/second"
+    for wrong in ("127.0.0.1:7411", 7411):
+        with pytest.raises(memstore.InvalidAddressError, match="an address is tcp://IP:PORT"):
+            memstore.open(second, cluster=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="mode 'x' creates a store, and cluster= joins one"):
+        memstore.open(second, "x", cluster=seed)
+    assert not os.path.exists(second)
+
+    with memstore.open(second, "r", cluster=seed, checksum=True, wait=LONG) as reader, memstore.open(launched) as there:
+        there.put("policy", 1)
+        assert reader.get("policy") == 1
+        with pytest.raises(memstore.ReadOnlyError):
+            reader.put("policy", 2)
+    with pytest.raises(ValueError, match="checksum"):  # it was created as it was wished
+        memstore.open(second, checksum=False)
+    assert len(first.hosts) == 2
+    with memstore.open(second, cluster=seed) as writer, memstore.open(launched) as there:  # it is a member already
+        writer.put("policy", 2)
+        assert there.get("policy") == 2
+    with pytest.raises(memstore.NotServedError, match="is served already, in the cluster of the seed"):
+        memstore.open(second, cluster="tcp://127.0.0.9:4242")
+    assert asyncio.run(get_in_a_task(f"{agents.folder}/third", seed, monkeypatch)) == 2
+    first.stop()
+    eventually(lambda: agents.processes() == [], "no process is left")
+
+
+async def get_in_a_task(root: str, seed: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MEMSTORE_ADDRESS", seed.replace("127.0.0.1", "127.0.0.3"))
+    async with memstore.aio.open(root, "r+", cluster=seed, wait=LONG) as store:
+        return await store.get("policy")
 
 
 def test_what_stands_in_the_way_is_told(agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch) -> None:
