@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from memstore.errors import CorruptionError
-from memstore.wording import runs, shown, size, table_html, table_text
+from memstore.wording import count_of, runs, shown, size, table_html, table_text
 
 if TYPE_CHECKING:
     import torch
@@ -197,6 +197,19 @@ class RepairReport:
     recovered: tuple[str, ...]
     lost: tuple[str, ...]
     swept_bytes: int
+
+    def __repr__(self) -> str:
+        return table_text(("lost",), self._rows(), self._caption()) if self.lost else self._caption()
+
+    def _repr_html_(self) -> str:
+        return table_html(("lost",), self._rows(), self._caption())
+
+    def _caption(self) -> str:
+        recovered, lost = count_of(len(self.recovered), "key", "keys"), shown(len(self.lost), "lost", "lost")
+        return f"memstore.RepairReport: {recovered} recovered, {lost}; {size(self.swept_bytes)} given back"
+
+    def _rows(self) -> Iterator[tuple[str]]:
+        return ((key,) for key in self.lost)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import html
 import os
 import re
 import time
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -47,6 +48,21 @@ def runs(numbers: Iterable[int]) -> str:
 def count_of(number: int, one: str, many: str) -> str:
     """ "1 leaf", "2,000 leaves"."""
     return f"{number:,} {one if number == 1 else many}"
+
+
+def escaped(text: str) -> str:
+    """Keys may hold anything: control characters are shown as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal it takes: an ideograph or an emoji takes two, an accent of its own none."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def short(value: object) -> str:
@@ -96,9 +112,12 @@ def shown(count: int, one: str, many: str) -> str:
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
     """A table for a terminal, of the first rows: its caption, and columns below it. Without `columns`, no heads."""
     found = [row for row, _ in zip(rows, range(ROWS), strict=False)]
-    lines = [columns, *found] if columns else found
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    text = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    lines = [[escaped(cell) for cell in line] for line in ([columns, *found] if columns else found)]
+    widths = [max(map(columns_of, cells)) for cells in zip(*lines, strict=True)]
+    text = (
+        "  ".join(cell + " " * (width - columns_of(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
     return "\n".join([caption, *(f"  {line}" for line in text)])
 
 

@@ -18,7 +18,7 @@ from rich.tree import Tree
 
 from memstore.engine import Path
 from memstore.listing import Leaf
-from memstore.wording import age, runs, size
+from memstore.wording import age, escaped, runs, size
 
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 
@@ -119,13 +119,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
     for row in rows:
         made.add_row(*map(printable, row))
     return made
-
-
-def escaped(text: str) -> str:
-    """Keys may hold anything: control characters are shown as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ pending     sharded puts that wait for other ranks
 outline     the leaves of a value, by the tree of its description
 objects     the types of objects
 absent      what an error says of a key that isn't there
-keys        what keys() returns
+keys        what keys(), items() and values() return
 entries     what the catalog says of each entry
 tree        keys drawn as a tree
 globs       prefixes that look like patterns
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from memstore.listing.absent import absent, absent_many, near, no_value, no_values
 from memstore.listing.entries import COLUMNS, Listed, cells, entries
+from memstore.listing.keys import WhileRead
 from memstore.listing.keyspace import Keyspace, Mode, open_keyspace, opened
 from memstore.listing.outline import Leaf, UnknownKindError, outline
 from memstore.listing.tree import KeyTree, key_tree
@@ -27,6 +28,7 @@ __all__ = [
     "Listed",
     "Mode",
     "UnknownKindError",
+    "WhileRead",
     "absent",
     "absent_many",
     "cells",

@@ -1,32 +1,41 @@
-"""What `keys()` returns: an iterator that says what it is where a notebook shows it."""
+"""What `keys()`, `items()` and `values()` return: an iterator that says what it is where a notebook shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 from memstore.wording import short
 
+_T = TypeVar("_T")
 
-class Keys(Iterator[str]):
-    """The keys of a store, read while they are iterated over. A loop takes them from `found`, at its speed.
+
+class WhileRead(Iterator[_T]):
+    """What a store has, read while it is iterated over. A loop takes it from `found`, at its speed.
 
     Args:
-        found: the keys.
-        prefix: what was asked for.
+        found: the keys, values, or both.
+        call: how it was asked for: "keys('a/')".
         root: the store's folder.
+        kind: what has all of them at once: "list", "dict".
     """
 
-    __slots__ = ("_call", "_found", "_root")
+    __slots__ = ("_call", "_found", "_kind", "_root")
 
-    def __init__(self, found: Iterator[str], prefix: str, root: str) -> None:
-        self._found, self._root = found, root
-        self._call = f"keys({short(prefix) if prefix else ''})"
+    def __init__(self, found: Iterator[_T], call: str, root: str, kind: str = "list") -> None:
+        self._found, self._call, self._root, self._kind = found, call, root, kind
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[_T]:
         return self._found
 
-    def __next__(self) -> str:
+    def __next__(self) -> _T:
         return next(self._found)
 
     def __repr__(self) -> str:
-        return f"<{self._call} of {self._root}, read while they are iterated over: list(store.{self._call}) has them>"
+        all_of_it = f"{self._kind}(store.{self._call})"
+        return f"<{self._call} of {self._root}, read while they are iterated over: {all_of_it} has them>"
+
+
+def call_of_keys(prefix: str) -> str:
+    """ "keys('a/')"."""
+    return f"keys({short(prefix) if prefix else ''})"

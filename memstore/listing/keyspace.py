@@ -38,7 +38,7 @@ from memstore.keys import encode_key, encode_prefix, several
 from memstore.late_imports import between_forks
 from memstore.listing.absent import absent, absent_many, not_in_time
 from memstore.listing.globs import GLOB, warned_if_none
-from memstore.listing.keys import Keys
+from memstore.listing.keys import WhileRead, call_of_keys
 from memstore.listing.pending import pending
 from memstore.whole_numbers import expected_version, older_version
 
@@ -134,7 +134,8 @@ class Keyspace:
         encoded = encode_prefix(prefix)
         self._opened()
         found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
-        return Keys(found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix), prefix, self.root)
+        warning = found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix)
+        return WhileRead(warning, call_of_keys(prefix), self.root)
 
     def version(self, key: str) -> int:
         """Returns the version of `key`. Raises KeyNotFoundError."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from memstore.keys import encode_prefix
 from memstore.listing.entries import Listed, entries
 from memstore.listing.keyspace import Keyspace
-from memstore.wording import age, size
+from memstore.wording import age, columns_of, escaped, size
 
 _SHOWN = 20  # entries of a folder, of which there may be a million
 _WIDEST = 60  # characters of a name that others are aligned with
@@ -77,16 +77,18 @@ def key_tree(store: Keyspace, prefix: str) -> KeyTree:
 def _draw(folder: _Folder, indent: str) -> Iterator[str]:
     names = sorted({*folder.folders, *folder.entries})
     shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
-    width = max((len(name) for name in shown if len(name) <= _WIDEST), default=0)
-    for name in shown:
-        is_last = name is names[-1]
+    texts = [escaped(name) for name in shown]  # a line end in a key is none of the drawing's
+    widths = list(map(columns_of, texts))
+    widest = max((width for width in widths if width <= _WIDEST), default=0)
+    for name, text, width in zip(shown, texts, widths, strict=True):
+        is_last, padded = name is names[-1], text + " " * (widest - width)
         branch, below = ("└── ", "    ") if is_last else ("├── ", "│   ")
         if name in folder.folders:
             inner = folder.folders[name]
-            yield f"{indent}{branch}{name:{width}}  {_counted(inner)}"
+            yield f"{indent}{branch}{padded}  {_counted(inner)}"
             yield from _draw(inner, indent + below)
         else:
-            yield f"{indent}{branch}{name:{width}}  {_said(folder.entries[name])}"
+            yield f"{indent}{branch}{padded}  {_said(folder.entries[name])}"
     if len(shown) < len(names):
         yield f"{indent}└── ... {len(names) - len(shown):,} more"
 

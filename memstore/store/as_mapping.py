@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from memstore.errors import ContentionError, KeyNotFoundError, PartialCommitError, VersionConflictError
-from memstore.listing import KeyTree, key_tree
+from memstore.listing import KeyTree, WhileRead, key_tree
 from memstore.store.gets import NO_DEFAULT, Gets
 from memstore.store.puts import Puts
 
@@ -31,6 +31,9 @@ class AsMapping(Puts, Gets):
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Iterates over keys and values; keys that are deleted meanwhile are left out."""
+        return WhileRead(self._items(), "items()", self.root, "dict")
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
         for key in self.keys():
             value = self.get(key, _ABSENT)
             if value is not _ABSENT:
@@ -38,7 +41,7 @@ class AsMapping(Puts, Gets):
 
     def values(self) -> Iterator[Any]:
         """Iterates over the values, as `items`."""
-        return (value for _, value in self.items())
+        return WhileRead((value for _, value in self._items()), "values()", self.root)
 
     def update(self, items: Mapping[str, Any]) -> dict[str, int]:
         """As `put_many`."""

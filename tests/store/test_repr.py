@@ -174,3 +174,31 @@ def test_keys_say_what_they_are_and_stay_lazy(store: memstore.Store) -> None:
     )
     assert next(found) == "a/1" and list(found) == ["a/2"] and list(found) == []
     assert "keys() of" in repr(store.keys())
+
+
+def test_items_and_values_say_what_they_are_and_stay_lazy(store: memstore.Store) -> None:
+    store.put_many({"a": 1, "b": 2})
+    items, values = store.items(), store.values()
+    assert repr(items) == f"<items() of {store.root}, read while they are iterated over: dict(store.items()) has them>"
+    assert "list(store.values()) has them" in repr(values)
+    assert next(items) == ("a", 1) and next(values) == 1
+    store.delete("b")
+    assert list(items) == [] and list(values) == []
+
+
+def test_a_tree_of_keys_with_line_ends_and_wide_letters_stays_aligned(store: memstore.Store) -> None:
+    store.put_many({"new\nline": 1, "日本語": 2, "a": 3})
+    lines = str(store.tree()).splitlines()
+    assert [line.split("no tensor")[0] for line in lines[1:]] == [
+        "├── a          ",
+        "├── new\\nline  ",
+        "└── 日本語     ",
+    ]
+
+
+def test_a_repair_says_what_it_did() -> None:
+    report = memstore.RepairReport(("a", "b"), (), 2048)
+    assert repr(report) == "memstore.RepairReport: 2 keys recovered, 0 lost; 2.0 KiB given back"
+    lost = memstore.RepairReport(("a",), ("<b>", "c\nd"), 0)
+    assert repr(lost).splitlines()[1:] == ["  lost", "  <b>", "  c\\nd"]
+    assert "&lt;b&gt;" in lost._repr_html_() and "<b>" not in lost._repr_html_()

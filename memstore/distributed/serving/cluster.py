@@ -12,8 +12,9 @@ from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
 from memstore.distributed.serving.messages import Halt, Report, Reported
 from memstore.engine import absolute_path
-from memstore.errors import HomeUnavailableError, NotServedError, StoreTimeoutError
+from memstore.errors import HomeUnavailableError, MemstoreError, NotServedError, StoreTimeoutError
 from memstore.info import ClusterStatus, HostStatus
+from memstore.wording import shown, table_html
 
 _OPEN_WITHIN = 10.0  # seconds
 _REPORT_WITHIN = 3.0  # seconds: who doesn't answer in this time is told as not alive
@@ -88,7 +89,16 @@ class Cluster:
         return secret_of(self.root)
 
     def __repr__(self) -> str:
-        return f"Cluster({self.root!r})"
+        return f"memstore.Cluster({self.root!r})"
+
+    def _repr_html_(self) -> str:
+        """What this host knows: a cell waits for no other one."""
+        try:
+            rows = [(member.address, member.name) for member in self._view().members]
+        except MemstoreError as error:
+            return table_html((), (), f"{self!r}: {error}")
+        title = f"{self!r}: {shown(len(rows), 'host', 'hosts')}; status() asks them how they are"
+        return table_html(("address", "name"), rows, title)
 
 
 def halt(asker: Asker, members: Iterable[Member], deadline: float) -> list[str]:
