@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DAMAGED = DIFFERENT = 1  # damage was found, or something was lost; two values differ
+DAMAGED = DIFFERENT = SILENT = 1  # damage was found, or something was lost; two values differ; hosts don't answer
 REFUSED = 3
 MISSING = 4
 INTERRUPTED = 130

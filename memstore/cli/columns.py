@@ -12,14 +12,14 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.markup import escape
 
 from memstore.cli import render
 
 _PAGE = 256  # rows that are aligned with each other before the first of them is written
 _GAP = "  "
-_LEAST, _MOST = 8, 60  # columns of a first cell with which others are aligned
+LEAST, _MOST = 8, 60  # columns of a first cell with which others are aligned
 _INDENT = 2  # columns, of the others where there is no room for it
 _TEXT = 16  # columns, at least, for text that goes on in the next line
 
@@ -84,6 +84,19 @@ def width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
+def gaps(count: int) -> int:
+    """Columns of a terminal between so many of a table."""
+    return len(_GAP) * (count - 1)
+
+
+def cut(text: str, room: int) -> str:
+    """Its start, where it takes more than `room` columns."""
+    shown = render.escaped(text)
+    if width(shown) <= room:
+        return shown
+    return set_cell_size(shown, room - 1).rstrip() + ("…" if render.is_utf8() else "~")
+
+
 def _room(widths: Sequence[int], *, is_text: bool) -> int:
     """For the first column; 0: too little."""
     if not render.console.is_terminal:
@@ -91,7 +104,7 @@ def _room(widths: Sequence[int], *, is_text: bool) -> int:
     last = min(widths[-1], _MOST // 2) if is_text else widths[-1]
     others = sum(widths[1:-1]) + last + len(_GAP) * (len(widths) - 1)
     room = render.console.width - others
-    return room if room >= _LEAST else 0
+    return room if room >= LEAST else 0
 
 
 def _line(row: Sequence[str], widths: Sequence[int], sides: Sequence[bool]) -> str:

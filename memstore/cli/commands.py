@@ -1,7 +1,7 @@
 """All commands, and what becomes of their errors.
 
-Exit codes: 0 done; 1 damage was found, something was lost, or there is a difference; 2 the call is wrong; 3 memstore
-refused, or failed (the message says why); 4 there is no such key or leaf; 130 interrupted.
+Exit codes: 0 done; 1 damage was found, something was lost, there is a difference, or a host doesn't answer; 2 the
+call is wrong; 3 memstore refused, or failed (the message says why); 4 there is no such key or leaf; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class _Group(click.Group):
 def cli() -> None:
     """Look into a memstore store and maintain it. ROOT, the first argument of most commands, is its folder.
 
-    Exit codes: 0 done, 1 damage, loss or a difference, 2 wrong usage, 3 refused, 4 no such key, 130 interrupted.
+    Exit codes: 0 done, 1 damage, loss, a difference or silent hosts, 2 wrong usage, 3 refused, 4 no such key,
+    130 interrupted.
     """
 
 

@@ -10,8 +10,9 @@ from memstore.engine import Holding, who_holds
 from memstore.listing import open_keyspace, opened
 from memstore.wording import count_of
 
-_COMMAND = 16, 40  # characters: in a terminal of 80 columns, in a wide one
-_OTHERS = 64  # columns of a terminal that are not the command's
+_COMMAND = 16  # columns of a command, at least
+_KEYS = 30  # columns of keys that a command leaves free, as far as there are such keys
+_LONGEST = 200  # of a command in a file or a pipe
 _NAMED = 3  # keys
 _TITLES = ("pid", "held", "replaced", "command", "keys")
 
@@ -29,19 +30,28 @@ def top(root: str, as_json: bool) -> None:
     if as_json:
         render.print_json([{**render.plain(one), "command": command_of(one.pid)} for one in found])
         return
-    if not columns.write(_TITLES, map(_cells, found), right=("pid", "held", "replaced")):
+    if not columns.write(_TITLES, _fitted(list(map(_cells, found))), right=("pid", "held", "replaced")):
         render.console.print("no process has the store open or holds one of its values, as far as /proc shows")
 
 
 def _cells(one: Holding) -> tuple[str, ...]:
     program, space, arguments = command_of(one.pid).partition(" ")
     command = f"{os.path.basename(program)}{space}{arguments}"
-    least, most = _COMMAND
-    room = max(least, min(most, render.console.width - _OTHERS)) if render.console.is_terminal else most
-    command = command if len(command) <= room else f"{command[: room - 1]}…"
     live = render.size(one.live_bytes) if one.keys else "-"
     replaced = render.size(one.replaced_bytes) if one.replaced else "-"
     return str(one.pid), live, replaced, command, _names(one)
+
+
+def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Commands as long as the other columns leave room for."""
+    room = _LONGEST
+    if render.console.is_terminal and rows:
+        pids, held, replaced, _, keys = (
+            max(map(columns.width, map(render.escaped, cells))) for cells in zip(_TITLES, *rows, strict=True)
+        )
+        others = max(pids, columns.LEAST) + held + replaced + min(keys, _KEYS) + columns.gaps(len(_TITLES))
+        room = max(_COMMAND, render.console.width - others)
+    return [(*row[:3], columns.cut(row[3], room), row[4]) for row in rows]
 
 
 def _names(one: Holding) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import click
 
 from memstore.cli import columns, render
+from memstore.cli.codes import SILENT
 from memstore.cli.group import as_json, cli, root
 from memstore.info import ClusterStatus, HostStatus
 
@@ -107,7 +109,7 @@ def serve(
 @root
 @as_json
 def status(root: str, as_json: bool) -> None:
-    """Show the hosts that serve the store, and how they are."""
+    """Show the hosts that serve the store, and how they are. Exit code 1 unless all of them answer."""
     from memstore.distributed.serving import status_at
 
     found = status_at(root)
@@ -117,6 +119,8 @@ def status(root: str, as_json: bool) -> None:
         render.console.print(f"{render.printable(root)} is not served")
     else:
         _show(found)
+    if found is None or not all(host.alive for host in found.hosts):
+        sys.exit(SILENT)
 
 
 def _show(found: ClusterStatus) -> None:

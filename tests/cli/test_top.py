@@ -33,8 +33,17 @@ def test_who_holds_what(root: str) -> None:
         screen = in_terminal("top", root).screen  # of 80 columns: each process still has one line
         assert screen[0].split() == lines[0].split()
         assert [line.split()[0] for line in screen[1:] if line.endswith("  key")] == [str(child.pid)]
+        assert all(len(line) <= 80 for line in screen)
+        (line,) = [line for line in in_terminal("top", root, size=(400, 50)).screen if line.startswith(str(child.pid))]
+        assert " ".join(child_command(child.pid)) in line
         child.send()
         child.receive()
+
+
+def child_command(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+        program, *words = file.read().rstrip("\0").split("\0")
+    return [os.path.basename(program), *words]
 
 
 def test_this_process_has_it_open_and_holds_nothing(root: str) -> None:

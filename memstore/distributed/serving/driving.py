@@ -36,11 +36,13 @@ class Driver:
 
     Attributes:
         refused: by address, why a listener there would not speak with this process.
+        ended_by: the address whose refusal ends this process, which then says it as the reason; empty: none does.
     """
 
     def __init__(self, root: Root, links: Links, ending: Ending, changed: Callable[[], None]) -> None:
         self._root, self._links, self._ending, self._changed = root, links, ending, changed
         self.refused: dict[str, str] = {}
+        self.ended_by = ""
         self._silences = Silences(log.warning)
 
     def run(self, steps: Steps[Result], *, is_patient: bool = True) -> Result:
@@ -90,7 +92,8 @@ class Driver:
             answer = decode_answer(received)
         except (LinkRefusedError, CorruptionError) as error:
             self._silences.end(action.address)
-            if self.refused.get(action.address) != str(error):
+            is_told = is_patient and action.address != self.ended_by
+            if is_told and self.refused.get(action.address) != str(error):
                 log.warning("%s", str(error) if action.address in str(error) else f"{action.address}: {error}")
             self.refused[action.address] = str(error)
             if not is_patient:

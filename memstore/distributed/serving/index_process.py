@@ -105,6 +105,8 @@ class IndexProcess:
         self._pulse.follow(self._listener)
         self._waits.start()
         try:
+            if standing_of(self._root) is None:
+                self._driver.ended_by = self._place.seed
             membership.begin(self._root, self._place, self._driver)
             self._duties.start()
             self._open_senders()
@@ -220,6 +222,7 @@ class IndexProcess:
         elif standing is None:
             self._say(self._notices.of_waiting(self._place.seed, self._index.heard))
         else:
+            self._driver.ended_by = ""
             state = (standing.view.epoch, standing.is_joining, standing.is_removed, len(standing.missing))
             if state != self._told:
                 self._say(self._notices.of_standing(standing))

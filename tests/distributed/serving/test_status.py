@@ -61,7 +61,7 @@ def test_a_root_that_was_never_served_is_told_so(agents: Agents) -> None:
     with memstore.open(root) as store:
         store.put("key", 1)
     text, as_json = started(agents, "status", root), command(agents, "status", root, "--json")
-    assert (text.returncode, text.stdout) == (0, f"{root} is not served\n")
+    assert (text.returncode, text.stdout) == (1, f"{root} is not served\n")
     assert json.loads(as_json.stdout) == {"served": False}
     removed = command(agents, "remove", root, "tcp://127.0.0.1:1")
     assert removed.returncode == 3 and "was never served" in removed.stderr
@@ -86,8 +86,11 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
     assert first["incarnation"] == second["incarnation"] == 1
     assert first["memstore"] == memstore.__version__ and first["torch"] == metadata.version("torch")
 
-    text = command(agents, "status", root).stdout
-    assert "received" in text and "…" not in text
+    code, text, _ = command(agents, "status", root)
+    assert code == 0 and "received" in text and "…" not in text
+    cluster = in_child(cluster_in, agents.environment, root)
+    assert f"memstore.Cluster(&#x27;{root}&#x27;): 2 hosts; status() asks them how they are" in cluster
+    assert f">{other.address}<" in cluster
     assert f"seed {seed.address}: 2 of 2 hosts answer" in " ".join(text.split())
     assert f"memstore {memstore.__version__}, torch {metadata.version('torch')}" in text
 
@@ -103,7 +106,8 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
     other.process.wait()
     first, second = json.loads(command(agents, "status", root, "--json").stdout)["hosts"]
     assert first["alive"] and not second["alive"] and second["trouble"] == "Connection refused"
-    text = command(agents, "status", root).stdout
+    code, text, _ = command(agents, "status", root)
+    assert code == 1 and command(agents, "status", root, "--json").returncode == 1
     assert f"seed {seed.address}: 1 of 2" in text and f"{other.address} does not answer: {second['trouble']}" in text
 
     shown = in_child(status_in, agents.environment, root)
@@ -120,6 +124,11 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
 def status_in(environment: dict[str, str], root: str) -> ClusterStatus:
     os.environ.update(environment)
     return Cluster(root).status()
+
+
+def cluster_in(environment: dict[str, str], root: str) -> str:
+    os.environ.update(environment)
+    return Cluster(root)._repr_html_()
 
 
 def large() -> dict[str, object]:
@@ -162,6 +171,14 @@ def test_a_wrong_call_is_told_so(agents: Agents, words: tuple[str, ...], missing
 def test_a_refusal_of_serve_has_its_exit_code(agents: Agents) -> None:
     done = command(agents, "serve", f"{agents.folder}/a", "--address", "host:1")
     assert done.returncode == 3 and "an address is tcp://IP:PORT" in done.stderr
+
+
+def test_a_host_with_another_secret_is_refused_with_one_line(agents: Agents) -> None:
+    seed = agents.serve("a")
+    other = agents.new_secret("other")
+    agent = agents.start("b", join=seed, MEMSTORE_SECRET_FILE=str(other))
+    code, text = agent.ended()
+    assert code == 3 and text.count("has another secret than this process") == 1
 
 
 def test_status_says_what_a_get_and_a_slice_have_moved(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
