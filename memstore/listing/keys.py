@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from memstore.wording import short
 
@@ -32,8 +32,13 @@ class WhileRead(Iterator[_T]):
         return next(self._found)
 
     def __repr__(self) -> str:
-        all_of_it = f"{self._kind}(store.{self._call})"
-        return f"<{self._call} of {self._root}, read while they are iterated over: {all_of_it} has them>"
+        return f"<{self._call} of {self._root}, read while they are iterated over: {self._all()} has them>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self._call} is read while it is iterated over: send the store, or {self._all()}")
+
+    def _all(self) -> str:
+        return f"{self._kind}(store.{self._call})"
 
 
 def call_of_keys(prefix: str) -> str:

@@ -121,10 +121,10 @@ def open(
 def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
     """Makes this host a member, and the folder a store that is created as it is wished."""
     with between_forks():
-        from memstore.distributed.links import parse_address
+        from memstore.distributed.links import parse_own_address
         from memstore.distributed.serving import join
 
-    parse_address(cluster)  # before anything is made
+    parse_own_address(cluster)  # before anything is made
     with resource_errors(path):
         close_root(open_root(path, "a", creation, timeout))
     join(path, cluster=cluster, timeout=timeout)

@@ -200,4 +200,9 @@ MISTAKES = [
         StoreTimeoutError,
         "'plicy' doesn't exist: no version newer than 0 within 0 s; did you mean 'policy'?",
     ),
+    Mistake(
+        "pickle.dumps(store.items())",
+        TypeError,
+        "items() is read while it is iterated over: send the store, or dict(store.items())",
+    ),
 ]

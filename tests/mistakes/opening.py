@@ -196,4 +196,9 @@ MISTAKES = [
         ReadOnlyError,
         "PATH/store was opened with mode 'r': open it with 'r+' or 'a' to write",
     ),
+    Mistake(
+        'memstore.open(path + "/nowhere", cluster="tcp://127.0.0.1:0")',
+        InvalidAddressError,
+        "'tcp://127.0.0.1:0': an address is for life, so it needs a port of its own: 1 to 65535",
+    ),
 ]

@@ -139,4 +139,10 @@ MISTAKES = [
         UnsupportedValueError,
         "value: an object of type torch.nn.modules.linear.Linear: put its state_dict()",
     ),
+    Mistake(
+        'torch.func.vmap(lambda row: store.put("row", row))(torch.ones(2, 3))',
+        UnsupportedValueError,
+        "value: a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own: return it "
+        "from the function, and use the result",
+    ),
 ]

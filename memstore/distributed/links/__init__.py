@@ -23,7 +23,7 @@ listener    Listener: the thread that accepts and reads
 
 from __future__ import annotations
 
-from memstore.distributed.links.address import Address, parse_address
+from memstore.distributed.links.address import Address, parse_address, parse_own_address
 from memstore.distributed.links.begun import Begun
 from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT
 from memstore.distributed.links.guest import Asked
@@ -52,6 +52,7 @@ __all__ = [
     "check_size",
     "hello_of_this_process",
     "parse_address",
+    "parse_own_address",
     "read_secret",
     "secret_of",
     "write_secret",

@@ -82,3 +82,11 @@ def parse_address(text: str) -> Address:
     if ip.is_unspecified or ip.is_multicast:
         raise InvalidAddressError(f"{text!r}: other hosts can't connect to {ip}; give the address of one network card")
     return Address(str(ip), port, scope if ip.version == 6 else "")
+
+
+def parse_own_address(text: str) -> Address:
+    """As `parse_address`, of a host that serves: its address is for life. Raises InvalidAddressError."""
+    found = parse_address(text)
+    if found.port == 0:
+        raise InvalidAddressError(f"{text!r}: an address is for life, so it needs a port of its own: 1 to 65535")
+    return found

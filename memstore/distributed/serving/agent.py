@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from memstore.distributed.actors import need_monarch
-from memstore.distributed.links import Hello, hello_of_this_process, parse_address, secret_of
+from memstore.distributed.links import Hello, hello_of_this_process, parse_own_address, secret_of
 from memstore.distributed.serving.agent_lock import AgentLock, Note
 from memstore.distributed.serving.child import IndexChild
 from memstore.distributed.serving.lines import say
@@ -41,7 +41,7 @@ from memstore.engine import (
     state_folder,
     wait_for_storage,
 )
-from memstore.errors import InvalidAddressError, MemstoreError, NotServedError, TransportUnavailableError
+from memstore.errors import MemstoreError, NotServedError, TransportUnavailableError
 
 SECRET_FILE = "MEMSTORE_SECRET_FILE"
 _OPEN_WITHIN = 30.0  # seconds
@@ -124,8 +124,7 @@ def _check(options: Options, addresses: Sequence[str], secret_file: str | None, 
             f"hang_after is {options.hang_after} s: an index process needs {LEAST:g} s to say that it lives"
         )
     for one in addresses:
-        if parse_address(one).port == 0:
-            raise InvalidAddressError(f"{one!r}: an address is for life, so it needs a port of its own: 1 to 65535")
+        parse_own_address(one)
     if secret_file is not None:
         os.environ[SECRET_FILE] = secret_file
     secret = secret_of(options.root)

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 
-from memstore.distributed.links import Address, parse_address
+from memstore.distributed.links import Address, parse_address, parse_own_address
 from memstore.distributed.rules import Standing
 from memstore.distributed.serving.agent_lock import is_about_to_end, is_served
 from memstore.distributed.serving.asking import standing_at
@@ -108,7 +108,7 @@ def join(
 
 def _seed_address(cluster: str | None) -> Address:
     if cluster is not None:
-        return parse_address(cluster)
+        return parse_own_address(cluster)
     master, port = os.environ.get("MASTER_ADDR"), os.environ.get(PORT_VARIABLE, str(PORT))
     if not master:
         raise ValueError(
@@ -145,7 +145,7 @@ def _own_address(seed: Address) -> Address:
     """Of this host: the seed's, if it is one of this host's; else the one from which it is reached."""
     named = os.environ.get(ADDRESS_VARIABLE)
     if named:
-        return parse_address(named)
+        return parse_own_address(named)
     with socket.socket(seed.family, socket.SOCK_DGRAM) as sock:
         with contextlib.suppress(OSError):
             sock.bind(Address(seed.ip, 0, seed.scope).for_socket())

@@ -100,7 +100,10 @@ class ArrayNode(Node):
 @flattens(torch.Tensor, torch.nn.Parameter)
 def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # pyright: ignore[reportAttributeAccessIssue]
-        raise RefusedError("a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own")
+        raise RefusedError(
+            "a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own: return it from "
+            "the function, and use the result"
+        )
     if value.device.type == "meta":
         raise RefusedError("a meta tensor: it has a shape, but no bytes: put a real one")
     if value.is_nested:
