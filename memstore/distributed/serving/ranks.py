@@ -53,6 +53,7 @@ _OF_MONARCH_PROCS = {
 }
 _LOOK_EVERY = 0.02  # seconds
 _TAIL = 2000  # characters of the agent's log, in errors
+_LATE = "see whether the seed is served, and can be reached from here; or give it more time"
 
 
 def join(
@@ -203,6 +204,7 @@ def start_agent(
     try:
         options = [SHARED] if shared else []
         with open(f"{state_folder(path)}/{LOG}", "ab") as output:
+            said_before = os.fstat(output.fileno()).st_size
             agent = subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, *options, path, str(own), str(seed), str(writer)],
                 stdin=subprocess.DEVNULL,
@@ -217,9 +219,10 @@ def start_agent(
         writer = -1
         refusal = _refusal(reader, deadline)
         if refusal is None:
+            said = _tail(path, said_before)
             agent.terminate()
             agent.wait()
-            raise StoreTimeoutError(f"{own} is no member of the cluster of {seed} after {timeout:g} s{_tail(path)}")
+            raise StoreTimeoutError(f"{own} is no member of the cluster of {seed} after {timeout:g} s: {_LATE}{said}")
         if refusal:
             agent.wait()
             raise NotServedError(refusal)
@@ -263,14 +266,16 @@ def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
         if not is_served(path):
             raise NotServedError(f"{path}: its agent has ended{_tail(path)}")
         if time.monotonic() > deadline:
-            raise StoreTimeoutError(f"{path}: this host is no member after {timeout:g} s{_tail(path)}")
+            raise StoreTimeoutError(f"{path}: this host is no member after {timeout:g} s: {_LATE}{_tail(path)}")
         time.sleep(_LOOK_EVERY)
 
 
-def _tail(path: str) -> str:
+def _tail(path: str, since: int = 0) -> str:
+    """What the agent has said, from this byte of its log on: before are the lines of former ones."""
     try:
-        with open(f"{state_folder(path)}/{LOG}", errors="replace") as log:
-            text = log.read()[-_TAIL:].strip()
+        with open(f"{state_folder(path)}/{LOG}", "rb") as log:
+            log.seek(since)
+            text = log.read().decode(errors="replace")[-_TAIL:].strip()
     except OSError:
         text = ""
     return f"; its agent said: {text}" if text else ""
