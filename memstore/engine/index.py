@@ -102,7 +102,7 @@ def keys_of_bytes_here(root: Root) -> Iterator[bytes]:
 def _lies_here(root: Root, key: bytes) -> bool:
     with contextlib.suppress(CorruptionError):  # its reader will say so
         record = root.catalog.read(key)
-        return record is not None and record.hosts is None
+        return record is not None and (record.hosts is None or root.member_id() in record.hosts)
     return True
 
 

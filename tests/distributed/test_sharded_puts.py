@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -117,9 +118,25 @@ def test_parts_of_several_hosts_become_one_version(cluster: Cluster, home: int, 
         assert store.info(key).version == versions[0]
         report = store.verify()  # each host looks at the parts that lie there
         assert report.ok, report.damaged
+        assert store.verify([key]).ok, "the home has no other opinion of the parts of others"
     for store in cluster.stores:
         store.delete(key, missing_ok=True)
     cluster.come_to_rest()
+
+
+@pytest.mark.parametrize("home", [0, 1])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_each_host_finds_damage_in_the_parts_that_lie_there(cluster: Cluster, home: int, damaged: int) -> None:
+    key = cluster.key(home)
+    together([put(cluster, key, rank, rank) for rank in range(2)])
+    root = root_of(cluster.stores[damaged])
+    (file,) = [one for one in Path(root.segments).iterdir() if key.encode() in one.read_bytes()]
+    with open(file, "r+b") as segment:
+        segment.seek(20)  # in its header
+        segment.write(b"\0" * 200)
+    reports = [store.verify() for store in cluster.stores]
+    assert [error.key for error in reports[damaged].damaged] == [key]
+    assert reports[1 - damaged].checked + reports[1 - damaged].unchecked <= 1
 
 
 def put(cluster: Cluster, key: str, at: int, rank: int, world: int = 2, **options: Any) -> Callable[[], int]:

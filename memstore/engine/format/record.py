@@ -98,6 +98,16 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
             return self.segments
         return tuple(one for one, host in zip(self.segments, self.hosts, strict=False) if host == member)
 
+    def batch_at(self, store: str) -> tuple[int, int]:
+        """What headers in the store of that id say of their batch: its number, and how many segments it has.
+
+        Each host publishes its own parts of a value as a batch of its own.
+        """
+        if self.hosts is None:
+            return self.put_id, len(self.segments)
+        here = self.here(bytes.fromhex(store))
+        return here[0].put_id, len(here)
+
     def elsewhere(self, member: bytes) -> tuple[tuple[bytes, SegmentExtent], ...]:
         """The segments that lie on other hosts, with the ids of these."""
         if self.hosts is None:

@@ -178,7 +178,7 @@ def _replace(present: str, fresh: str, *, keep: bool) -> None:
 def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings) -> None:
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
-    slots = Slots(extent.put_id, LIVE, record.version, record.put_id, len(record.segments))
+    slots = Slots(extent.put_id, LIVE, record.version, *record.batch_at(settings.store))
     if header is None and found is not None:
         if record.parts is None:  # it may have been put together with others
             slots = dataclasses.replace(slots, batch=found.batch, count=found.count)

@@ -133,8 +133,7 @@ def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
         try:
             with held.header(extent) as header:
                 found = read_header(header, extent.size)
-            count = sum(where == host for where, _ in placed)  # a host publishes its own parts of a value
-            expected = _expected(record, extent, name, host, count)
+            expected = _expected(record, extent, name, host)
             if root.membership and not found.version:  # of bytes that were put here, and whose home is elsewhere
                 expected["version"] = 0
                 if record.parts is not None:  # lent by itself, before there was a version
@@ -161,11 +160,14 @@ def _said(found: Found, is_part: bool) -> _Facts:
     return {**facts, "size of data": found.nbytes, "description": found.description, "checksums": found.checksums}
 
 
-def _expected(record: Record, extent: SegmentExtent, name: str, store: str, count: int) -> _Facts:
-    """What a header has to say. A part describes itself, which its record doesn't repeat; its digest vouches for it."""
+def _expected(record: Record, extent: SegmentExtent, name: str, store: str) -> _Facts:
+    """What a header of this store has to say. A part describes itself, which its record doesn't repeat.
+
+    Its digest vouches for that.
+    """
     facts: _Facts = {"state": LIVE, "put id": extent.put_id, "version": record.version, "store": store, "key": name}
     if record.parts is not None:
-        return {**facts, "batch": (record.put_id, count), "kind": PART_MARK}
+        return {**facts, "batch": record.batch_at(store), "kind": PART_MARK}
     return {
         **facts,
         "size of data": record.nbytes,

@@ -269,8 +269,8 @@ def test_an_interrupted_caller_leaves_and_the_others_go_on() -> None:
         try:
             beside.start()
             for turn in range(150):
-                signal.setitimer(signal.ITIMER_REAL, 0.0002 + turn * 0.00001)
                 try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0002 + turn * 0.00001)
                     while True:
                         links.send(listener.address, MEMBER, b"mine", soon(60))
                 except Interrupted:
