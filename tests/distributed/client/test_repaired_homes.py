@@ -50,6 +50,7 @@ def test_values_and_parts_of_other_hosts_are_there_after_a_repair_of_their_home(
                 assert torch.equal(store.get("mine"), BIG + 1)
                 assert store.version("sharded") == whole
                 assert torch.equal(store.get("sharded")["w"], shard_values())
+                assert store.verify().ok
             with pytest.raises(UnknownOutcomeError, match="attempt 'one'"):  # no catalog says of it any more
                 waiting.wait(timeout=20.0)
             assert "waits" not in there
