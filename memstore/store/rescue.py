@@ -39,7 +39,7 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
         >>> with memstore.open(root) as store:
         ...     version = store.put("policy", torch.ones(1000))
         >>> memstore.repair(root)
-        RepairReport(recovered=('policy',), lost=(), swept_bytes=0)
+        memstore.RepairReport: 1 key recovered, 0 lost; 0 B given back
     """
     path = absolute_path(os.fspath(root))
     with resource_errors(path):
