@@ -17,7 +17,8 @@ from tests.crash.values import INLINE, LARGE, SMALL, stamp_at
 STARTED = [pytest.param(name, marks=pytest.mark.full) for name in ("spawn", "forkserver")]  # a new interpreter
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2, 100])
 def test_children_of_a_busy_process(count: int, store: memstore.Store, server: ForkServer) -> None:
     with server.start(forks.fork_while_busy, store.root, count) as worker:
         worker.join(250)

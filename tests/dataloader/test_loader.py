@@ -17,7 +17,7 @@ import memstore
 from memstore import BlockShuffle, StoreDataset
 from tests.dataloader.loaders import fails, named, rows_in, value, where_it_was_read
 
-METHODS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.full)]
+METHODS = ["fork", *[pytest.param(name, marks=pytest.mark.full) for name in ("forkserver", "spawn")]]
 
 
 def load(data: Any, **options: Any) -> Any:

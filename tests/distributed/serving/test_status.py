@@ -67,6 +67,7 @@ def test_a_root_that_was_never_served_is_told_so(agents: Agents) -> None:
     assert removed.returncode == 3 and "was never served" in removed.stderr
 
 
+@pytest.mark.full
 def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents) -> None:
     root = f"{agents.folder}/a"
     with memstore.open(root) as store:
