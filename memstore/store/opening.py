@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from memstore.engine import Creation, absolute_path, check_is_host, close_root, open_root, resource_errors
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    check_is_host,
+    close_root,
+    deadline_after,
+    open_root,
+    resource_errors,
+)
 from memstore.errors import ReadOnlyError
 from memstore.late_imports import between_forks
 from memstore.store.appearing import when_there
@@ -89,22 +97,9 @@ def open(
         tensor(4.)
     """
     check_mode(mode)
-    if durability not in (None, "process", "disk"):
-        raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
-    if inline_limit is not None and not 0 <= whole_number("inline_limit", inline_limit) <= _INLINE_LIMIT_MOST:
-        raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
-    if type(file_mode) not in (int, Octal) or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
-        found = oct(file_mode) if type(file_mode) in (int, Octal) else repr(file_mode)
-        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
-    if capacity is not None and mode == "r":
-        raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
-    if cluster is not None and mode == "x":
-        raise ValueError("mode 'x' creates a store, and cluster= joins one: use mode 'a'")
-    if wait is not None and cluster is None and mode not in ("r", "r+"):
-        raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
+    _check_waits(mode, wait, cluster)
+    creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
     path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
-    limit = None if capacity is None else parse_size(capacity)
-    creation = Creation(durability, checksum, inline_limit, unix_group, int(file_mode), limit)
 
     def open_now() -> Store:
         with resource_errors(path):
@@ -116,6 +111,38 @@ def open(
     if cluster is not None:
         _join(path, cluster, creation, _JOINED_WITHIN if wait is None else wait)
     return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now)
+
+
+def _check_waits(mode: Mode, wait: float | None, cluster: str | None) -> None:
+    if cluster is not None and mode == "x":
+        raise ValueError("mode 'x' creates a store, and cluster= joins one: use mode 'a'")
+    if wait is not None:
+        deadline_after(wait)  # raises for what is no number of seconds
+        if cluster is None and mode not in ("r", "r+"):
+            raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
+
+
+def _creation(
+    mode: Mode,
+    durability: Literal["process", "disk"] | None,
+    checksum: bool | None,
+    inline_limit: int | None,
+    capacity: int | str | None,
+    unix_group: int | str | None,
+    file_mode: int,
+) -> Creation:
+    """What a new store is created with. Raises ValueError, TypeError, ReadOnlyError."""
+    if durability not in (None, "process", "disk"):
+        raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+    if inline_limit is not None and not 0 <= whole_number("inline_limit", inline_limit) <= _INLINE_LIMIT_MOST:
+        raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
+    if type(file_mode) not in (int, Octal) or file_mode & ~0o666 or file_mode & 0o600 != 0o600:
+        found = oct(file_mode) if type(file_mode) in (int, Octal) else repr(file_mode)
+        raise ValueError(f"file_mode is 0o600, with 0o060 or 0o006 or parts of them added, and not {found}")
+    if capacity is not None and mode == "r":
+        raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
+    limit = None if capacity is None else parse_size(capacity)
+    return Creation(durability, checksum, inline_limit, unix_group, int(file_mode), limit)
 
 
 def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
