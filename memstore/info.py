@@ -118,22 +118,27 @@ class StoreStats:
         return table_html(("", "", ""), self._rows(), "StoreStats")
 
     def _rows(self) -> tuple[tuple[str, str, str], ...]:
-        held = (
-            f"retired, and held by pid {', '.join(map(str, self.pinned_by))}" if self.pinned_by else "retired, and held"
-        )
-        room = "no capacity set" if self.capacity is None else f"of a capacity of {size(self.capacity)}"
         return (
             ("keys", f"{self.keys:,}", ""),
-            ("live", size(self.live_bytes), room),
-            ("reusable", size(self.reusable_bytes), "retired, and kept for the next puts"),
-            ("pinned", size(self.pinned_bytes), held),
-            ("filling", size(self.filling_bytes), "being written"),
-            ("pending", size(self.pending_bytes), "parts of sharded puts that wait for other ranks"),
-            ("catalog", size(self.catalog_bytes), ""),
+            *rows_of_space(self),
             ("huge pages", size(self.huge_page_bytes), "of this process's mappings"),
             ("puts", f"{self.puts:,}", "by this Store"),
             ("gets", f"{self.gets:,}", "by this Store"),
         )
+
+
+def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
+    """What a store takes, for a table: names, sizes, and what they mean."""
+    room = "no capacity set" if stats.capacity is None else f"of a capacity of {size(stats.capacity)}"
+    by = f" by pid {', '.join(map(str, stats.pinned_by))}" if stats.pinned_by else ""
+    return (
+        ("live", size(stats.live_bytes), room),
+        ("reusable", size(stats.reusable_bytes), "retired, and kept for the next puts"),
+        ("pinned", size(stats.pinned_bytes), f"retired, and held{by}"),
+        ("filling", size(stats.filling_bytes), "being written"),
+        ("pending", size(stats.pending_bytes), "parts of sharded puts that wait for other ranks"),
+        ("catalog", size(stats.catalog_bytes), "with the small values, which have no file of their own"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

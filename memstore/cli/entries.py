@@ -50,6 +50,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         if record is None:
             raise no_value(opened(keyspace), encode_key(key))
         files, nbytes = files_of(opened(keyspace), record), record.nbytes
+        rows = f"{looking.filled(opened(keyspace), key, record)}, " if record.is_mutable else ""
         described: EntryInfo | None = None
         try:
             structure, leaves = outline(record.description, record.objects)
@@ -60,8 +61,7 @@ def info(root: str, key: str, as_json: bool) -> None:
             described = described or _describe(root, key)
             nbytes = described.nbytes
     size, age = render.size(nbytes), render.age(record.created)
-    what = f"a {record.kind} with room for these rows, " if record.is_mutable else ""
-    render.head(f"[bold]{render.printable(key)}[/]  {what}version {record.version}, {size}, {age} old")
+    render.head(f"[bold]{render.printable(key)}[/]  {rows}version {record.version}, {size}, {age} old")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
     layouts = number_layouts(described.leaves if described is not None else ())

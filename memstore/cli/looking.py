@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import memstore
 from memstore.engine import (
     MappedEntry,
     Path,
@@ -25,6 +26,8 @@ from memstore.wording import count_of
 
 if TYPE_CHECKING:
     import torch
+
+    from memstore.replay import BufferRows
 
 _TIMEOUT = 30.0  # seconds
 
@@ -103,6 +106,17 @@ def _look(root: Root, key: str) -> Looked:
     return Looked(f"{key!r}", shown, found.tensors, found.objects, record)
 
 
+def filled(root: Root, key: str, record: Record) -> str:
+    """How full a dataset or replay buffer is: "a dataset with 4 of 10 rows". """
+    if record.mutable_kind == "buffer":
+        from memstore.replay import look_at_rows
+
+        return _slots(look_at_rows(root, key, _TIMEOUT))
+    with memstore.open(root.path, "r") as store:
+        rows = store.open_dataset(key, "r")
+        return f"a dataset with {len(rows):,} of {rows.capacity:,} rows"
+
+
 def _rows_of_dataset(root: Root, key: str) -> MappedEntry:
     from memstore.datasets import hold_rows
 
@@ -113,8 +127,11 @@ def _look_at_buffer(root: Root, key: str, record: Record) -> Looked:
     from memstore.replay import look_at_rows
 
     found = look_at_rows(root, key, _TIMEOUT)
-    shown = f"a replay buffer with {found.rows:,} rows in {found.capacity:,} slots"
-    return Looked(f"{key!r}", shown, found.tensors, {}, record)
+    return Looked(f"{key!r}", _slots(found), found.tensors, {}, record)
+
+
+def _slots(found: BufferRows) -> str:
+    return f"a replay buffer with {found.rows:,} rows in {found.capacity:,} slots"
 
 
 def file_of(path: str, *, allow_pickle: bool) -> Looked:

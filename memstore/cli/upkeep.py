@@ -13,7 +13,7 @@ from memstore.cli.group import as_json, cli, complete_key, complete_prefix, open
 from memstore.cli.words import in_words
 from memstore.engine import is_served
 from memstore.errors import CorruptionError, StoreTimeoutError
-from memstore.info import Progress, RepairReport, VerifyReport
+from memstore.info import Progress, RepairReport, VerifyReport, rows_of_space
 from memstore.listing import open_keyspace, opened
 
 _PATIENCE = 1.0  # seconds before a wait is told
@@ -26,22 +26,12 @@ def stats(root: str, as_json: bool) -> None:
     """Show the space that the store takes, and which processes hold replaced versions."""
     with open_keyspace(root, "r") as store:
         found = store.stats()
-        here = " with their home on this host" if is_served(opened(store)) else ""
+        here = "with their home on this host" if is_served(opened(store)) else ""
     if as_json:
         render.print_json(found)
         return
-    pids = ", ".join(map(str, found.pinned_by))
-    rows = [
-        ("keys", f"{found.keys:,}{here}"),
-        ("live", render.size(found.live_bytes)),
-        ("kept for reuse", render.size(found.reusable_bytes)),
-        ("replaced, but held", render.size(found.pinned_bytes) + (f" by pid {pids}" if pids else "")),
-        ("being written", render.size(found.filling_bytes)),
-        ("waiting for other ranks", render.size(found.pending_bytes)),
-        ("catalog", render.size(found.catalog_bytes)),
-        ("capacity", "no limit" if found.capacity is None else render.size(found.capacity)),
-    ]
-    render.console.print(render.table(("", ""), rows))
+    rows = [("keys", f"{found.keys:,}", here), *rows_of_space(found)]
+    render.console.print(render.table(("", "", ""), rows))
 
 
 @cli.command(short_help="Compare everything with its checksums.")

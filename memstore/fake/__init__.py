@@ -1,5 +1,7 @@
 """Fake tensors, which have a shape, dtype, strides and device, but no memory. The names are torchdistX's.
 
+Users have fake_mode, fake_like, is_fake and meta_like of it; the other names are for deferred_init, and may change.
+
 marks       which tensors are fake: their storages have a mark
 arguments   of operators, as refs and as meta tensors
 recorder    the interface to what remembers what was done with them

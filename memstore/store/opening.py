@@ -109,7 +109,7 @@ def open(
         return Store(opened, kept, verify=verify, allow_pickle=allow_pickle, timeout=timeout, asked=mode)
 
     if cluster is not None:
-        _join(path, cluster, creation, _JOINED_WITHIN if wait is None else wait)
+        _join(path, cluster, creation, _JOINED_WITHIN if wait is None else max(wait, 0.0))
     return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now)
 
 

@@ -116,7 +116,7 @@ class ForkServer:
 
 
 class Worker:
-    """A process that runs a function. Use it in a `with`, which kills it if it still runs.
+    """Made by `ForkServer.start`: a process that runs a function. Use it in a `with`, which kills it if it still runs.
 
     Attributes:
         pid: its process id.

@@ -290,7 +290,7 @@ def test_sharded_puts_that_wait_are_listed_and_given_up(sharded: str) -> None:
     (found,) = call_json("ls", sharded, "ne", "--pending")
     assert (found["key"], found["attempt"], found["world_size"], found["ranks"]) == ("next", "step 7", 2, [0])
     assert call_json("ls", sharded, "model", "--pending") == []
-    assert f"waiting for other ranks  {found['nbytes'] / 1024:.1f} KiB" in call("stats", sharded)
+    assert f"pending   {found['nbytes'] / 1024:.1f} KiB" in call("stats", sharded)
     assert call_json("abort", sharded, "next", "step 8", code=4) == {"aborted": False}
     assert call("abort", sharded, "next", "step 7") == "given up\n"
     assert call_json("ls", sharded, "--pending") == []

@@ -29,9 +29,9 @@ def test_it_is_told_as_what_it_is(filled: str) -> None:
     assert listed["nbytes"] >= 1000 * 408
     assert "dataset" in call("ls", filled)
     told = call("info", filled, "frames")
-    assert "a dataset with room for these rows" in told and "[1000, 100]" in told
+    assert "a dataset with 5 of 1,000 rows, version" in told and "[1000, 100]" in told
     assert json.loads(call("info", filled, "frames", "--json"))["kind"] == "dataset"
-    assert "keys                     2" in call("stats", filled)
+    assert call("stats", filled).split()[:2] == ["keys", "2"]
 
 
 def test_it_is_looked_at_repaired_and_deleted(filled: str) -> None:

@@ -137,6 +137,7 @@ def test_datasets_buffers_and_sharded_entries(root: str) -> None:
         del data, buffer
     assert "a dataset of" in call("get", root, "frames") and "float32 [5, 2]" in call("get", root, "frames")
     assert "int64 [3]" in call("get", root, "ring") and "max 2" in call("get", root, "ring")
+    assert call("info", root, "ring").startswith("ring  a replay buffer with 3 rows in 8 slots, version 2, ")
     shown = call("get", root, "model", "w")
     assert "int64 [6, 4]" in shown and "[0 0 0 0]" in shown and "24 elements: 12 zero" in shown
 

@@ -325,7 +325,7 @@ def test_hostile_boxes(boxed: BoxedStore, change: Any) -> None:
             get("key")
     assert not boxed.store.verify().ok
     boxed.change_boxes("key", lambda found: {5: found[0]})
-    with pytest.raises(memstore.CorruptionError, match="boxes of a leaf that is none"):
+    with pytest.raises(memstore.CorruptionError, match="boxes of a leaf that doesn't exist"):
         boxed.store.get("key")
 
 

@@ -69,7 +69,7 @@ class _Call(Generic[Result]):
         self._deadline, self._sealed = deadline, sealed
         self._is_told = False  # that its time is over
         self._asked = ""  # the address that gave no answer last
-        self._is_behind = False  # this host, as the last answer said
+        self._is_behind = False  # this host, as the last answer said that came
         self._refusals = Refusals()
 
     def run(self) -> Result:
@@ -94,9 +94,9 @@ class _Call(Generic[Result]):
         if time.monotonic() >= self._deadline:
             assert not self._is_told, "steps go on after their time"
             self._is_told = True
+            trouble = self._links.trouble_of(self._asked) if self._asked else ""
             behind = _BEHIND if self._is_behind else ""
-            why = self._links.trouble_of(self._asked) if self._asked else behind
-            return partial(self._steps.throw, DeadlinePassed(why))
+            return partial(self._steps.throw, DeadlinePassed(trouble or behind))
         if isinstance(step, Pause):
             time.sleep(max(min(step.seconds, self._deadline - time.monotonic()), 0))
             return partial(next, self._steps)

@@ -70,8 +70,8 @@ class Listener:
         if not secret and not (place.is_loopback or insecure):
             raise SecretError(
                 f"{address} can be reached from other hosts, and there is no secret: name its file in "
-                "MEMSTORE_SECRET_FILE, or listen at 127.0.0.1 or [::1]; with --insecure, whoever can connect "
-                "may change the store"
+                "MEMSTORE_SECRET_FILE, or listen at 127.0.0.1 or [::1]; with `memstore serve --insecure`, "
+                "whoever can connect may change the store"
             )
         self._hello, self._serve, self._stream, self._ended = hellos.encode(hello), serve, stream, ended
         self._listening = _bind(place)

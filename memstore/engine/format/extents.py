@@ -76,7 +76,7 @@ def decode_segments(stored: bytes, *, of_one_host: bool = True) -> tuple[Segment
         raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
     segments = {extent.segment for extent in extents}
     if (of_one_host and len(segments) < len(extents)) or not all(map(_is_possible, extents)):
-        raise CorruptionError("the numbers of its segments are none that segments have")
+        raise CorruptionError("the numbers of its segments are outside the range of segment numbers")
     return _checked(extents)
 
 

@@ -183,7 +183,7 @@ def _check(words: Any, capacity: int, path: str | None) -> None:
     length, flushed = words[_LENGTH], words[_FLUSHED]
     detail = ""
     if words[_MAGIC_WORD] != _MAGIC:
-        detail = "its control page is none: the magic is missing"
+        detail = "its control page doesn't start with the magic number"
     elif max(length, flushed) > capacity or words[_STATE] > SEALED or words[_GONE] > 1:
         detail = (
             f"its control page has {length:,} rows, {flushed:,} of them flushed, of at most {capacity:,}, "

@@ -36,7 +36,7 @@ def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
     sizes: dict[tuple[str, tuple[int, ...], tuple[Box, ...]], list[int]] = {}  # most leaves are cut like others
     try:
         for i, stored in boxes.items():
-            require(0 <= i < len(plan.leaves), "boxes of a leaf that is none")
+            require(0 <= i < len(plan.leaves), "boxes of a leaf that doesn't exist")
             leaf = plan.leaves[i]
             require(leaf.stride is None, "boxes of a leaf that isn't contiguous")
             cut = (leaf.dtype, leaf.shape, tuple([one.box for one in stored]))

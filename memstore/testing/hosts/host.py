@@ -15,7 +15,7 @@ _IN_FOLDER = 'cd -- "$0" && exec "$@"'  # who enters a mount namespace is in its
 
 
 class Host:
-    """A host of `Hosts`, which makes it.
+    """Made by `Hosts`, of which it is one.
 
     It sees the machine's files, but for `/dev/shm`, and the machine's processes: pids are the same on all hosts. It
     reaches the other hosts, by address or by name, and nothing else.

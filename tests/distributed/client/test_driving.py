@@ -9,19 +9,20 @@ import msgspec
 import pytest
 
 from memstore.distributed.client import drive
-from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Open, Pause, Send, Steps, Transact
+from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Open, Pause, Send, Stale, Steps, Transact
 from memstore.engine import Creation, Root, close_root, deadline_after, open_root
 from memstore.errors import LinkRefusedError, StoreTimeoutError
 
-DONE = msgspec.msgpack.encode(Done())
+DONE, STALE = (msgspec.msgpack.encode(answer) for answer in (Done(), Stale(2)))
 MESSAGE = Send("tcp://127.0.0.1:1", None, Open())
 
 
 class Answering:
     """Links on which the other side says this, or raises it."""
 
-    def __init__(self, *answers: bytes | BaseException | None) -> None:
+    def __init__(self, *answers: bytes | BaseException | None, trouble: str = "no route") -> None:
         self.answers = list(answers)
+        self.trouble = trouble
         self.sent = 0
 
     def send(self, address: str, member: bytes | None, message: bytes, deadline: float) -> bytes | None:
@@ -32,7 +33,7 @@ class Answering:
         return answer
 
     def trouble_of(self, address: str) -> str:
-        return "no route"
+        return self.trouble
 
 
 @pytest.fixture
@@ -89,6 +90,19 @@ def test_the_deadline_is_told_in_place_of_a_message_with_the_reason_of_the_last_
     assert drive(steps(), served, links, deadline_after(0.5)) == "no route"
     assert 0.5 <= time.monotonic() - started < 20
     assert links.sent > 1
+
+
+@pytest.mark.parametrize(("trouble", "told"), [("", "this host hasn't heard of it"), ("no route", "^no route$")])
+def test_the_last_answer_is_the_reason_where_a_link_has_none(served: Root, trouble: str, told: str) -> None:
+    """The time of a call is often over while its last message is under way."""
+
+    def steps() -> Steps[None]:
+        while True:
+            yield MESSAGE
+            yield Pause(0.01)
+
+    with pytest.raises(DeadlinePassed, match=told):
+        drive(steps(), served, Answering(STALE, None, trouble=trouble), deadline_after(0.1))
 
 
 def test_transactions_go_on_after_the_deadline_and_then_it_is_told(served: Root) -> None:

@@ -68,4 +68,4 @@ def test_a_host_that_hears_nothing_of_the_others_is_told_why(cluster: Cluster) -
         home.adopt(view)
     behind, key = cluster.stores[2], cluster.key_at(0)
     with pytest.raises(HomeUnavailableError, match="hasn't heard of it: does an agent serve this folder"):
-        behind.get(key, timeout=0.5)
+        behind.get(key, timeout=1.0)
