@@ -14,7 +14,7 @@
 
 TORCH := 2.13.0
 VENV  := .venv
-WORKERS ?= 2
+WORKERS ?= 3  # on 2 cores: many tests wait for processes of their own
 RUN   := $(VENV)/bin/python
 WITH_TORCHRL := .venv-torchrl
 
@@ -33,7 +33,7 @@ test: $(VENV)/.has-test
 
 # The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
 test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
-	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$((2 * $(WORKERS))) --dist worksteal -m "full or not full"
+	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
 

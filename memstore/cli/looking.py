@@ -107,7 +107,7 @@ def _look(root: Root, key: str) -> Looked:
 
 
 def filled(root: Root, key: str, record: Record) -> str:
-    """How full a dataset or replay buffer is: "a dataset with 4 of 10 rows". """
+    """How full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
     if record.mutable_kind == "buffer":
         from memstore.replay import look_at_rows
 

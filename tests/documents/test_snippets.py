@@ -21,7 +21,8 @@ from tests.documents.pages import KINDS, PAGES, ROOT, SHM, installed_by, is_miss
 
 HERE = Path(__file__).parent
 RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in snippets(page))]
-LONG = {"docs/command-line.md", "docs/rdma.md"}  # many programs, or Monarch, start: read in fresh interpreters only
+# Many programs, or Monarch, start: they are read in fresh interpreters only.
+LONG = {"docs/command-line.md", "docs/convert.md", "docs/rdma.md"}
 
 
 @dataclass

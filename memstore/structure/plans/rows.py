@@ -15,7 +15,7 @@ def plan_of_rows(description: bytes, nbytes: int) -> Plan:
     for leaf in plan.leaves:
         has_rows = leaf.stride is None and leaf.shape[:1] == (capacity,)
         if not has_rows or leaf.offset < CONTROL_SIZE or leaf.offset + leaf.nbytes > nbytes:
-            raise CorruptionError(f"its leaf {leaf.name} doesn't have {capacity:,} rows that lie in its {nbytes:,} bytes")
+            raise CorruptionError(f"its leaf {leaf.name} doesn't have {capacity:,} rows within its {nbytes:,} bytes")
     if not capacity or plan.object_count or plan.same or plan.marked:
         raise CorruptionError("its description isn't that of rows")
     return plan

@@ -24,10 +24,8 @@ SOON = 60  # the same in the fast run, where those are tried that are found soon
 FOUND_SOON = {
     "a repeated call is made again",
     "an old duplicate is made again",
-    "outcomes are in memory only",
     "a call that was interrupted leaves its number to the next one",
     "a call that wasn't answered is made anew",
-    "a batch is several commits",
     "requests of any epoch are answered",
     "a new home begins at once",
     "versions go on from where the new home was",
@@ -44,7 +42,6 @@ FOUND_SOON = {
     "a root with keys becomes a home at once",
     "a part is taken in though its attempt is over",
     "the bytes of parts that are given up are nobody's",
-    "an audit knows records only",
     "older attempts go on after a publication",
     "a part is not lent before the home hears of it",
     "the sessions of clients that are gone stay",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file
-from memstore.engine.syscalls import mappings
+from memstore.engine.syscalls import buffer_address, mappings
 from tests.engine.files.interrupts import interrupted
 from tests.leaks import mapped_files
 
@@ -109,8 +110,13 @@ def test_it_is_aligned_wherever_others_lie(path: str, monkeypatch: pytest.Monkey
 
 
 def test_mappings_stay_in_one_part_of_the_address_space(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = mapped(path).address
-    assert mapped(path).address < first
+    hole = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # elsewhere, others may have mapped something
+    lowest = buffer_address(hole)
+    monkeypatch.setattr(mappings, "_wishes", [lowest + len(hole), lowest])
+    hole.close()
+    first, second = mapped(path), mapped(path)
+    assert lowest <= second.address < first.address < lowest + (64 << 20)
+    del first, second
     lowest = mappings._wishes[0]
     monkeypatch.setattr(mappings, "_wishes", [lowest, lowest])
     again = mapped(path).address
