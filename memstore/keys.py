@@ -85,3 +85,13 @@ def refused_put(error: InvalidKeyError, key: object, value: object) -> InvalidKe
     return InvalidKeyError(
         f"put takes the key and then the value, and the key here is a {kind}: put({value!r:.60}, ...)"
     )
+
+
+def as_row_index(error: InvalidKeyError, key: object) -> InvalidKeyError:
+    """The error of `store[key]`, which a DataLoader calls with numbers, and so does who thinks of one value's rows."""
+    if not isinstance(key, (int, slice)):
+        return error
+    return InvalidKeyError(
+        f"{error}. Rows are those of one value: store.view(key)[...]; a DataLoader takes "
+        "memstore.StoreDataset(store, key)"
+    )

@@ -28,6 +28,13 @@ class Awaits(ABC, Generic[Blocking]):
 
     timeout: float
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Python names a coroutine that nobody awaits as its function is named: by this class, and not by `awaited`."""
+        super().__init_subclass__(**options)
+        for name, method in vars(cls).items():
+            if inspect.iscoroutinefunction(method):
+                method.__qualname__ = f"{cls.__qualname__}.{name}"
+
     @abstractmethod
     def blocking(self) -> Blocking:
         """The object. In a thread: it may have to be opened."""

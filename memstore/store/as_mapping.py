@@ -6,7 +6,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from memstore.errors import ContentionError, KeyNotFoundError, PartialCommitError, VersionConflictError
+from memstore.errors import (
+    ContentionError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    PartialCommitError,
+    VersionConflictError,
+)
+from memstore.keys import as_row_index
 from memstore.listing import KeyTree, WhileRead, key_tree
 from memstore.store.gets import NO_DEFAULT, Gets
 from memstore.store.puts import Puts
@@ -21,7 +28,10 @@ class AsMapping(Puts, Gets):
         return iter(self.keys())
 
     def __getitem__(self, key: str) -> Any:
-        return self.get(key)
+        try:
+            return self.get(key)
+        except InvalidKeyError as error:
+            raise as_row_index(error, key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.put(key, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 
 import pytest
@@ -60,3 +61,11 @@ def test_stores_are_opened_with_the_same_arguments() -> None:
 def test_the_text_is_that_of_the_method() -> None:
     assert AsyncStore.put.__doc__ == memstore.Store.put.__doc__
     assert AsyncStore.wait.__doc__ == memstore.Store.wait.__doc__
+
+
+@pytest.mark.parametrize("name", ["get", "put", "version", "view"])
+def test_a_call_that_nobody_awaits_is_named_as_it_was_called(name: str) -> None:
+    store = memstore.aio.open("/nowhere")  # which opens nothing
+    with pytest.warns(RuntimeWarning, match=rf"coroutine 'AsyncStore\.{name}' was never awaited"):
+        getattr(store, name)("policy")
+        gc.collect()

@@ -124,6 +124,12 @@ MISTAKES = [
         "a key is a str, and 3 is int: write '3'",
     ),
     Mistake(
+        "next(iter(torch.utils.data.DataLoader(store)))",
+        InvalidKeyError,
+        "a key is a str, and 0 is int: write '0'. Rows are those of one value: store.view(key)[...]; a DataLoader takes "
+        "memstore.StoreDataset(store, key)",
+    ),
+    Mistake(
         'store.put(b"policy", 1)',
         InvalidKeyError,
         "a key is a str, and b'policy' is bytes: decode() it",
