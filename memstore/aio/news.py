@@ -12,12 +12,12 @@ from memstore.aio.elsewhere import HERE_BY_NOW, Elsewhere
 from memstore.aio.lanes import HERE, call
 from memstore.aio.opened import Opened
 from memstore.aio.waits import LOOK_AGAIN, Waiting, news_of
+from memstore.arguments import older_version
 from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
 from memstore.listing import Mode
 from memstore.store.store import Store
-from memstore.whole_numbers import older_version
 
 
 class Waits(Opened):

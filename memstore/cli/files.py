@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 import memstore
+from memstore.arguments import LARGEST_VERSION
 from memstore.cli import looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
 from memstore.engine import resource_errors
 from memstore.keys import encode_key
-from memstore.whole_numbers import LARGEST_VERSION
 
 format_of_file = click.option(
     "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from memstore import modes
+from memstore.arguments import flag
 from memstore.convert.beside import already_there, folder_beside, publish
 from memstore.convert.comparing import compare, take_apart
 from memstore.convert.formats import (
@@ -96,7 +97,7 @@ def convert(
         >>> done.source_format, done.target_format, done.tensors, done.nbytes
         ('torch', 'safetensors', 1, 24)
     """
-    rules = Rules(allow_pickle, untie)
+    rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie))
     path, made = _paths(source, target)
     read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
     write_as = target_format(made) if target_as is None else checked_target(made, target_as)

@@ -19,6 +19,7 @@ from memstore.engine import (
     Draft,
     Header,
     MutableDescription,
+    Record,
     Root,
     Span,
     WritableMemory,
@@ -31,7 +32,11 @@ from memstore.engine import (
 from memstore.errors import AlreadyExistsError, VersionConflictError
 from memstore.structure import Plan
 
-_OPEN_IT = "open it with store.open_dataset({key!r}), or delete it"
+_OPENED_BY = {
+    "dataset": "open it with store.open_dataset({key!r}), or delete it",
+    "buffer": "it is a replay buffer, which memstore.ReplayBuffer(store, {key!r}) opens: do that, or delete it",
+}
+_A_VALUE = "it is an ordinary value: delete it, or take another key"
 
 
 def control_of(size: int) -> Span:
@@ -75,11 +80,12 @@ def _check_absent(root: Root, key: str, deadline: float) -> None:
     """Before room is reserved: where the key is a large dataset, there may be none for another."""
     record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
     if record is not None:
-        raise _exists(key, record.version, _OPEN_IT)
+        raise _exists(key, record)
 
 
-def _exists(key: str, version: int, advice: str) -> AlreadyExistsError:
-    return AlreadyExistsError(f"{key!r} is there already, at version {version}: {advice.format(key=key)}", key=key)
+def _exists(key: str, record: Record) -> AlreadyExistsError:
+    advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
+    return AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
 
 
 def _put(root: Root, key: str, plan: Plan, entries: bytes, length: int, batch: Batch | None, deadline: float) -> int:
@@ -95,15 +101,12 @@ def put_entry(
     entries: bytes,
     fill: Callable[[WritableMemory], None],
     deadline: float,
-    *,
-    advice: str = _OPEN_IT,
 ) -> int:
     """Puts a new mutable entry. Returns the version.
 
     Args:
         plan, entries: of all rows, with `control_of`; the entries of the header.
         fill: writes into the new file, which is zeros, the control page at least.
-        advice: for who finds the key taken; it may name `{key!r}`.
 
     Raises:
         AlreadyExistsError, StoreFullError: as `Store.create_dataset`.
@@ -115,8 +118,11 @@ def put_entry(
     try:
         (version,) = put(root, [Draft(key.encode(), content, 0, header, fill)], deadline)
     except VersionConflictError as error:
-        raise _exists(key, error.found, advice) from None
-    return version
+        found = error.found
+    else:
+        return version
+    _check_absent(root, key, deadline)
+    raise AlreadyExistsError(f"{key!r} was there, at version {found}, and was deleted meanwhile: try again", key=key)
 
 
 def _fill(plan: Plan, length: int, batch: Batch | None, memory: WritableMemory) -> None:

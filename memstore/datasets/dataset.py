@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import torch
@@ -24,8 +24,13 @@ from memstore.errors import ReadOnlyError, StoreFullError, VersionConflictError
 from memstore.rows import read_rows
 from memstore.structure import modes
 
+if TYPE_CHECKING:  # a DataLoader takes it as it is
+    _RowsForLoaders = torch.utils.data.Dataset[Any]
+else:
+    _RowsForLoaders = object
 
-class Dataset:
+
+class Dataset(_RowsForLoaders):
     """A dataset that is open. Made by `Store.create_dataset`, `Store.create_dataset_from` and `Store.open_dataset`.
 
     Thread-safe; usable in forked children; pickled by reference, so it may be sent to any process of the host, which
@@ -71,7 +76,9 @@ class Dataset:
         Raises:
             IndexError: a row that isn't there.
             TypeError, ValueError: `index` doesn't select rows.
+            NotAStoreError: the store was removed, or replaced by another one.
         """
+        self._entry.check_in_place()
         rows, length = self._rows, len(self)
         if isinstance(index, slice):
             start, stop, step = cast("slice[Any, Any, Any]", index).indices(length)
@@ -88,6 +95,7 @@ class Dataset:
 
         In a worker it is made in memory that the worker shares with its parent, as of a `StoreDataset`.
         """
+        self._entry.check_in_place()
         return as_rows(read_batch(self._rows.value[: len(self)], index), len(index))
 
     @modes.unaffected
@@ -101,6 +109,7 @@ class Dataset:
             ...     data.read_rows([7, 0, -1])
             tensor([7, 0, 9])
         """
+        self._entry.check_in_place()
         return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
 
     # --- write --------------------------------------------------------------------------------------------------------
@@ -203,6 +212,7 @@ class Dataset:
         start, stop, step = rows.indices(len(self))
         if step != 1:
             raise ValueError(f"rows are flushed in slices of step 1, and not {step}")
+        self._entry.check_in_place()
         if start >= stop:
             return
         self._rows.sync(start, stop)

@@ -14,6 +14,7 @@ from memstore.deferred_init.shards import Placements, check_placements
 from memstore.deferred_init.slots import Slot, deferred_slots, names_of, refuse_unknown
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.wishes import Names, Wish
+from memstore.structure import own_device
 from memstore.wording import an
 
 _log = logging.getLogger("memstore")
@@ -62,7 +63,7 @@ def materialize_module(
         TypeError: `module` isn't a module, `source` is of an unknown type, `dtype` isn't a dtype, or only one of `mesh`
             and `placements` is given.
     """
-    _check(module, dtype)
+    _check(module, buffers_only, dtype)
     if (mesh is None) != (placements is None):
         raise TypeError("mesh and placements belong together, and one of them is missing")
     names = names_of(module)
@@ -76,7 +77,7 @@ def materialize_module(
     if source is not None and slots:
         saved = {id(slot.tensor): names[id(slot.tensor)] for slot in slots if slot.is_saved}
         table = Table(source, list(saved.values()))
-    wish = Wish(None if device is None else torch.device(device), dtype, mesh, placements, names)
+    wish = Wish(own_device(device), dtype, mesh, placements, names)
     with one_at_a_time():
         done = fill(slots, table, wish)
     if table is not None:
@@ -84,13 +85,20 @@ def materialize_module(
     return done
 
 
-def _check(module: Any, dtype: Any) -> None:
-    """Raises TypeError for what is no module, or no dtype."""
+def _check(module: Any, buffers_only: Any, dtype: Any) -> None:
+    """Raises TypeError for what is no module, no flag, or no dtype of weights."""
     if not isinstance(module, torch.nn.Module):
         what = f"the class {module.__qualname__}" if isinstance(module, type) else an(type(module))
         raise TypeError(f"module is what deferred_init has returned, and not {what}")
+    if not isinstance(buffers_only, bool):
+        raise TypeError(
+            f"buffers_only is True or False, and not {an(type(buffers_only))}: write source= before a snapshot, a "
+            "view, a state dict or a path, and device= before a device"
+        )
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is a torch.dtype, such as torch.bfloat16, and not {dtype!r:.100}")
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(f"dtype is a floating-point dtype, such as torch.bfloat16, and not {dtype}")
 
 
 def _report(table: Table, slots: Sequence[Slot], names: Names) -> None:

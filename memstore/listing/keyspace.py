@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.arguments import expected_version, flag, older_version
 from memstore.engine import (
     Change,
     Creation,
@@ -40,7 +41,6 @@ from memstore.listing.absent import absent, absent_many, not_in_time
 from memstore.listing.globs import GLOB, warned_if_none
 from memstore.listing.keys import WhileRead, call_of_keys
 from memstore.listing.pending import pending
-from memstore.whole_numbers import expected_version, older_version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,7 +82,7 @@ class Keyspace:
             VersionConflictError: it is at another version than `expect_version`.
         """
         expect = None if expect_version is None else expected_version(expect_version)
-        change = Change(encode_key(key), None, expect, missing_ok)
+        change = Change(encode_key(key), None, expect, flag("missing_ok", missing_ok))
         return bool(self._delete([change], timeout)[0])
 
     def delete_many(
@@ -94,13 +94,13 @@ class Keyspace:
         deleted one home after the other; after an error, keys that were deleted at other homes stay deleted.
         """
         names = dict.fromkeys(encode_key(key) for key in several(keys))
-        changes = [Change(name, None, None, missing_ok) for name in names]
+        changes = [Change(name, None, None, flag("missing_ok", missing_ok)) for name in names]
         versions: list[int] = []
 
         def delete_part(part: list[Change]) -> None:
             versions.extend(self._delete(part, timeout))
 
-        if atomic:
+        if flag("atomic", atomic):
             delete_part(changes)
         else:
             at_each_home(self._opened(), changes, lambda change: change.key, delete_part)

@@ -99,14 +99,15 @@ class ReplayBuffer(Filled):
         root, timeout, writable = store.lend_root(key)
         own = SamplerOptions(sampler, replacement, beta)
         options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)
+        dice = Dice(seed)  # before anything is made
         entry = open_or_create(root, key, spec, capacity, options, mode, timeout, writable=writable)
-        self._set(entry, own, timeout, seed)
+        self._set(entry, own, timeout, dice)
 
-    def _set(self, entry: MutableEntry, own: SamplerOptions, timeout: float, seed: int | None) -> None:
+    def _set(self, entry: MutableEntry, own: SamplerOptions, timeout: float, dice: Dice) -> None:
         ring = Ring(entry)
         super().__init__(ring, timeout)
         self._own = own
-        self._dice = Dice(seed)
+        self._dice = dice
         self._picker: Picker = picker_for(ring, own, self._dice)
         self._samples = Samples(ring)
         self.spec: Any = spec_of(ring.plan)
@@ -183,6 +184,7 @@ class ReplayBuffer(Filled):
             with modes.put_aside():
                 return self._sample(picker, shape, out, device, deadline)
         ring, samples = self._ring, self._samples
+        ring.entry.check_in_place()
         rows = math.prod(shape)
         is_weighted = picker is self._picker and self._own.sampler == "prioritized"
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
@@ -241,5 +243,5 @@ def receive(reference: Reference, own: tuple[Sampler, bool, float], timeout: flo
     """
     with opened(reference, "buffer", capacity_of, timeout) as entry:
         buffer = ReplayBuffer.__new__(ReplayBuffer)
-        buffer._set(entry, SamplerOptions(*own), timeout, None)  # pyright: ignore[reportPrivateUsage]
+        buffer._set(entry, SamplerOptions(*own), timeout, Dice(None))  # pyright: ignore[reportPrivateUsage]
         return buffer

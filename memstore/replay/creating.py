@@ -10,7 +10,6 @@ from memstore.engine import CONTROL_SIZE, MutableDescription, Root, WritableMemo
 from memstore.replay.layout import RingOptions, encode_options, layout_of
 from memstore.structure import Plan
 
-_OPEN_IT = "open it with mode 'a' or 'r+', or delete it"
 _OURS = ("index", "weight")  # what samples have besides
 
 
@@ -29,7 +28,7 @@ def create(root: Root, key: str, spec: Spec, options: RingOptions, capacity: int
     """Makes an empty buffer. Raises AlreadyExistsError, StoreFullError, and as `plan_of_spec`."""
     plan, entries = plan_of_spec(key, spec, options, capacity)
     mutable = MutableDescription("buffer", plan.description, encode_options(options))
-    put_entry(root, key, mutable, plan, entries, _fill, deadline, advice=_OPEN_IT)
+    put_entry(root, key, mutable, plan, entries, _fill, deadline)
 
 
 def _fill(memory: WritableMemory) -> None:

@@ -155,6 +155,7 @@ class Filled:
             ReadOnlyError: the store was opened with mode "r".
         """
         self._check_writable()
+        self._ring.entry.check_in_place()
         with resource_errors(self._ring.entry.root.path, self.key):
             flush(self._ring, self._deadline(None))
 

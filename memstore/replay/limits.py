@@ -19,7 +19,8 @@ class RateLimiter:
         samples_per_insert: how often a row is sampled on average.
         min_size: how many rows must be inserted before the first sample.
         tolerance: how far the difference may deviate, in samples. It must be at least as large as the batches that are
-            sampled, and as the batches that are inserted times `samples_per_insert`; larger ones would wait for ever.
+            sampled, and as the batches that are inserted times `samples_per_insert`. A batch of more than twice that
+            would wait for ever, and is refused with a ValueError.
 
     Raises:
         ValueError, TypeError: one of them isn't such a number.
@@ -51,6 +52,10 @@ class RateLimiter:
     def may_ever_go(self, rows: int, *, is_insert: bool) -> bool:
         """Whether a batch of that many rows fits between the bounds at all (but for inserts up to `min_size`)."""
         return rows * (self.samples_per_insert if is_insert else 1.0) <= 2 * self.tolerance
+
+    def most_at_once(self, *, is_insert: bool) -> int:
+        """The largest batch of which `may_ever_go` is true."""
+        return int(2 * self.tolerance / (self.samples_per_insert if is_insert else 1.0))
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
         """Whether `rows` more may be inserted."""

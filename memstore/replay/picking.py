@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memstore.arguments import whole_number
 from memstore.late_imports import Hooks, around_forks
 from memstore.replay.priorities import Priorities
 from memstore.replay.ring import Ring
@@ -59,6 +60,9 @@ class Dice:
     __slots__ = ("__weakref__", "generator", "lock")
 
     def __init__(self, seed: int | None) -> None:
+        """Raises TypeError, ValueError."""
+        if seed is not None and whole_number("seed", seed) < 0:
+            raise ValueError(f"seed is a whole number, 0 or more, or None, and not {seed}")
         self.generator = np.random.default_rng(seed)
         self.lock = threading.RLock()
         _dice.add(self)

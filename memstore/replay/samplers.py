@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from memstore.arguments import flag
 from memstore.errors import ReadOnlyError
 from memstore.replay.picking import Dice, EachOnce, Picker, Prioritized, Uniform
 from memstore.replay.ring import Ring
@@ -25,6 +26,7 @@ class SamplerOptions:
     def __post_init__(self) -> None:
         if self.sampler not in ("uniform", "fifo", "lifo", "prioritized"):
             raise ValueError(f"sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not {self.sampler!r}")
+        flag("replacement", self.replacement)
         if self.sampler == "prioritized" and not self.replacement:
             raise ValueError("replacement=False: rows that are drawn by priorities may come again; use 'uniform'")
         if not math.isfinite(self.beta) or self.beta < 0:

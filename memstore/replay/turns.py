@@ -8,8 +8,10 @@ tolerance is as large as it is to be.
 from __future__ import annotations
 
 from memstore.engine import INSERTS, SAMPLES
+from memstore.replay.limits import RateLimiter
 from memstore.replay.recovery import checked_claim
 from memstore.replay.ring import Ring
+from memstore.wording import count_of
 
 
 def rows_under_way(ring: Ring) -> int:
@@ -37,7 +39,10 @@ class Turn:
         self._is_behind = False  # others
 
     def has_come(self) -> bool:
-        """Whether the limiter says so, and nobody came first: then do it, and `leave`. Else it waits in line now."""
+        """Whether the limiter says so, and nobody came first: then do it, and `leave`. Else it waits in line now.
+
+        Raises ValueError: so many rows never fit between the limiter's bounds.
+        """
         ring = self._ring
         if ring.limiter is None:
             return True
@@ -48,7 +53,15 @@ class Turn:
         self._is_behind = not is_first
         if ring.limiter.may_ever_go(self._rows, is_insert=self._side == INSERTS):
             self._ticket = ring.seats.sit(self._side, self._ticket, self._rows)
+        elif self._side == SAMPLES or ring.numbers.added + self._rows > ring.limiter.min_size:
+            raise ValueError(self._never(ring.limiter))
         return False
+
+    def _never(self, limiter: RateLimiter) -> str:
+        is_insert = self._side == INSERTS
+        most = count_of(limiter.most_at_once(is_insert=is_insert), "row", "rows")
+        advice = "extend it in parts" if is_insert else "sample fewer at a time"
+        return f"{self._ring.key!r}: {limiter} lets {most} through at once, and never {self._rows:,}: {advice}"
 
     def leave(self) -> None:
         """Gives the turn to the next, who is to be woken: see `has_left`."""
@@ -73,6 +86,8 @@ class Turn:
         stands = f"{ring.limiter}, {ring.numbers.added:,} rows added, {ring.numbers.sampled:,} sampled"
         if may_go(ring, self._side, rows):
             return f"others came first, and wait for its rate limiter: {stands}" if self._is_behind else None
+        if self._side == INSERTS and ring.limiter is not None and ring.numbers.added < ring.limiter.min_size:
+            return f"its rate limiter lets no {rows:,} rows in at once at the beginning: {stands}; extend it in parts"
         if self._side == INSERTS:
             return f"its rate limiter lets no {rows:,} rows in until others are sampled: {stands}"
         return f"its rate limiter lets nobody sample {rows:,} rows until more are added: {stands}"

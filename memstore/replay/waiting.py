@@ -23,9 +23,12 @@ def wait_for(
 ) -> T:
     """Calls `look` under the mutex until it gives something. Raises StoreTimeoutError, which says the reason.
 
+    Raises also NotAStoreError, where the store was removed meanwhile, and what `look` raises.
+
     `turn` is what `look` asks whether it may go. Who was cancelled meanwhile leaves its turn, and takes nothing.
     """
     while True:
+        ring.entry.check_in_place()
         is_last = time.monotonic() >= deadline
         found, seen, sleeps = ring.run(partial(_look, ring, look, turn, is_last=is_last), deadline)
         if sleeps:
@@ -44,6 +47,7 @@ def pause(look: Callable[[], T | None], ring: Ring, deadline: float, reason: Cal
     while (found := look()) is None:
         if ABANDONED:
             check_abandoned()
+        ring.entry.check_in_place()
         left = deadline - time.monotonic()
         if left <= 0:
             raise StoreTimeoutError(f"{ring.key!r}: {reason()}", key=ring.key)

@@ -18,7 +18,7 @@ from memstore.rows.copy import copy_rows
 from memstore.rows.gather import Allocate, Gather
 from memstore.rows.index import Index
 from memstore.rows.walk import plan
-from memstore.structure import modes
+from memstore.structure import modes, own_device
 
 __all__ = ["Allocate", "Index", "copy_rows", "prefetch_rows", "read_rows", "read_rows_to"]
 
@@ -65,7 +65,7 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
 
 
 def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None) -> Any:
-    return _read(Gather(Index(index), None if device is None else torch.device(device)), source, out)
+    return _read(Gather(Index(index), own_device(device)), source, out)
 
 
 def read_rows_to(allocate: Allocate, source: Any, index: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from memstore.arguments import flag
 from memstore.engine import deadline_after
 from memstore.snapshot.ranks import TIMEOUT
 
@@ -20,7 +21,9 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, replicated: Any, durability: Any, checksum: Any, allow_pickle: Any, storage_options: Any) -> Options:
-        """Raises TypeError or ValueError for storage options that memstore doesn't have."""
+        """Raises TypeError or ValueError for what can't be meant, and storage options that memstore doesn't have."""
+        flag("checksum", checksum)
+        flag("allow_pickle", allow_pickle)
         timeout = storage_options_of(storage_options).timeout
         return cls(replicated or (), durability, checksum, allow_pickle, timeout)
 
@@ -41,4 +44,4 @@ def storage_options_of(given: dict[str, Any] | None) -> StorageOptions:
     timeout = options.get("timeout")
     timeout = TIMEOUT if timeout is None else timeout
     deadline_after(timeout)  # raises for what is no number of seconds
-    return StorageOptions(bool(options.get("allow_pickle", False)), timeout)
+    return StorageOptions(flag("allow_pickle", options.get("allow_pickle", False)), timeout)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from memstore import contents
+from memstore.arguments import expected_version, flag
 from memstore.engine import Draft, need_boxes, put, resource_errors
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
-from memstore.whole_numbers import expected_version
 
 
 class ByFiles(Puts, Gets):
@@ -67,7 +67,7 @@ class ByFiles(Puts, Gets):
             with between_forks():
                 from memstore.snapshot import describe_snapshot as describe_files
                 from memstore.snapshot import load_snapshot as load_files
-        if copy:
+        if flag("copy", copy):
             with resource_errors(self.root, key, root):
                 value = load_files(key, path, format, allow_pickle=self._allow_pickle)
             return self.put(key, value, expect_version=expect_version, timeout=timeout)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from memstore.arguments import expected_version, flag
 from memstore.engine import deadline_after
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
-from memstore.whole_numbers import expected_version
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ class ByRanks(Puts, Gets):
             place,
             dtype=dtype,
             expect=expect_version,
-            wait=wait,
+            wait=flag("wait", wait),
             lease=lease,
             timeout=self._timeout if timeout is None else timeout,
         )

@@ -55,7 +55,7 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
         UnsupportedValueError: FSDP1.
     """
     if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"model is a torch.nn.Module, and not {an(type(model))}; put stores other values")
+        raise TypeError(f"model is a torch.nn.Module, and not {an(type(model))}: put and get are for other values")
     _refuse_fsdp1(model)
     own = {id(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
+from memstore.arguments import flag, whole_number
 from memstore.engine import (
     Creation,
     absolute_path,
@@ -19,7 +20,6 @@ from memstore.late_imports import between_forks
 from memstore.store.appearing import when_there
 from memstore.store.octal import OWNER_ONLY, Octal
 from memstore.store.store import Mode, Store
-from memstore.whole_numbers import whole_number
 from memstore.wording import parse_size
 
 _JOINED_WITHIN = 60.0  # seconds, as `memstore.join`
@@ -97,6 +97,8 @@ def open(
         tensor(4.)
     """
     check_mode(mode)
+    flag("verify", verify)
+    flag("allow_pickle", allow_pickle)
     _check_waits(mode, wait, cluster)
     creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
     path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
@@ -134,6 +136,10 @@ def _creation(
     """What a new store is created with. Raises ValueError, TypeError, ReadOnlyError."""
     if durability not in (None, "process", "disk"):
         raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+    if checksum is not None:
+        flag("checksum", checksum)
+    if unix_group is not None and not isinstance(unix_group, str) and whole_number("unix_group", unix_group) < 0:
+        raise ValueError(f"unix_group is a group's name or its number, and not {unix_group}")
     if inline_limit is not None and not 0 <= whole_number("inline_limit", inline_limit) <= _INLINE_LIMIT_MOST:
         raise ValueError(f"inline_limit is 0 to {_INLINE_LIMIT_MOST:,} bytes, and not {inline_limit}")
     if type(file_mode) not in (int, Octal) or file_mode & ~0o666 or file_mode & 0o600 != 0o600:

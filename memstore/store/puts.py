@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from memstore import contents, structure
+from memstore.arguments import expected_version, expected_versions, flag
 from memstore.engine import Draft, Path, Root, at_each_home, check_version, index, put
 from memstore.errors import InvalidKeyError, UnsupportedValueError
 from memstore.keys import encode_key, refused_put
 from memstore.listing import Keyspace
 from memstore.store.mistakes import as_items, refuse_one_of_many
-from memstore.whole_numbers import expected_version
 
 if TYPE_CHECKING:
     import torch
@@ -112,12 +112,15 @@ class Puts(Keyspace):
     ) -> dict[str, int]:
         """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
 
+        `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist.
+
         In a store on several hosts, all keys of one call must have the same home, as keys with the same text before
         the first "/" have; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
         moment for each home, and after an error the values that were put at other homes stay.
         """
         root, items = self._writable(), as_items(items)
-        expected = {key: expected_version(version) for key, version in (expect_versions or {}).items()}
+        flag("atomic", atomic)
+        expected = expected_versions(expect_versions)
         deadline = self._deadline(timeout)
         names = [encode_key(key) for key in items]
         if not names:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from memstore.arguments import whole_number
 from memstore.engine import Path
 from memstore.store.meeting import Meeting, meet
-from memstore.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from memstore.engine import Root

@@ -79,7 +79,7 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
 
     def _repr_html_(self) -> str:
         if self._root is None:
-            return repr(self)
+            return table_html((), (), repr(self))
         try:
             rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=_SHOWN_WITHIN)), ROWS))
             keys = shown(self._count(_SHOWN_WITHIN), "key", "keys")

@@ -89,6 +89,7 @@ def name_of(leaf: LazyTensor) -> str:
 
 def refusal(leaf: LazyTensor, what: str) -> ReadOnlyError:
     return ReadOnlyError(
-        f"{what} would write into {name_of(leaf)}, which never changes: take a copy with clone(), and write into that",
+        f"{what} would write into {name_of(leaf)}, which a view only reads: take a copy with clone(), and "
+        "write into that",
         key=leaf.stored.source.key,
     )

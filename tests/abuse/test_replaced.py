@@ -90,6 +90,48 @@ def test_every_call_says_so(home: str, files: str, way: Callable[[str], None], m
             assert torch.equal(other.get("key"), INLINE)
 
 
+CALLS_OF_ROWS: dict[str, Callable[[memstore.Dataset, memstore.ReplayBuffer], object]] = {
+    "extend": lambda data, _: data.extend({"x": torch.ones(2)}),
+    "a row": lambda data, _: data[0],
+    "rows": lambda data, _: data[0:1],
+    "read_rows": lambda data, _: data.read_rows([0]),
+    "a batch": lambda data, _: data.__getitems__([0]),
+    "a row that is written": lambda data, _: data.__setitem__(0, {"x": torch.tensor(1.0)}),
+    "flush": lambda data, _: data.flush(),
+    "seal": lambda data, _: data.seal(),
+    "add": lambda _, replay: replay.add({"x": torch.tensor(1.0)}),
+    "extend of a buffer": lambda _, replay: replay.extend({"x": torch.ones(3)}),
+    "sample": lambda _, replay: replay.sample(1),
+    "flush of a buffer": lambda _, replay: replay.flush(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_for_rows_say_so_too(home: str, way: Callable[[str], None]) -> None:
+    make(home)
+    spec = {"x": ((), torch.float32)}
+    with memstore.open(home) as store:
+        data = store.create_dataset("rows", spec, capacity=8)
+        data.extend({"x": torch.ones(2)})
+        replay = memstore.ReplayBuffer(store, "replay", spec, capacity=8)
+        replay.extend({"x": torch.ones(2)})
+        in_child(way, home)
+        for name, call in CALLS_OF_ROWS.items():
+            with pytest.raises(memstore.NotAStoreError, match="open the store again"):
+                print(name, call(data, replay))
+
+
+def test_a_sample_that_waits_for_rows_hears_that_the_store_was_removed(home: str) -> None:
+    make(home)
+    with memstore.open(home) as store:
+        replay = memstore.ReplayBuffer(store, "replay", {"x": ((), torch.float32)}, capacity=8)
+        remover = threading.Timer(0.1, shutil.rmtree, [home])
+        remover.start()
+        with pytest.raises(memstore.NotAStoreError):
+            replay.sample(1, timeout=60.0)
+        remover.join()
+
+
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_a_get_during_which_it_is_made_anew_tells_of_no_damage(scratch: str, mode: Any) -> None:
     make(scratch)

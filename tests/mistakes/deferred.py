@@ -119,4 +119,15 @@ MISTAKES = [
         "a deferred tensor has no values that could be pickled, saved or sent: materialize it first, or send what "
         "makes it",
     ),
+    Mistake(
+        "materialize_module(deferred_init(torch.nn.Linear, 4, 2), snapshot)",
+        TypeError,
+        "buffers_only is True or False, and not a Snapshot: write source= before a snapshot, a view, a state dict or a "
+        "path, and device= before a device",
+    ),
+    Mistake(
+        "materialize_module(deferred_init(torch.nn.Linear, 4, 2), dtype=torch.int8)",
+        TypeError,
+        "dtype is a floating-point dtype, such as torch.bfloat16, and not torch.int8",
+    ),
 ]

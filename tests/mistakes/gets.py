@@ -202,7 +202,7 @@ MISTAKES = [
     Mistake(
         'view["w"][0] = 1',
         ReadOnlyError,
-        "an assignment to its elements would write into a lazy leaf of 'policy', which never changes: take a "
+        "an assignment to its elements would write into a lazy leaf of 'policy', which a view only reads: take a "
         "copy with clone(), and write into that",
     ),
     Mistake(
@@ -214,7 +214,7 @@ MISTAKES = [
     Mistake(
         'torch.add(view["w"], 1, out=view["w"])',
         ReadOnlyError,
-        "aten.add.out (its argument 'out') would write into a lazy leaf of 'policy', which never changes: "
+        "aten.add.out (its argument 'out') would write into a lazy leaf of 'policy', which a view only reads: "
         "take a copy with clone(), and write into that",
     ),
     Mistake(

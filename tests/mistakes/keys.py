@@ -126,8 +126,8 @@ MISTAKES = [
     Mistake(
         "next(iter(torch.utils.data.DataLoader(store)))",
         InvalidKeyError,
-        "a key is a str, and 0 is int: write '0'. Rows are those of one value: store.view(key)[...]; a DataLoader takes "
-        "memstore.StoreDataset(store, key)",
+        "a key is a str, and 0 is int: write '0'. Rows are those of one value: store.view(key)[...]; a DataLoader "
+        "takes memstore.StoreDataset(store, key)",
     ),
     Mistake(
         'store.put(b"policy", 1)',
@@ -210,5 +210,26 @@ MISTAKES = [
         "pickle.dumps(store.items())",
         TypeError,
         "items() is read while it is iterated over: send the store, or dict(store.items())",
+    ),
+    Mistake(
+        'store.put_many({"step": 4}, expect_versions=0)',
+        TypeError,
+        "expect_versions is a dict of versions by key, as {'key': 0}, and not 0: give 0 for each key "
+        "that must not exist",
+    ),
+    Mistake(
+        'store.put_many({"step": 4}, expect_versions={"step": None})',
+        TypeError,
+        "expect_versions['step'] is a whole number, and not None",
+    ),
+    Mistake(
+        'store.wait("never", newer_than=-1, timeout=0)',
+        StoreTimeoutError,
+        "'never' doesn't exist: no version newer than 0 within 0 s",
+    ),
+    Mistake(
+        'store.delete("step", missing_ok="no")',
+        TypeError,
+        "missing_ok is True or False, and not 'no'",
     ),
 ]

@@ -201,4 +201,24 @@ MISTAKES = [
         InvalidAddressError,
         "'tcp://127.0.0.1:0': an address is for life, so it needs a port of its own: 1 to 65535",
     ),
+    Mistake(
+        'memstore.open(path + "/store", allow_pickle="0")',
+        TypeError,
+        "allow_pickle is True or False, and not '0'",
+    ),
+    Mistake(
+        'memstore.open(path + "/store", verify="yes")',
+        TypeError,
+        "verify is True or False, and not 'yes'",
+    ),
+    Mistake(
+        'memstore.open(path + "/new", checksum="yes")',
+        TypeError,
+        "checksum is True or False, and not 'yes'",
+    ),
+    Mistake(
+        'memstore.open(path + "/new", unix_group=-1)',
+        ValueError,
+        "unix_group is a group's name or its number, and not -1",
+    ),
 ]

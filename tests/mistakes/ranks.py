@@ -74,7 +74,7 @@ MISTAKES = [
     Mistake(
         'store.save_model("new", module.state_dict())',
         TypeError,
-        "model is a torch.nn.Module, and not an OrderedDict; put stores other values",
+        "model is a torch.nn.Module, and not an OrderedDict: put and get are for other values",
     ),
     Mistake(
         'store.save_model("new", module, torch.optim.SGD(larger.parameters(), lr=0.1))',

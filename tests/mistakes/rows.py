@@ -285,4 +285,25 @@ MISTAKES = [
         ValueError,
         "block is an integer, 1 or more, and not 0",
     ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "never", {"x": ((), torch.float32)}, capacity=3, seed=-1)',
+        ValueError,
+        "seed is a whole number, 0 or more, or None, and not -1",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "never", {"x": ((), torch.float32)}, capacity=3, replacement="no")',
+        TypeError,
+        "replacement is True or False, and not 'no'",
+    ),
+    Mistake(
+        'store.create_dataset("step", {"x": ((), torch.float32)}, capacity=3)',
+        AlreadyExistsError,
+        "'step' is there already, at version 4: it is an ordinary value: delete it, or take another key",
+    ),
+    Mistake(
+        'store.create_dataset("replay", {"x": ((), torch.float32)}, capacity=3)',
+        AlreadyExistsError,
+        "'replay' is there already, at version 8: it is a replay buffer, which memstore.ReplayBuffer(store, 'replay') "
+        "opens: do that, or delete it",
+    ),
 ]

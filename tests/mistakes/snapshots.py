@@ -123,7 +123,7 @@ MISTAKES = [
     Mistake(
         'snapshot.view()["model"]["weight"][0] = 1',
         ReadOnlyError,
-        "an assignment to its elements would write into a lazy leaf of 'PATH/step-1', which never changes: "
+        "an assignment to its elements would write into a lazy leaf of 'PATH/step-1', which a view only reads: "
         "take a copy with clone(), and write into that",
     ),
     Mistake(
@@ -139,5 +139,15 @@ MISTAKES = [
         StructureMismatchError,
         "app_state differs from the snapshot PATH/by-dcp, nothing was restored:\n  model: the snapshot has nothing of "
         "this name; it has state, bytes, dcp; it was saved by memstore.integrations.dcp, whose load reads it",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/never", {}, checksum="no")',
+        TypeError,
+        "checksum is True or False, and not 'no'",
+    ),
+    Mistake(
+        'memstore.Snapshot(path + "/step-1", storage_options={"allow_pickle": "no"})',
+        TypeError,
+        "allow_pickle is True or False, and not 'no'",
     ),
 ]

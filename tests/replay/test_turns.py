@@ -84,6 +84,20 @@ def test_a_large_sample_is_not_passed_by_small_ones(root: str) -> None:
             buffer.sample(1, timeout=0)
 
 
+def test_a_batch_that_never_fits_is_refused_at_once(store: memstore.Store) -> None:
+    limiter = RateLimiter(4.0, 1, 8.0)
+    buffer = memstore.ReplayBuffer(store, "replay", SPEC, capacity=64, rate_limiter=limiter)
+    with pytest.raises(ValueError, match="lets 4 rows through at once, and never 5: extend it in parts"):
+        buffer.extend(rows(0, 5))
+    with pytest.raises(memstore.StoreTimeoutError, match="no 4 rows in at once at the beginning.*extend it in parts"):
+        buffer.extend(rows(0, 4), timeout=0)
+    buffer.extend(rows(0, 3))
+    with pytest.raises(ValueError, match="lets 16 rows through at once, and never 17: sample fewer at a time"):
+        buffer.sample(17)
+    assert buffer.sample(8).batch_size == (8,)
+    buffer.extend(rows(3, 2))
+
+
 def test_a_waiter_that_was_killed_stops_nobody(root: str) -> None:
     with memstore.open(root) as store:
         buffer = limited(store)

@@ -102,8 +102,13 @@ class MutableEntry:
         if self.root.catalog.is_released:
             reopen_root(self.root, deadline)
 
+    def check_in_place(self) -> None:
+        """Before rows are read or written. Raises NotAStoreError where the store was removed."""
+        self.root.glance()
+
     def check_open(self) -> None:
-        """Before a write. Raises MutableEntryError where it was deleted or sealed."""
+        """Before a write. Raises MutableEntryError where it was deleted or sealed, and as `check_in_place`."""
+        self.check_in_place()
         if self.page.is_gone:
             raise MutableEntryError(f"{self.key!r} was deleted: nobody else sees what is written", key=self.key)
         if self.page.state == SEALED:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from memstore.arguments import flag
 from memstore.errors import MemstoreError
 from memstore.integrations.dcp import unfinished
 from memstore.integrations.dcp.description import describe
@@ -78,7 +79,7 @@ class StorageWriter(storage.StorageWriter):
     ) -> None:
         if durability not in ("process", "disk"):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
-        self._options = WriteOptions(overwrite, durability, checksum)
+        self._options = WriteOptions(flag("overwrite", overwrite), durability, flag("checksum", checksum))
         self._where = Where(path_or_store, key, "a")
         self._save, self._begun = new_save(), False
         self._unfinished: weakref.finalize[..., Any] | None = None

@@ -12,7 +12,15 @@ ties         tensors that share bytes
 from __future__ import annotations
 
 from memstore import modes
-from memstore.structure.tensors.devices import NO_DEVICE, has_device, lacks_device, need_device, read_device, to_device
+from memstore.structure.tensors.devices import (
+    NO_DEVICE,
+    has_device,
+    lacks_device,
+    need_device,
+    own_device,
+    read_device,
+    to_device,
+)
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
@@ -56,6 +64,7 @@ __all__ = [
     "may_be_dtype",
     "modes",
     "need_device",
+    "own_device",
     "over",
     "pack",
     "read_device",

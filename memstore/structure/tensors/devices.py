@@ -54,6 +54,14 @@ NO_DEVICE = (AssertionError, RuntimeError, ImportError)
 """What torch raises for a device that isn't there: it was built without, finds no driver, or lacks its module."""
 
 
+def own_device(device: torch.device | str | None) -> torch.device | None:
+    """The device. Raises RuntimeError for one that this process doesn't have, before anything is read for it."""
+    found = None if device is None else torch.device(device)
+    if has_device(found):
+        return found
+    raise RuntimeError(f"device='{found}': this process has no such device; without device= the tensors are on the CPU")
+
+
 def has_device(device: torch.device | None) -> bool:
     """Whether this process has devices of this kind."""
     if device is None or device.type in ("cpu", "meta"):
