@@ -1,12 +1,12 @@
-"""A data set that one process creates and others fill: they receive a reference to it over torch.distributed.rpc.
+"""A dataset that one process creates and others fill: they receive a reference to it over torch.distributed.rpc.
 
     python examples/remote_fill.py [--workers N]
 
 TensorDict's documentation shows the same with memory maps: the rows aren't sent back, because a worker with the
-reference writes them to their place. Here rank 0 creates the data set with room for the digits of scikit-learn. Each
+reference writes them to their place. Here rank 0 creates the dataset with room for the digits of scikit-learn. Each
 worker receives the reference, some hundred bytes, and its own number; it enlarges the pictures of its rows, and writes
-them. All workers also append a row for each step to a second data set, a log, in any order. At the end rank 0 compares
-every row, and seals the data set: from then on it is an ordinary entry, with checksums.
+them. All workers also append a row for each step to a second dataset, a log, in any order. At the end rank 0 compares
+every row, and seals the dataset: from then on it is an ordinary entry, with checksums.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
     else:
         for error in report.damaged:
             render.console.print(f"[bold red]damaged[/]  {render.printable(in_words(str(error)))}")
-        unchecked = f", {report.unchecked:,} have no checksums" if report.unchecked else ""
+        unchecked = f", {report.unchecked:,} without checksums" if report.unchecked else ""
         render.console.print(f"{report.checked:,} checked{unchecked}, {len(report.damaged):,} damaged")
     if not report.ok:
         sys.exit(DAMAGED)

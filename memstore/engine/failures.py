@@ -105,10 +105,13 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     if usage.pinned_by:
         pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
     waiting = f"{size(usage.pending_bytes)} in sharded puts that wait for ranks, " if usage.pending_bytes else ""
+    catalog = f"{size(usage.catalog_bytes)} of catalog"
+    if usage.capacity:  # which counts its growth alone
+        catalog += ", of which the first 8 MiB don't count"
     detail = reason if isinstance(reason, StoreFullError) else reason.strerror
     return StoreFullError(
         f"{root.path} has no room{what} ({detail}): {limit}, {size(usage.live_bytes)} live, {pinned}, "
-        f"{size(usage.filling_bytes)} being written, {waiting}{size(usage.catalog_bytes)} of catalog: delete keys, "
+        f"{size(usage.filling_bytes)} being written, {waiting}{catalog}: delete keys, "
         "drop held values, or enlarge the file system or the capacity; nothing was changed",
         key=key,
     )

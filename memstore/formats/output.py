@@ -20,6 +20,7 @@ from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.figures import pieces
 
 Progress = Callable[[int, int], None]
+_STEP = 1 << 20  # bytes, between two calls for progress
 _CHUNK = 16 << 20  # bytes between reports
 _PIECE = 1 << 22  # elements
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -40,15 +41,22 @@ class Meter:
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self.total, self._progress, self._done = total, progress, 0
+        self._told = -1
 
     def add(self, nbytes: int) -> None:
+        """Counts bytes, and tells them in steps: of many small leaves each would be a call."""
         self._done = min(self._done + nbytes, self.total)
-        if self._progress is not None:
-            self._progress(self._done, self.total)
+        if self._done - max(self._told, 0) >= _STEP or self._done == self.total:
+            self._tell()
 
     def finish(self) -> None:
-        if self._done < self.total or not self.total:
-            self.add(self.total)
+        self._done = self.total
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None and self._told < self._done:
+            self._told = self._done
+            self._progress(self._done, self.total)
 
 
 class NewFile:

@@ -53,7 +53,9 @@ def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened
             if left <= 0 and is_there:
                 raise
             if left <= 0:
-                said = error.message if isinstance(error, MemstoreError) else f"{path}: {error}"
+                said = f"{path} doesn't exist"
+                if os.path.lexists(path):
+                    said = error.message if isinstance(error, MemstoreError) else f"{path}: {error}"
                 raise StoreTimeoutError(f"{said}; nobody has made a store there within {wait:g} s") from None
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LAST_LOOK)

@@ -68,7 +68,7 @@ def open(
         unix_group: the group, by name or number, that the store's files belong to; used at creation.
         file_mode: the permissions of its files: 0o600 (yours alone, the default), or for example 0o660 (the group may
             read and write); used at creation.
-        timeout: seconds for which any call waits for a lock, unless the call has a timeout of its own.
+        timeout: seconds for which any call waits, for a lock, a version or rows, unless it has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
             `float("inf")`: for ever. None: the store must exist.
         cluster: the address of a cluster's seed, "tcp://IP:PORT". This host joins the cluster first, as by

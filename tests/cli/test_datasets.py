@@ -35,7 +35,7 @@ def test_it_is_told_as_what_it_is(filled: str) -> None:
 
 
 def test_it_is_looked_at_repaired_and_deleted(filled: str) -> None:
-    assert call("verify", filled).startswith("1 checked, 1 have no checksums, 0 damaged")
+    assert call("verify", filled).startswith("1 checked, 1 without checksums, 0 damaged")
     assert call("repair", filled).startswith("2 keys recovered, 0 lost")
     with memstore.open(filled) as store:
         assert store.open_dataset("frames")[:]["y"].tolist() == [0, 1, 2, 3, 4]

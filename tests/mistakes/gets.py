@@ -208,8 +208,8 @@ MISTAKES = [
     Mistake(
         'view["w"].add_(1)',
         ReadOnlyError,
-        "aten.add_.Tensor (its argument 'self') would write into a lazy leaf of 'policy', which never "
-        "changes: take a copy with clone(), and write into that",
+        "aten.add_.Tensor (its argument 'self') would write into a lazy leaf of 'policy', which a "
+        "view only reads: take a copy with clone(), and write into that",
     ),
     Mistake(
         'torch.add(view["w"], 1, out=view["w"])',

@@ -115,8 +115,7 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/nowhere", "r", wait=0.0)',
         StoreTimeoutError,
-        "PATH/nowhere doesn't exist: memstore.open creates it with mode 'a', and waits for it with wait=; "
-        "nobody has made a store there within 0 s",
+        "PATH/nowhere doesn't exist; nobody has made a store there within 0 s",
     ),
     Mistake(
         'memstore.open(path + "/folder", "r+", wait=0.0)',

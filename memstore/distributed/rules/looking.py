@@ -49,9 +49,9 @@ def one_home(standing: Standing, keys: Sequence[bytes]) -> Member:
     if len(homes) > 1:
         names = ", ".join(repr(key.decode()) for key in list(homes.values())[:3])
         raise CrossHostError(
-            f"{names} have their homes on {len(homes)} hosts, and one call was to be of one moment: keys with one text "
-            "before the first '/' have one home. put_many and delete_many take keys home by home with atomic=False; "
-            "get such keys one by one"
+            f"{names} have their homes on {len(homes)} hosts, and the keys of one call must have one home, "
+            "as keys with the same text before the first '/' have. put_many and delete_many take keys home by home with "
+            "atomic=False; get such keys one by one"
         )
     home = standing.view.member(next(iter(homes)))
     assert home is not None, "a home is a member"

@@ -50,9 +50,9 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
         torch's metadata of the checkpoint.
 
     Raises:
-        UnsupportedValueError: an object can't be stored without pickle; the message names it.
-        StoreFullError, PermissionDeniedError, AlreadyExistsError: as in `Snapshot.take`.
-        CheckpointException: torch's error with several ranks; it has the errors of each rank.
+        CheckpointException: torch's error, even with one rank. It is a BaseException, and its `failures` have the error
+            of each rank: UnsupportedValueError for an object that can't be stored without pickle, which the message
+            names; StoreFullError, PermissionDeniedError and AlreadyExistsError as in `Snapshot.take`.
 
     Example:
         >>> import tempfile, torch
