@@ -25,8 +25,9 @@ GOALS_OVER_TIME_ARE = (
     "A goal was set before anything was measured: what is looked at may get worse by at most so many times its noise."
 )
 SLOWER_IS = (
-    "All rows in which another library was faster than memstore, as it is by default, or than memstore in the fastest "
-    "way of the same table. What the machine itself takes is no library: see the limits in the tables."
+    "Every row in which another library was faster, by the ratio: than memstore as it is, or than the fastest of its "
+    "ways in the same table, which is named then. What the machine itself takes is no library: those limits are in the "
+    "tables."
 )
 COSTS_ARE = "And by design:"
 EQUAL = 1.02  # closer than that, two figures are the same
@@ -159,9 +160,15 @@ def _goals(report: Report, heading: str = "## Goals", what_they_are: str = GOALS
 
 
 def _goal_cells(row: Sequence[str]) -> tuple[str, ...]:
-    """The goal stays in one line, however narrow its column is."""
-    goal = row[3].replace(" ", "\N{NO-BREAK SPACE}")
-    return (*row[:3], goal, "yes" if row[4] == "met" else "**no**", *row[5:])
+    what, found, spread, goal, met, *beside = row
+    low, to, high = spread.partition(" to ")
+    spread = f"{_unbroken(low)} {_unbroken(to.lstrip() + high)}".rstrip()
+    return (what, _unbroken(found), spread, _unbroken(goal), "yes" if met == "met" else "**no**", *beside)
+
+
+def _unbroken(text: str) -> str:
+    """In one line, however narrow the column of a table is."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _missed(report: Report) -> Iterator[str]:
@@ -206,13 +213,13 @@ def _faster_than_us(series: Series) -> Iterator[tuple[str, ...]]:
         for ours in dict.fromkeys(way for way in (*ways[:1], fastest) if way is not None):
             times = _times(peer, ours, series)
             if times < 1 / EQUAL:
-                size = f", {amount(peer.x, series.x_unit)}" if peer.x is not None else ""
+                size = f", {_unbroken(amount(peer.x, series.x_unit))}" if peer.x is not None else ""
                 way = f", {ours.name.removeprefix('memstore, ')}" if len(ways) > 1 and ours is not ways[0] else ""
                 yield (
                     f"{series.title}{size}{way}",
-                    amount(ours.value.median, series.unit),
+                    _unbroken(amount(ours.value.median, series.unit)),
                     peer.name,
-                    amount(peer.value.median, series.unit),
+                    _unbroken(amount(peer.value.median, series.unit)),
                     amount(times, "x"),
                     peer.note,
                 )
