@@ -238,27 +238,38 @@ def verdict(store: memstore.Store, buffer: Any, episodes: Any, until: float) -> 
 
 def draw(episodes: Any, killed: int, path: str) -> None:
     """Each episode's return, and the mean of the last ones, over the rows of all actors."""
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.6, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for number in episodes["actor"].unique().tolist():
-        of = episodes[episodes["actor"] == number]
-        axes.scatter(of["rows"], of["return"], s=14, label=f"actor {number}", alpha=0.6, linewidths=0)
-    means = episodes["return"].unfold(0, LAST, 1).mean(1)
-    axes.plot(episodes["rows"][LAST - 1 :], means, color="#1a69a8", linewidth=2.6, label=f"mean of the last {LAST}")
-    if killed:
-        axes.axvline(killed, color="#b5564a", linestyle="--", linewidth=1.5, label="actor 2 is killed")
-    axes.set_xlabel("steps of the environment, of all actors", fontsize=12)
-    axes.set_title(
-        "CartPole: return of each episode (higher is better)", loc="left", fontsize=14, weight="bold", pad=12
-    )
-    axes.tick_params(labelsize=12)
-    axes.grid(True, axis="y", color="#d3d9df", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=12, loc="upper left", markerscale=2.0)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, facecolor="white")
+    ink, faint, grid = "#1f2328", "#59636e", "#d3d9df"
+    dots = {1: "#6e7a86", 2: "#b5564a", 3: "#5d8c3c", 4: "#8c61b2"}
+    looks = {"font.size": 12, "text.color": ink, "axes.labelcolor": faint, "xtick.labelcolor": faint,
+             "ytick.labelcolor": faint, "svg.fonttype": "none"}  # fmt: skip
+    with matplotlib.rc_context(looks):
+        figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+        axes = figure.subplots()
+        for number in episodes["actor"].unique().tolist():
+            of = episodes[episodes["actor"] == number]
+            axes.scatter(of["rows"], of["return"], s=16, label=f"actor {number}", color=dots[number], linewidths=0)
+        means = episodes["return"].unfold(0, LAST, 1).mean(1)
+        axes.plot(episodes["rows"][LAST - 1 :], means, color="#1a69a8", linewidth=2.6)
+        beside = {"va": "center", "annotation_clip": False, "textcoords": "offset points"}
+        end = (episodes["rows"][-1].item(), means[-1].item())
+        axes.annotate(f"mean of\nthe last {LAST}", end, xytext=(8, 0), weight="bold", **beside)
+        if killed:
+            axes.axvline(killed, color=dots[2], linestyle="--", linewidth=1.5)
+            axes.annotate("actor 2 is killed,\nactor 4 replaces it", (killed, 70), xytext=(36, 0), **beside)
+        axes.set_title("CartPole: return of each episode", loc="left", fontsize=14, weight="bold", pad=48)
+        axes.text(0, 1.12, "Higher is better; 500 is the most.", transform=axes.transAxes, fontsize=11, color=faint)
+        axes.set(xlabel="steps of the environment, of all actors", ylabel="return of an episode", ylim=(0, 520))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.grid(True, axis="y", color=grid, linewidth=0.8)
+        axes.tick_params(length=0)
+        axes.set_axisbelow(True)
+        axes.spines[:].set_visible(False)
+        axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(-0.02, 0.99), markerscale=1.6,
+                    handletextpad=0, columnspacing=1.2)  # fmt: skip
+        figure.savefig(path, facecolor="white")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ html_theme = "furo"
 html_title = "memstore"
 html_static_path = ["static"]
 html_css_files = ["memstore.css"]
+html_search_scorer = str(HERE / "search.js")  # which pages come first
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

@@ -42,7 +42,7 @@ def goal_rows(workload: Workload) -> list[tuple[str, ...]]:
 
 
 def _goal_row(goal: Goal) -> tuple[str, ...]:
-    bound = "at most" if goal.sense == "<=" else "at least"
+    bound = "≤" if goal.sense == "<=" else "≥"
     limit, peer = goal.limit, goal.peer
     beside_unit: Unit = "s" if goal.unit == "x" else goal.unit
     return (

@@ -30,6 +30,7 @@ from tests.benchmarks.report import (
     Figure,
     Goal,
     Report,
+    Role,
     Series,
     Spread,
     Unit,
@@ -127,9 +128,34 @@ def test_the_table_and_the_document_say_what_was_missed_and_who_was_faster() -> 
     report = _report(Goal("get of a thing", exactly(3e-6), "<=", 2e-6, "s"))
     assert "MISSED" in text(report) and "0 of 1 goals met" in text(report)
     page = markdown(report, "plots")
-    assert "Missed: get of a thing: 3 µs" in page
-    assert "get of a thing: Peer 1 µs, memstore 3 µs" in page
-    assert "Not measured: Other, not installed" in page
+    missed, _, slower = page.partition("## What memstore is slower at")
+    assert "## Goals that were missed\n\n- get of a thing: 3 µs, the goal is at most 2 µs." in missed
+    assert "| get of a thing | 3 µs | Peer | 1 µs | 0.333x |" in slower.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Not measured: Other, not installed" in slower
+
+
+def test_who_was_faster_is_told_by_ratios_and_of_the_fastest_way_too() -> None:
+    def figure(name: str, role: Role, median: float, ratio: float) -> Figure:
+        return Figure(name, role, exactly(median), 9, ratio=exactly(ratio))
+
+    ours = [figure("memstore", "memstore", 4.0, 1.0), figure("memstore, kept", "memstore", 2.0, 0.5)]
+    peers = [figure("Peer", "peer", 5.0, 0.8), figure("Quick", "peer", 1.0, 0.25), figure("Slow", "peer", 3.0, 1.2)]
+    series = Series("get", "get", "s", [*ours, *peers, figure("copy", "limit", 0.1, 0.1)], reference="memstore")
+    page = markdown(msgspec.structs.replace(_report(), workloads=[Workload("w", "W", "", [series], [])]), "plots")
+    page = page.replace("\N{NO-BREAK SPACE}", " ")
+    rows = page.partition("## What memstore is slower at")[2].partition("## W")[0]
+    assert [line.strip("| ") for line in rows.splitlines() if line.startswith("| get")] == [
+        "get | 4 s | Peer | 5 s | 0.8x",
+        "get | 4 s | Quick | 1 s | 0.25x",
+        "get, kept | 2 s | Quick | 1 s | 0.5x",
+    ]
+
+
+def test_headings_of_what_is_published_can_be_told_apart() -> None:
+    page = markdown(read(main.DOCS / main.DATA), "plots", read(main.DOCS / main.LONG_DATA))
+    headings = [line.lstrip("# ").lower() for line in page.splitlines() if line.startswith("#")]
+    assert len(headings) > 100, "this tests nothing"
+    assert sorted(headings) == sorted(set(headings))
 
 
 def test_a_run_that_others_disturbed_says_so() -> None:

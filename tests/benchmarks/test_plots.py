@@ -17,6 +17,7 @@ from matplotlib.transforms import Bbox
 
 import tests.benchmarks.__main__ as main
 from tests.benchmarks.plots import draw, picture
+from tests.benchmarks.plots.lines import lines_of_series
 from tests.benchmarks.plots.style import DARK, FAINT, GROUND, INK, LIMITS, OURS, PEERS, ROLES, SMALL, WIDTH
 from tests.benchmarks.plots.ticks import overlap, round_numbers, spread_out, staggered, that_fit
 from tests.benchmarks.report import FORMAT, Figure, Report, Series, Spread, Workload, exactly, read
@@ -109,6 +110,18 @@ def test_every_colour_has_one_for_dark_pages(tmp_path: Path) -> None:
         used = set(re.findall(r"((?:fill|stroke): #[0-9a-f]{6})", light + dark))
         assert used and used == set(re.findall(r"\"((?:fill|stroke): #\w+)\"", rules)), plot.name
         assert not re.findall(r"<text style=\"(?![^\"]*fill: #)", dark), "black text, which no rule reaches"
+
+
+def test_a_name_has_one_colour_on_all_plots_and_no_plot_has_one_twice() -> None:
+    colours: dict[str, set[str]] = {}
+    for workload in read(main.DOCS / main.DATA).workloads:
+        for series in workload.series:
+            if series.x_title:
+                drawn = lines_of_series(series)
+                assert len({line.colour for line in drawn}) == len(drawn), series.title
+                for line in drawn:
+                    colours.setdefault(line.points[0].name, set()).add(line.colour)
+    assert len(colours) > 10 and all(len(found) == 1 for found in colours.values()), colours
 
 
 def test_colours_stand_out_on_both_grounds() -> None:

@@ -75,5 +75,5 @@ def test_of_rates_more_is_better() -> None:
     figures = [Figure("memstore", "memstore", exactly(2000.0), 9), Figure("Peer", "peer", exactly(12_345.0), 9)]
     workload = Workload("w", "A thing", "", [Series("rows", "rows sampled a second", "n/s", figures)], [])
     page = markdown(Report(FORMAT, "2026-01-01", False, {"cpu": "a"}, {}, [workload]), "plots")
-    assert "rows sampled a second: Peer 12,345/s, memstore 2000/s" in page
+    assert "| rows sampled a second | 2000/s | Peer | 12,345/s | 0.162x |" in page
     assert amount(0.5, "n/s") == "0.5/s"

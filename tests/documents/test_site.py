@@ -145,6 +145,13 @@ def test_every_page_stands_in_a_table_of_contents() -> None:
     assert all((DOCS / f"{one}.md").exists() or (DOCS / f"{one}.rst").exists() for one in listed), listed
 
 
+def test_what_the_search_raises_and_lowers_is_there() -> None:
+    places = re.findall(r'"([\w/-]+)": -?\d', (DOCS / "site/search.js").read_text())
+    assert len(places) > 10, "this tests nothing"
+    for place in places:
+        assert list(DOCS.glob(f"{place}*" if place.endswith("/") else f"{place}.*")), place
+
+
 def test_the_home_page_opens_as_the_readme_does() -> None:
     """With the same sentences and the same snippets; test_snippets.py runs them."""
     home, readme = (DOCS / "index.rst").read_text(), (ROOT / "README.md").read_text()

@@ -6,6 +6,7 @@ import doctest
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,24 @@ import pytest
 
 from memstore.testing.fork_server import ForkServer
 from tests.documents import reader
-from tests.documents.pages import KINDS, PAGES, ROOT, SHM, installed_by, is_missing, modules_of, relative, snippets
+from tests.documents.pages import (
+    FENCE,
+    KINDS,
+    PAGES,
+    ROOT,
+    SHM,
+    installed_by,
+    is_missing,
+    modules_of,
+    relative,
+    snippets,
+)
 
 HERE = Path(__file__).parent
 RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in snippets(page))]
 # Many programs, or Monarch, start: they are read in fresh interpreters only.
 LONG = {"docs/command-line.md", "docs/convert.md", "docs/rdma.md"}
+COLUMNS = 54  # of code, where two blocks stand side by side: docs/site/static/memstore.css
 
 
 @dataclass
@@ -131,6 +144,14 @@ def test_what_a_page_needs_is_installed_before_its_first_snippet(page: Path) -> 
     for snippet in snippets(page):
         assert not (started and installed_by(snippet)), snippet.place
         started |= snippet.not_run is None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "two-columns" in page.read_text()], ids=relative)
+def test_code_in_two_columns_fits_into_them(page: Path) -> None:
+    """What is wider is cut off, at every width of the window."""
+    for columns in re.findall(r'<div class="two-columns">.*?</div></div>', page.read_text(), re.DOTALL):
+        for snippet in FENCE.finditer(columns):
+            assert [line for line in snippet[3].splitlines() if len(line) > COLUMNS] == []
 
 
 def test_no_two_pages_use_one_folder() -> None:

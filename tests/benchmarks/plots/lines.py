@@ -16,6 +16,7 @@ from tests.benchmarks.plots.style import (
     INK,
     LIMITS,
     LINE,
+    NAMED,
     OURS,
     PEERS,
     TEXT,
@@ -59,7 +60,7 @@ class Scale:
 
 
 def lines(series: Series) -> Canvas:
-    drawn = _lines_of(series)
+    drawn = lines_of_series(series)
     rooms = [lines_of(line.name) * TEXT * LINE for line in drawn]
     height = max(HEIGHT, sum(rooms))
     scale = _times_scale(series) if series.is_over_time else _size_scale(series, height)
@@ -88,14 +89,17 @@ def lines(series: Series) -> Canvas:
     return canvas
 
 
-def _lines_of(series: Series) -> list[Line]:
-    colours = {"memstore": cycle(OURS), "peer": cycle(PEERS), "limit": cycle(LIMITS)}
+def lines_of_series(series: Series) -> list[Line]:
+    names = dict.fromkeys(figure.name for figure in series.figures)
+    taken = {NAMED[name] for name in names if name in NAMED}
+    palettes: dict[Role, tuple[str, ...]] = {"memstore": OURS, "peer": PEERS, "limit": LIMITS}
+    colours = {role: cycle([one for one in palettes[role] if one not in taken] or palettes[role]) for role in palettes}
     found: list[Line] = []
-    for name in dict.fromkeys(figure.name for figure in series.figures):
+    for name in names:
         points = sorted((f for f in series.figures if f.name == name), key=lambda figure: figure.x or 0.0)
         role = points[0].role
         shown = wrapped(named(points[0]), NAMES, bold=is_bold(role))
-        found.append(Line(shown, role, next(colours[role]), points))
+        found.append(Line(shown, role, NAMED.get(name) or next(colours[role]), points))
     return found
 
 

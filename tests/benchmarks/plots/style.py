@@ -32,6 +32,18 @@ ROLES: dict[Role, str] = {"memstore": "#1a69a8", "peer": "#6e7a86", "limit": "#c
 OURS = ("#1a69a8", "#3a9d9d", "#5c50b8", "#7fa8c9")
 PEERS = ("#6e7a86", "#b5564a", "#5d8c3c", "#8c61b2", "#a3588a", "#4f6d8f")
 LIMITS = ("#c27a12", "#8f7440")
+# Who stands on several plots with lines has one colour on all of them.
+NAMED = {
+    "memstore": OURS[0],
+    "TensorDict.memmap": PEERS[0],
+    "memmap kept open, update_": PEERS[1],
+    "safetensors": PEERS[2],
+    "TorchRL": PEERS[3],
+    "TorchRL, its lock taken out": PEERS[4],
+    "cpprb MPReplayBuffer": PEERS[5],
+    "memcpy": LIMITS[0],
+    "plain mapped file": LIMITS[1],
+}
 DARK = {
     GROUND: "#0d1117",
     INK: "#e6edf3",

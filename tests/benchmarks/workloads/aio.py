@@ -47,7 +47,7 @@ def measure(session: Session) -> Workload:
     one_by_one = Figure("woken one by one", "memstore", spread(waits.wakes), len(waits.wakes))
     at_once = Figure("woken by one put_many", "memstore", spread(waits.all_at_once), len(waits.all_at_once))
     p99 = sorted(waits.wakes)[int(len(waits.wakes) * 0.99)]
-    adds = {title: _added(lap) for (_, title), lap in laps.items() if title.startswith("get")}
+    adds = {title.partition(",")[0]: _added(lap) for (_, title), lap in laps.items() if title.startswith("get")}
     return Workload(
         id="aio",
         title="Calls that tasks of asyncio await",
@@ -91,10 +91,10 @@ async def _measure(root: str, rounds: int) -> tuple[dict[tuple[str, str], Laps],
             for size, floats in SIZES.items():
                 value, id = torch.rand(floats), size.replace(" ", "-")
                 await store.put(size, value)
-                laps[f"get-{id}", f"get of {size}"] = await _take_turns(
+                laps[f"get-{id}", f"get of {size}, awaited"] = await _take_turns(
                     lambda size=size: blocking.get(size), lambda size=size: store.get(size), rounds
                 )
-                laps[f"put-{id}", f"put of {size}"] = await _take_turns(
+                laps[f"put-{id}", f"put of {size}, awaited"] = await _take_turns(
                     lambda size=size, value=value: blocking.put(size, value),
                     lambda size=size, value=value: store.put(size, value),
                     rounds,

@@ -31,6 +31,7 @@ from tests.benchmarks.workloads.snapshot import (
 
 KINDS = (MemstoreStorage, FileSystemStorage, HuggingFaceStorage, WarmMemory)
 ROWS = 64
+BY = "by DCP"  # in the headings: `snapshot` has the same by memstore's own snapshots
 
 
 def measure(session: Session) -> Workload:
@@ -41,14 +42,14 @@ def measure(session: Session) -> Workload:
     series: list[Series] = []
     with session.started(KINDS) as (peers, absent):
         check_saves(peers, state, target, "save")
-        save = compare_saves(peers, state, rounds, "save", f"save of {size} to memory")
-        staged, complete = compare_async(peers, state, rounds, size)
+        save = compare_saves(peers, state, rounds, "save", f"save of {size} to memory, {BY}")
+        staged, complete = compare_async(peers, state, rounds, f"{size}, {BY}")
         load = compare_restores(peers, state, target, rounds, f"load of {size} from memory")
         narrow = _compare_rows([peer for peer in able(peers, "rows") if isinstance(peer, DcpStorage)], side, rounds)
         series += [save, load, narrow, staged, complete]
     with session.started(KINDS, where=session.disk) as (peers, _):
         check_saves(peers, state, target, "save_durably")
-        durable = compare_saves(peers, state, rounds, "save_durably", f"durable save of {size} to a disk")
+        durable = compare_saves(peers, state, rounds, "save_durably", f"durable save of {size} to a disk, {BY}")
         series.append(durable)
     best = [FileSystemStorage.name, HuggingFaceStorage.name]
     return Workload(
@@ -64,7 +65,7 @@ def measure(session: Session) -> Workload:
             *times_faster(f"load of {size} from memory", load, 2, best),
             *times_faster(f"{ROWS} rows out of {size}", narrow, 100, [FileSystemStorage.name]),
             *times_faster(f"{ROWS} rows out of {size}", narrow, 100, [HuggingFaceStorage.name]),
-            at_most(f"asynchronous save of {size}, until the tensors may change", staged, 1.2, WarmMemory.name),
+            at_most(f"asynchronous save of {size}, {BY}, until the tensors may change", staged, 1.2, WarmMemory.name),
         ],
         absent=absent,
         notes=[] if session.disk else ["There is no disk to measure: what is durable was saved to memory."],

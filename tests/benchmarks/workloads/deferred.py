@@ -71,7 +71,7 @@ def _mapping(session: Session, path: str, rows: int) -> Series:
         return materialize_module(waiting.pop(), source=path)
 
     contestants = [
-        Contestant("safetensors opens the file", "limit", lambda: load_file(file)),
+        Contestant("safetensors opens the file", "peer", lambda: load_file(file), note="without a module"),
         Contestant("materialize_module, source=", "memstore", map_next, before=lambda: waiting.append(_deferred(rows))),
     ]
     samples = take_turns(contestants, rounds=session.rounds)
@@ -80,7 +80,14 @@ def _mapping(session: Session, path: str, rows: int) -> Series:
 
 def _series(id: str, title: str, contestants: list[Contestant], samples: list[Any]) -> Series:
     figures = [
-        Figure(one.name, one.role, spread(sample.all()), len(sample.all()), ratio=sample.ratio_to(samples[0]))
+        Figure(
+            one.name,
+            one.role,
+            spread(sample.all()),
+            len(sample.all()),
+            ratio=sample.ratio_to(samples[0]),
+            note=one.note,
+        )
         for one, sample in zip(contestants, samples, strict=True)
     ]
     return Series(id, f"{title}, time", "s", figures, reference=contestants[0].name)

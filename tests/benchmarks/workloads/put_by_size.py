@@ -13,6 +13,7 @@ from tests.benchmarks.peers.safetensors_file import SafetensorsFile
 from tests.benchmarks.peers.store import Store
 from tests.benchmarks.report import Absent, Figure, Goal, Series, Spread, Workload
 from tests.benchmarks.session import FRESH_BYTES, Session
+from tests.benchmarks.table import amount
 from tests.benchmarks.workloads.put_get import check, put_contestant
 
 PEERS = (Store, Memmap, MemmapUpdate, SafetensorsFile, PlainFile, Memcpy)
@@ -59,7 +60,7 @@ def _goals(what: str, figures: list[Figure]) -> list[Goal]:
     """Bandwidths, whose ratios are times: how often a put fits into the time of `save_file`."""
     return [
         Goal(
-            f"{what} of {int(figure.x) // KIB:,} KiB, against {figure.name}",
+            f"{what} of {amount(figure.x, 'B')}, against {figure.name}",
             figure.ratio,
             ">=",
             1.0,

@@ -17,7 +17,7 @@ from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.by_hosts import take_turns
 from tests.benchmarks.workloads.put_get import at_most, times_faster
 
-TITLE = "large values and slices between two hosts"
+TITLE = "Large values and slices between two hosts"
 KINDS = (FarStore, FarMonarch, FarSockets)
 MOST_ROUNDS, CROWD_ROUNDS = 11, 5
 READERS = 8

@@ -19,7 +19,7 @@ from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import at_most
 from tests.distributed.hosts.clusters import ROOT
 
-TITLE = "a root that is served: its own keys, and a killed index process"
+TITLE = "A root that is served: its own keys, and a killed index process"
 SERVED, ALONE = "served", "not served"
 KILLS, QUICK_KILLS = 9, 2
 KEY = "served/value"
@@ -44,7 +44,7 @@ def measure(session: Session) -> Workload:
         "of its home is killed with SIGKILL: the time until lookups go on.",
         series=[*series, Series("killed", "lookups around the kill of an index process", "s", [figure])],
         goals=[
-            *(at_most(f"{one.title}, served", one, 1.05, ALONE, name=SERVED) for one in series),
+            *(at_most(one.title.removesuffix(" or not"), one, 1.05, ALONE, name=SERVED) for one in series),
             Goal("lookups after SIGKILL of the index process, the longest wait", exactly(max(gaps)), "<=", 1, "s"),
         ],
     )
@@ -66,7 +66,7 @@ def compare_roots(rounds: int) -> list[Series]:
         series = [
             compare(
                 f"{verb}-{name.replace(' ', '-').lower()}",
-                f"{verb} of {name}",
+                f"{verb} of {name}, served or not",
                 [_contestant(label, store, verb, name, value) for label, store in stores.items()],
                 rounds=rounds,
                 reference=SERVED,

@@ -57,7 +57,7 @@ def measure(session: Session) -> Workload:
         _figure("open of a store that exists", "memstore", opened),
         _figure("first get of 300 tensors", "memstore", got),
     ]
-    series = Series("start", "a new process", "s", figures)
+    series = Series("start", "the start of a new process", "s", figures)
     return Workload(
         id="start",
         title="A new process",

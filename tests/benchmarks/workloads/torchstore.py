@@ -81,5 +81,5 @@ def _series(session: Session, peers: list[Calls], kind: Kind, call: str) -> Seri
             back_memory(kind.nbytes)
             samples[number].rounds.append(list(peers[number].take(kind.value, call, kind.burst, kind.nbytes)))
     entrants = [Entrant(peer.name, peer.role, peer.settings) for peer in peers]
-    title = TITLES[call].format(kind.title)
+    title = f"{TITLES[call].format(kind.title)}, by TorchStore's calls"
     return as_series(f"{kind.value}-{call}", title, entrants, samples, reference="memstore")
