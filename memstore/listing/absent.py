@@ -106,11 +106,10 @@ def _advice(root: Root, key: str) -> str:
     count = index.count(root, 0.0)
     if not count:
         return f"the store has none yet; wait({key!r}) waits for its first put"
-    return (
-        f"keys() lists the {count:,} that the store has"
-        if count > 1
-        else f"the store's only key is {next(index.keys_from(lambda: root, b'', 0.0)).decode()!r}"
-    )
+    if count > 1:
+        return f"keys() lists the {count:,} that the store has"
+    only = next(index.keys_from(lambda: root, b"", 0.0), b"")
+    return f"the store's only key is {only.decode()!r}"
 
 
 # --- a leaf of another key's value ------------------------------------------------------------------------------------
