@@ -83,7 +83,7 @@ dist: $(VENV)/.has-release
 # The wheel, with all that it needs, in an environment that has never seen this folder.
 try-dist: dist
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && "$(PYTHON)" -m venv "$$fresh" && cd "$$fresh" && \
-	bin/python -m pip install --quiet --disable-pip-version-check "$$(ls $(CURDIR)/dist/*.whl)[cli]" "torch==$(TORCH)" && \
+	bin/python -m pip install --quiet --disable-pip-version-check "$$(ls "$(CURDIR)"/dist/*.whl)[cli]" "torch==$(TORCH)" && \
 	bin/python -m pip check && bin/python "$(CURDIR)/examples/put_get.py" && bin/memstore bench
 
 release-check: $(VENV)/.has-release

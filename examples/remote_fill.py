@@ -37,6 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/remote_fill.py")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
+    if options.workers < 1:
+        parser.error("--workers is 1 or more")
     root = tempfile.mkdtemp(prefix="memstore-remote-fill-")
     try:
         meeting = f"file://{root}/meeting"

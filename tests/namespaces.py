@@ -17,6 +17,7 @@ from tests.children import in_child
 
 MOUNTS, PIDS, NETWORK = 0x20000, 0x20000000, 0x40000000  # CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET
 _CLONE_NEWUSER, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x10000000, 0x1000, 0x4000, 1 << 18
+_MS_READ_ONLY, _MS_REMOUNT = 1, 32
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -89,6 +90,11 @@ def mount_overlay(folder: str, lower: str, upper: str, work: str, options: str =
 def bind_mount(folder: str, source: str) -> None:
     """`folder` shows what is in `source`."""
     _mount(source, folder, None, _MS_BIND)
+
+
+def make_read_only(folder: str) -> None:
+    """Remounts what is mounted there."""
+    _mount("none", folder, None, _MS_REMOUNT | _MS_READ_ONLY)
 
 
 def unmount(folder: str) -> None:

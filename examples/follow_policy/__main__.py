@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from typing import Any
 
 from rich.console import Console
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=0.025, help="seconds a step takes at least")
     parser.add_argument("--sabotage", type=int, default=0, metavar="STEP", help="damage the weights of one step")
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error("--steps is 2 or more, so that the evaluators see one")
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     root = tempfile.mkdtemp(prefix="memstore-demo-", dir=parent)
     try:
@@ -55,6 +58,9 @@ def run(root: str, options: argparse.Namespace) -> int:
     console = Console()
     console.print(f"store [bold]{root}[/], {options.steps} steps, {len(EVALUATORS)} evaluators", highlight=False)
     store = memstore.open(root)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process, which ends the others
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handler)
     processes: dict[str, Any] = {}
     try:
         with Display(console, options.steps) as display:
@@ -76,9 +82,7 @@ def run(root: str, options: argparse.Namespace) -> int:
 
 def start(target: Callable[..., None], *arguments: Any) -> Any:
     process = processes_from.Process(target=target, args=arguments, daemon=True)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process, which ends the others
     process.start()
-    signal.signal(signal.SIGINT, handler)
     return process
 
 

@@ -83,7 +83,7 @@ class Opened(Awaits[Store]):
             return self._open_now()
         if wait is None or self._store is not None or self._mode not in ("r", "r+"):
             return self._open_now()
-        return when_there(self.root, wait, self._open_now)  # between two looks it may be closed
+        return when_there(self.root, wait, lambda _: self._open_now())  # between two looks it may be closed
 
     def _open_now(self) -> Store:
         with self._opening:

@@ -89,7 +89,7 @@ from memstore.engine.format import (
     split_header,
 )
 from memstore.engine.holdings import Holding, who_holds
-from memstore.engine.opening import Creation, check_is_host, has_settings, open_root
+from memstore.engine.opening import Creation, check_is_host, has_settings, may_come, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
@@ -206,6 +206,7 @@ __all__ = [
     "home_now",
     "is_fellow",
     "has_settings",
+    "may_come",
     "is_served",
     "shared_id",
     "damaged_entry",

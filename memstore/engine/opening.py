@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,7 @@ from memstore.errors import (
     MemstoreError,
     NotAStoreError,
     PermissionDeniedError,
+    ReadOnlyError,
 )
 
 log = logging.getLogger("memstore")
@@ -76,6 +78,22 @@ class Creation:
 def has_settings(path: str) -> bool:
     """Whether a folder says that it is a store."""
     return os.path.lexists(f"{path}/{folder.SETTINGS}")
+
+
+def may_come(path: str) -> bool:
+    """Whether there may be a store at a path later: now there is nothing, or a folder that is no snapshot's."""
+    path = os.path.realpath(path)  # where a link leads, there may be nothing yet
+    if os.path.lexists(f"{path}/{folder.SNAPSHOT}"):
+        return False
+    while True:
+        try:
+            return stat.S_ISDIR(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            path = os.path.dirname(path)
+        except PermissionError:
+            return True
+        except OSError:  # too long a name
+            return False
 
 
 def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootUse:
@@ -271,6 +289,11 @@ def _join(
                 path=name,
                 detail="missing",
             )
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise ReadOnlyError(
+            f"{path} is on a file system that is mounted read-only, and readers too write to the catalog's lock.mdb: "
+            "mount it to be written; with mode 'r' nothing else is"
+        )
     readers = f"{path}/{CATALOG}/lock.mdb"
     if os.path.lexists(readers) and not os.access(readers, os.W_OK):  # missing, as in a copy, it is made again
         raise PermissionDeniedError(

@@ -103,6 +103,7 @@ class ReplayBuffer(Filled):
         entry = open_or_create(root, key, spec, capacity, options, mode, timeout, writable=writable)
         self._set(entry, own, timeout, dice)
 
+    @modes.unaffected
     def _set(self, entry: MutableEntry, own: SamplerOptions, timeout: float, dice: Dice) -> None:
         ring = Ring(entry)
         super().__init__(ring, timeout)

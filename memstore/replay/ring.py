@@ -48,7 +48,7 @@ class Ring:
         address = entry.mapping.address + record.start
         self.arrays = arrays_over(self.plan, memory)
         with torch.inference_mode(False):
-            self.tensors = tuple(torch.as_tensor(array) for array in self.arrays)
+            self.tensors = tuple(torch.as_tensor(array, device="cpu") for array in self.arrays)
         self.words: Words = np.ndarray(capacity, np.int64, memory, layout.words)
         self.claims = ClaimTable(address + layout.claims, entry.mapping)
         self.numbers = RingNumbers(address, entry.mapping)

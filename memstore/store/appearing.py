@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from memstore.engine import deadline_after, has_settings
+from memstore.engine import deadline_after, has_settings, may_come
 from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreTimeoutError
 
 Opened = TypeVar("Opened")
 
 CLOSED_AT_MOST = 5.0  # seconds; it takes milliseconds, and who has no right to the folder is to hear of it soon
 _FIRST_LOOK, _LAST_LOOK = 0.002, 0.05  # seconds between two
+_AN_OPENING = 0.1  # seconds; it takes milliseconds, and with wait=0 others may be in the middle of one
 
 
-def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened:
-    """What `open_now` returns once there is a store in the folder `path`.
+def when_there(path: str, wait: float, open_now: Callable[[float], Opened]) -> Opened:
+    """What `open_now` returns, of the seconds that it may take, once there is a store in the folder `path`.
 
     Raises:
-        StoreTimeoutError: there was none within `wait` seconds.
+        StoreTimeoutError: there was none within `wait` seconds; or another process was opening it all the time.
         NotAStoreError: nor can there be: something else is there.
         CorruptionError: a file of the store is missing, and that didn't change.
         PermissionDeniedError: the store isn't open to this user; or the folder isn't, and that didn't change.
@@ -36,7 +37,11 @@ def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened
     while True:
         was_there = has_settings(path)
         try:
-            return open_now()
+            return open_now(max(deadline - time.monotonic(), _AN_OPENING))
+        except StoreTimeoutError:  # another process is opening it
+            if time.monotonic() >= deadline:
+                raise
+            continue
         except (NotAStoreError, CorruptionError, PermissionDeniedError, FileNotFoundError) as error:
             is_there = has_settings(path)
             if is_there and not was_there:  # it was made between the two looks
@@ -45,7 +50,7 @@ def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened
                 opens_by = opens_by or min(deadline, time.monotonic() + CLOSED_AT_MOST)
                 if is_there or time.monotonic() >= opens_by:
                     raise
-            elif not (_is_being_cleared(error) if is_there else _may_come(path)):
+            elif not (_is_being_cleared(error) if is_there else may_come(path)):
                 raise
             else:
                 opens_by = None
@@ -56,7 +61,7 @@ def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened
                 said = f"{path} doesn't exist"
                 if os.path.lexists(path):
                     said = error.message if isinstance(error, MemstoreError) else f"{path}: {error}"
-                raise StoreTimeoutError(f"{said}; nobody has made a store there within {wait:g} s") from None
+                raise StoreTimeoutError(f"{said}; nobody has made a store there within {float(wait):g} s") from None
         time.sleep(min(pause, left))
         pause = min(2 * pause, _LAST_LOOK)
 
@@ -64,10 +69,3 @@ def when_there(path: str, wait: float, open_now: Callable[[], Opened]) -> Opened
 def _is_being_cleared(error: Exception) -> bool:
     """Whether a file is missing of a folder that says that it is a store."""
     return isinstance(error, FileNotFoundError) or (isinstance(error, CorruptionError) and error.detail == "missing")
-
-
-def _may_come(path: str) -> bool:
-    """Whether the path is a folder, or may become one."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return os.path.isdir(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.errors import KeyNotFoundError
+from memstore.errors import KeyNotFoundError, ReadOnlyError
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.listing import Keyspace, absent
@@ -102,8 +102,13 @@ class ByRows(Keyspace):
 
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is 'r' or 'r+', and not {mode!r}")
-        root = self._opened() if mode == "r" else self._writable()
-        name = encode_key(key)
+        if mode == "r+" and self._mode == "r":
+            raise ReadOnlyError(
+                f"{self.root} was opened with mode 'r', and a dataset is opened with mode 'r+' unless you say "
+                f"otherwise: open_dataset({key!r}, 'r') reads its rows",
+                key=key,
+            )
+        root, name = self._opened(), encode_key(key)
         if wait is not None:
             index.wait_for(self._opened, name, 0, wait, mutable=True)
         try:

@@ -103,9 +103,9 @@ def open(
     creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
     path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
 
-    def open_now() -> Store:
+    def open_now(within: float | None = None) -> Store:
         with resource_errors(path):
-            opened = open_root(path, mode, creation, timeout)
+            opened = open_root(path, mode, creation, timeout if within is None else min(timeout, within))
             check_is_host(opened)
         kept: Mode = "r" if mode == "r" else "r+"
         return Store(opened, kept, verify=verify, allow_pickle=allow_pickle, timeout=timeout, asked=mode)

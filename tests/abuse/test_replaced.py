@@ -186,6 +186,21 @@ def test_a_missing_file_of_a_store_that_stays_is_damage(scratch: str, mode: Any)
                 store.get("segment")
 
 
+def test_a_reference_into_a_store_that_was_moved_and_opened_anew_says_so(home: str) -> None:
+    make(home)
+    with memstore.open(home) as old:
+        ref = old.ref("segment")
+        os.rename(home, f"{home}.moved")
+        with memstore.open(f"{home}.moved") as store:
+            assert torch.equal(store.get("segment"), SEGMENT)
+            for call in (ref.get, lambda: old.get("segment"), lambda: old.put("key", 1)):
+                with pytest.raises((memstore.NotAStoreError, memstore.VersionGoneError), match="moved"):
+                    call()
+        os.rename(f"{home}.moved", home)
+        with pytest.raises(memstore.NotAStoreError, match="opened anew since"):
+            old.get("segment")
+
+
 def test_the_same_process_may_have_both_open(scratch: str) -> None:
     make(scratch)
     with memstore.open(scratch) as old:

@@ -20,7 +20,7 @@ import memstore
 from memstore.engine import syscalls
 from memstore.engine.root import filesystem, folder
 from tests.children import in_child
-from tests.namespaces import MOUNTS, in_namespaces, mount_tmpfs, unmount
+from tests.namespaces import MOUNTS, in_namespaces, make_read_only, mount_tmpfs, unmount
 from tests.users import OTHER, USER, as_user, needs_root
 
 
@@ -410,3 +410,21 @@ def test_a_file_system_that_fails(scratch: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(syscalls, "filesystem_type", failing)
     with pytest.raises(OSError, match="Input/output error"):
         memstore.open(scratch)
+
+
+def test_a_file_system_that_is_mounted_read_only_is_named(tmp_path: Path) -> None:
+    in_namespaces(MOUNTS, _on_a_read_only_mount, str(tmp_path))
+
+
+def _on_a_read_only_mount(folder: str) -> None:
+    mount_tmpfs(folder)
+    try:
+        make(f"{folder}/store")
+        make_read_only(folder)
+        for mode in ("r", "r+", "a"):
+            with pytest.raises(memstore.ReadOnlyError, match="mounted read-only, and readers too write"):
+                open_and_close(f"{folder}/store", mode)
+        with pytest.raises(memstore.NotAStoreError, match="can't be created: Read-only file system"):
+            open_and_close(f"{folder}/new")
+    finally:
+        unmount(folder)

@@ -86,7 +86,8 @@ MISTAKES = [
     Mistake(
         'reader.open_dataset("frames")',
         ReadOnlyError,
-        "PATH/store was opened with mode 'r': open it with 'r+' or 'a' to write",
+        "PATH/store was opened with mode 'r', and a dataset is opened with mode 'r+' unless you say otherwise: "
+        "open_dataset('frames', 'r') reads its rows",
     ),
     Mistake(
         'frames.extend({"x": torch.ones(1, 2)})',

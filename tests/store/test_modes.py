@@ -220,6 +220,19 @@ def test_views_and_batches_of_rows(store: memstore.Store, around: str) -> None:
     assert type(found["slice"]) is memstore.StoredTensor
 
 
+@everywhere
+@pytest.mark.embedded
+def test_a_replay_buffer_that_is_opened_inside_is_as_any_other(store: memstore.Store, around: str) -> None:
+    found: dict[str, memstore.ReplayBuffer] = {}
+
+    def use() -> None:
+        found["buffer"] = memstore.ReplayBuffer(store, "replay", {"x": ((3,), torch.float32)}, capacity=8)
+
+    AROUND[around](use)
+    found["buffer"].extend({"x": torch.ones(4, 3)})
+    assert torch.equal(found["buffer"].sample(2)["x"], torch.ones(2, 3))
+
+
 def test_fake_and_wrapped_tensors_are_refused_by_name(store: memstore.Store) -> None:
     with FakeTensorMode():
         fake = torch.ones(3)

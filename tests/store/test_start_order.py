@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +18,9 @@ import memstore
 import memstore.aio
 from memstore.store import appearing
 from memstore.store.appearing import when_there
+from memstore.testing import faults
 from tests.children import Child, Wire
-from tests.users import GROUP, USER, needs_root
+from tests.users import GROUP, USER, as_user, needs_root
 
 pytestmark = pytest.mark.embedded
 
@@ -45,12 +50,12 @@ def test_a_follower_may_start_first(scratch: str, mode: str, there: str) -> None
             assert follower.receive() == 3.0
 
 
-def looks(*actions: Callable[[], None]) -> Callable[[str], Callable[[], memstore.Store]]:
+def looks(*actions: Callable[[], None]) -> Callable[[str], Callable[[float], memstore.Store]]:
     """What opens a store; before each look the next of the actions is done."""
     todo = iter(actions)
 
-    def opener(root: str) -> Callable[[], memstore.Store]:
-        def open_now() -> memstore.Store:
+    def opener(root: str) -> Callable[[float], memstore.Store]:
+        def open_now(_: float) -> memstore.Store:
             for action in todo:
                 action()
                 break
@@ -126,7 +131,7 @@ def join_group(wire: Wire, root: str, closed_at_most: float) -> int:
     appearing.CLOSED_AT_MOST = closed_at_most
     told: list[str] = []
 
-    def open_now() -> memstore.Store:
+    def open_now(_: float) -> memstore.Store:
         try:
             return memstore.open(root, "r")
         except memstore.PermissionDeniedError:
@@ -267,3 +272,84 @@ def test_a_task_is_told_that_nobody_made_it(scratch: str) -> None:
             await memstore.aio.open(scratch, wait=1.0)
 
     asyncio.run(main())
+
+
+# --- what is in the way -----------------------------------------------------------------------------------------------
+
+
+def _stop_in_creation(wire: Wire, root: str) -> None:
+    """Stops itself while it holds the lock under which stores are made and opened."""
+    with faults.at_step(8, lambda: os.kill(os.getpid(), signal.SIGSTOP)):
+        wire.send("about to create")
+        memstore.open(root).close()
+
+
+def test_a_creator_that_is_stopped_is_named_in_time(scratch: str) -> None:
+    memstore.open(f"{scratch}.warm").close()  # imports
+    with Child(_stop_in_creation, scratch) as child:
+        child.receive()
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        started = time.monotonic()
+        with pytest.raises(memstore.StoreTimeoutError, match=rf"pid {child.pid} .*stopped.*finish opening"):
+            memstore.open(scratch, "r", wait=0.3)
+        assert 0.25 < time.monotonic() - started < 10
+        os.kill(child.pid, signal.SIGCONT)
+        memstore.open(scratch, "r", wait=60.0).close()
+
+
+def test_what_can_never_be_a_store_is_not_waited_for(scratch: str) -> None:
+    memstore.Snapshot.take(f"{scratch}/step-1", {})
+    os.symlink(f"{scratch}/loop", f"{scratch}/loop")
+    for path, text in {
+        f"{scratch}/step-1": "is a snapshot, and no store",
+        f"{scratch}/{'x' * 300}": "File name too long",
+        f"{scratch}/loop": "Too many levels of symbolic links|is a link to",
+    }.items():
+        with pytest.raises(memstore.NotAStoreError, match=text):
+            memstore.open(path, "r", wait=60.0)
+    with pytest.raises(ValueError, match="has a NUL"):
+        memstore.open(f"{scratch}/a\0b", "r", wait=60.0)
+
+
+def test_where_a_link_leads_a_store_may_come(scratch: str) -> None:
+    os.mkdir(scratch, mode=0o700)
+    os.symlink(f"{scratch}/run-7", current := f"{scratch}/current")
+    for mode in ("r", "a"):
+        with pytest.raises(memstore.NotAStoreError, match="is a link to .*run-7, where nothing is"):
+            memstore.open(current, mode)  # type: ignore[arg-type]
+    with Child(follow, current, "r") as follower:
+        follower.receive()
+        with memstore.open(f"{scratch}/run-7") as store:
+            store.put("policy", torch.ones(3))
+            assert follower.receive() == 3.0
+
+
+@needs_root
+def test_a_store_below_a_closed_folder_is_no_missing_one(scratch: str) -> None:
+    os.makedirs(f"{scratch}/home", mode=0o700)
+    memstore.open(f"{scratch}/home/run").close()
+    os.chmod(scratch, 0o755)
+    for path in (f"{scratch}/home/run", f"{scratch}/home/nothing"):
+        error = as_user(USER, [], _error_of_opening, path)
+        assert "can't be reached: a folder above it is closed to this user" in error
+
+
+def _error_of_opening(path: str) -> str:
+    with pytest.raises(memstore.PermissionDeniedError) as caught:
+        memstore.open(path, "r")
+    return str(caught.value)
+
+
+def test_seconds_may_be_any_number(scratch: str) -> None:
+    for seconds in (np.float32(0.01), Fraction(1, 100), torch.tensor(0.01)):
+        with pytest.raises(memstore.StoreTimeoutError, match=r"within 0\.01 s"):
+            memstore.open(scratch, "r", wait=seconds)  # type: ignore[arg-type]
+
+
+def test_a_path_may_have_any_bytes(scratch: str) -> None:
+    os.mkdir(scratch, mode=0o700)
+    path = os.fsdecode(os.fsencode(scratch) + b"/caf\xe9")
+    with memstore.open(path) as store:
+        store.put("key", torch.ones(1000))
+    with memstore.open(path, "r") as store:
+        assert store.get("key").sum() == 1000

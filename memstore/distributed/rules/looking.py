@@ -50,8 +50,8 @@ def one_home(standing: Standing, keys: Sequence[bytes]) -> Member:
         names = ", ".join(repr(key.decode()) for key in list(homes.values())[:3])
         raise CrossHostError(
             f"{names} have their homes on {len(homes)} hosts, and the keys of one call must have one home, "
-            "as keys with the same text before the first '/' have. put_many and delete_many take keys home by home with "
-            "atomic=False; get such keys one by one"
+            "as keys with the same text before the first '/' have. put_many and delete_many take keys home by home "
+            "with atomic=False; get such keys one by one"
         )
     home = standing.view.member(next(iter(homes)))
     assert home is not None, "a home is a member"

@@ -84,7 +84,7 @@ class Environment:
         size = os.stat(self.path).st_size if os.path.exists(self.path) else 0
         try:
             self.handle = lmdb.open(
-                self.folder,
+                os.fsencode(self.folder),  # a path may have any bytes
                 map_size=max(size // syscalls.PAGE * syscalls.PAGE, STEP),
                 sync=self._durable,
                 metasync=self._durable,

@@ -21,6 +21,7 @@ from memstore.engine.files import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem
 from memstore.engine.root.holders import lock_holders
 from memstore.engine.root.settings import Feature, Settings, decode_settings, encode_settings
+from memstore.engine.sync import describe_thread
 from memstore.errors import (
     NotAStoreError,
     PermissionDeniedError,
@@ -29,7 +30,7 @@ from memstore.errors import (
 
 SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
-_SNAPSHOT = "memstore_snapshot.json"  # what a folder has that is a snapshot
+SNAPSHOT = "memstore_snapshot.json"  # what a folder has that is a snapshot
 
 # What to do where the parent folder of a store is missing.
 _CREATES = "create it first"
@@ -111,6 +112,8 @@ def absolute_path(path: object) -> str:
         raise TypeError(f"root is the path of a folder, and not {path!r:.100}")
     if "://" in path:
         raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {path!r}")
+    if "\0" in path:
+        raise ValueError(f"root is the path of a folder, and {path!r} has a NUL")
     return os.path.abspath(path)
 
 
@@ -174,7 +177,7 @@ def check_empty(root: str) -> None:
 
 def check_no_snapshot(root: str) -> None:
     """Raises NotAStoreError for the folder of a snapshot."""
-    if os.path.lexists(f"{root}/{_SNAPSHOT}"):
+    if os.path.lexists(f"{root}/{SNAPSHOT}"):
         raise NotAStoreError(f"{root} is a snapshot, and no store: memstore.Snapshot reads it, store.attach serves it")
 
 
@@ -193,7 +196,7 @@ def group_id(group: int | str | None) -> int | None:
 def ensure_folder(root: str, durability: Durability | None, *, create: bool, anywhere: bool = False) -> None:
     """With `anywhere`, on file systems too that hosts share."""
     parent = os.path.dirname(root)
-    if not os.path.lexists(root):
+    if not _is_there(root):
         if not os.path.isdir(parent):
             what = f"doesn't exist: {_CREATES if create else _OPENS}"
             if os.path.lexists(parent):
@@ -220,8 +223,23 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
     found = os.lstat(root)
     if stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid():
         raise PermissionDeniedError(f"{root} is a link that user {found.st_uid} made")
+    if stat.S_ISLNK(found.st_mode) and not os.path.exists(root):
+        raise NotAStoreError(f"{root} is a link to {os.readlink(root)}, where nothing is: create that folder first")
     if not os.path.isdir(root):
         raise NotAStoreError(f"{root} is not a folder, and a store is one: check the path")
+
+
+def _is_there(root: str) -> bool:
+    """Raises PermissionDeniedError where this process can't know, and NotAStoreError for what no path is."""
+    try:
+        os.lstat(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        raise PermissionDeniedError(f"{root} can't be reached: a folder above it is closed to this user") from None
+    except OSError as error:
+        raise NotAStoreError(f"{root} can't be a folder: {error.strerror}") from None
+    return True
 
 
 @contextlib.contextmanager
@@ -234,7 +252,7 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
             if time.monotonic() > deadline:
                 status = syscalls.status(file.fd)
                 pids = lock_holders().get((status.st_dev, status.st_ino))
-                who = f"pid {', '.join(map(str, sorted(pids)))}" if pids else "a process that can't be seen from here"
+                who = ", ".join(map(describe_thread, sorted(pids or ()))) or "a process that can't be seen from here"
                 raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
             time.sleep(0.001)
         try:

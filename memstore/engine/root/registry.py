@@ -67,6 +67,7 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse 
             return None
         is_other = settings is None or settings.store != root.settings.store  # emptied or replaced while it was open
         if is_other or not root.is_in_place():  # or moved: it does all by its old path
+            root.is_replaced, root.look_again = True, 0.0
             _replaced.append(root)
             del roots[identity]
             _end(root)

@@ -69,6 +69,7 @@ class Root:
     last_filling: int = 0  # the row where it stopped
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
+    is_replaced: bool = False  # this process has opened what its path names by now; it keeps this one for its holders
     membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `publish.py`
     elsewhere: Any = None  # what this process asks of other hosts, if it did: see `protocols/elsewhere.py`
@@ -101,6 +102,8 @@ class Root:
     @property
     def segments_fd(self) -> int:
         fd = self.segments_folder.fd
+        if self.is_replaced:
+            raise self._replaced()
         if fd < 0:  # by another thread
             raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
         return fd
@@ -118,6 +121,8 @@ class Root:
     def check_in_place(self) -> None:
         """Raises NotAStoreError if the path doesn't name the opened folder any more; StorageError of a shared one."""
         now = monotonic()
+        if self.is_replaced:
+            raise self._replaced()
         try:
             found = _identity(os.stat(self.segments))
         except OSError as error:
@@ -162,6 +167,9 @@ class Root:
         """As `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
+
+    def _replaced(self) -> NotAStoreError:
+        return NotAStoreError(f"{self.path} was moved or replaced while it was open, and opened anew since: {_ADVICE}")
 
     def _unseen(self, error: OSError) -> Exception:
         if self.shared is not None:

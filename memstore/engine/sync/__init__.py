@@ -19,7 +19,7 @@ from memstore.engine.sync.control_page import (
 )
 from memstore.engine.sync.doorbell import Doorbell, Watch
 from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
-from memstore.engine.sync.mutex import Refusal, RobustMutex
+from memstore.engine.sync.mutex import Refusal, RobustMutex, describe_thread
 from memstore.engine.sync.ring_numbers import RingNumbers
 from memstore.engine.sync.seats import INSERTS, SAMPLES, SEATS, Seats
 from memstore.engine.sync.shared_page import SharedPage
@@ -57,6 +57,7 @@ __all__ = [
     "boot_id",
     "check_page",
     "deadline_after",
+    "describe_thread",
     "new_page",
     "publications_rung",
     "read_notes",

@@ -13,7 +13,7 @@ def deadline_after(seconds: float) -> float:
     if seconds != seconds:
         raise ValueError("a timeout is a number of seconds, and not nan")
     try:
-        return time.monotonic() + min(seconds, 365 * 86400.0)
+        return time.monotonic() + float(min(seconds, 365 * 86400.0))
     except TypeError:
         raise TypeError(f"a timeout is a number of seconds, and not {seconds!r}") from None
 
