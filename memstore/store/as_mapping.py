@@ -25,18 +25,22 @@ class AsMapping(Puts, Gets):
     """What `Store` inherits. No MutableMapping: its `get` never raises, and it compares by contents."""
 
     def __iter__(self) -> Iterator[str]:
+        """As `keys()`: iterates over all keys, sorted by their UTF-8 bytes."""
         return iter(self.keys())
 
     def __getitem__(self, key: str) -> Any:
+        """As `get(key)`."""
         try:
             return self.get(key)
         except InvalidKeyError as error:
             raise as_row_index(error, key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
+        """As `put(key, value)`."""
         self.put(key, value)
 
     def __delitem__(self, key: str) -> None:
+        """As `delete(key)`."""
         self.delete(key)
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -103,7 +107,8 @@ class AsMapping(Puts, Gets):
             value: as for `put`. The result is what a `get` of the key returns.
 
         Raises:
-            As `put` and `get`; ContentionError: others put and delete the key again and again.
+            ContentionError: others put and delete the key again and again, until the store's timeout.
+            MemstoreError: those of `put` and `get`.
 
         Example:
             >>> import memstore, tempfile
@@ -128,6 +133,9 @@ class AsMapping(Puts, Gets):
 
         Args:
             prefix: as for `keys`.
+
+        Returns:
+            A `KeyTree`. Its text is the drawing.
 
         Example:
             >>> import memstore, tempfile

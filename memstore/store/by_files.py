@@ -41,7 +41,8 @@ class ByFiles(Puts, Gets):
             format: which of these it must be; None: memstore recognizes it.
             copy: put a copy of the value instead; the entry then no longer depends on the files. This also takes
                 values that can't be served in place.
-            expect_version, timeout: as in `put`.
+            expect_version: as in `put`.
+            timeout: as in `put`.
 
         Returns:
             The version.

@@ -70,8 +70,11 @@ class ByRows(Keyspace):
             capacity: the most rows that it can ever have; None: the number of rows of `value`.
             timeout: seconds; None: the store's.
 
+        Returns:
+            The dataset, open to read and write.
+
         Raises:
-            As `create_dataset`.
+            MemstoreError, TypeError, ValueError: as `create_dataset`.
         """
         with between_forks():
             from memstore.datasets import create_dataset_from
@@ -89,12 +92,16 @@ class ByRows(Keyspace):
                 this process, which no longer sees what others write to those pages.
             wait: seconds to wait until somebody has made it; None: it must exist.
 
+        Returns:
+            The dataset, open to read, and with "r+" to write.
+
         Raises:
             KeyNotFoundError: no such key, and no `wait`.
             StoreTimeoutError: nobody has made it within `wait` seconds.
             MutableEntryError: the key is that of another kind of entry.
             ReadOnlyError: mode "r+", and the store was opened with mode "r".
             CorruptionError: the file is damaged.
+            CrossHostError: its rows are on another host.
         """
         with between_forks():
             from memstore.datasets import open_dataset
