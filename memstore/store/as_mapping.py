@@ -44,7 +44,7 @@ class AsMapping(Puts, Gets):
         self.delete(key)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Iterates over keys and values; keys that are deleted meanwhile are left out."""
+        """Iterates over keys and values; keys that are deleted meanwhile are left out. Errors as `keys` and `get`."""
         return WhileRead(self._items(), "items()", self.root, "dict")
 
     def _items(self) -> Iterator[tuple[str, Any]]:
@@ -73,6 +73,7 @@ class AsMapping(Puts, Gets):
             MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
             ContentionError: others replaced the key again and again, until the store's timeout.
             ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError, UnknownOutcomeError: as in `get` and `delete`.
 
         Example:
             >>> import memstore, tempfile
@@ -136,6 +137,9 @@ class AsMapping(Puts, Gets):
 
         Returns:
             A `KeyTree`. Its text is the drawing.
+
+        Raises:
+            HomeUnavailableError: in a store on several hosts, one didn't answer.
 
         Example:
             >>> import memstore, tempfile

@@ -215,6 +215,7 @@ class ByRanks(Puts, Gets):
             StructureMismatchError: it doesn't fit; all differences are listed, and no rank has loaded anything.
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         load = self._begin_load(key, process_group)
         seconds = self._timeout if timeout is None else timeout

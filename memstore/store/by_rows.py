@@ -41,6 +41,7 @@ class ByRows(Keyspace):
             TypeError, ValueError: `spec`, `capacity` or `length` is invalid.
             UnsupportedValueError: a leaf that can't be written in place.
             ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError, UnknownOutcomeError: as in `put`.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -102,6 +103,7 @@ class ByRows(Keyspace):
             ReadOnlyError: mode "r+", and the store was opened with mode "r".
             CorruptionError: the file is damaged.
             CrossHostError: its rows are on another host.
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         with between_forks():
             from memstore.datasets import open_dataset

@@ -46,6 +46,7 @@ def iter_weights(
     Raises:
         KeyNotFoundError: no such key.
         StoreTimeoutError: there was no newer version in time.
+        HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         CorruptionError: a tensor is damaged, and the store verifies; the tensors before it were yielded.
         ValueError: no name starts with `prefix`, or two tensors would have the same name. No tensor was yielded by
             then.
