@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from fnmatch import fnmatch
+from html import unescape
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -178,6 +179,41 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     assert broken(tmp_path) == []
     assert methods_that_are_missing((tmp_path / "objects.inv").read_bytes()) == []
+    assert riddles(tmp_path / "api") == []
+
+
+def riddles(pages: Path) -> list[str]:
+    """What only those understand who read the source, or what nobody wrote, on pages of the reference."""
+    marks = (
+        r"_ErrnoError|HasView|OWNER_ONLY|NO_DEFAULT|DEFAULT_LEASE|_TIMEOUT",  # private names
+        r"alias of|Alias for field|class\s+\w+\(\*args, \*\*kwargs\)|~\w*P\b",  # where Sphinx knows nothing else
+        r"Return type|docs/\w+\.md|href=.tcp:",
+        r"\w+ \(\w+,\) –",  # `key, version: ...` read as a name and a type
+        r"– ?$",  # an error without a text
+    )
+    found: list[str] = []
+    for page in sorted(pages.glob("*.html")):
+        text = unescape(re.sub(r"<(?!a [^>]*href=.tcp:)[^>]+>", "", page.read_text()))
+        found += [f"{page.name}: {one}" for one in re.findall("|".join(marks), text, re.MULTILINE)]
+    return found
+
+
+def test_riddles_are_found(tmp_path: Path) -> None:
+    shown = (
+        "<dt><em>class</em> <span>Storage</span>(<em>*args</em>, <em>**kwargs</em>)</dt><dt>get(<em>default</em>"
+        "=<span>NO_DEFAULT</span>)</dt><li><p><strong>version</strong> (<em>key,</em>) – what it is</p></li>\n"
+        '<p>see docs/views.md, <a class="x" href="tcp://IP:PORT">tcp://IP:PORT</a></p><p>As <code>put</code>. –</p>\n'
+    )
+    (tmp_path / "store.html").write_text(shown)
+    found = [line.removeprefix("store.html: ") for line in riddles(tmp_path)]
+    assert found == [
+        "class Storage(*args, **kwargs)",
+        "NO_DEFAULT",
+        "version (key,) –",
+        "docs/views.md",
+        'href="tcp:',
+        "–",
+    ]
 
 
 def methods_that_are_missing(inventory: bytes) -> list[str]:
