@@ -21,7 +21,8 @@ class ShardInfo:
     """A part of a tensor that one rank has put.
 
     Attributes:
-        offsets, shape: which elements of the tensor it has.
+        offsets: where the part begins in each dimension of the tensor, in elements.
+        shape: of the part, in elements.
         rank: the rank that put it; one of them, if several ranks held the same part.
         file: the path of its bytes.
     """
@@ -38,6 +39,8 @@ class LeafInfo:
 
     Attributes:
         name: its path: ("a", "b") nested; (3, "exp_avg") for int keys.
+        dtype: of its elements.
+        shape: of the whole tensor.
         nbytes: of the whole tensor.
         shards: its parts, in the order of their offsets, if ranks have put them by `put_sharded`: a plain tensor is one
             part. Empty for other entries, and for tensors without elements.
@@ -55,11 +58,15 @@ class EntryInfo:
     """A version of a key.
 
     Attributes:
-        nbytes: of its tensors. In a segment also of the pads between them; of a sharded entry each part once.
-        created: in Unix seconds.
+        key: the key.
+        version: its version.
         kind: where the bytes are: "inline" in the catalog, "segment" in a file of the store, "adopted" in attached
             files, "sharded" in files of several ranks. The rows of a "dataset" or "buffer" are written in place; its
             leaves and `nbytes` are those of its whole capacity.
+        nbytes: of its tensors. In a segment also of the pads between them; of a sharded entry each part once.
+        created: when it was put, in Unix seconds.
+        structure: what the value is, in a few words for people.
+        leaves: its tensors.
         files: the paths of its bytes.
     """
 
@@ -93,9 +100,19 @@ def _cells(leaf: LeafInfo) -> tuple[str, ...]:
 class StoreStats:
     """What a store holds, in bytes, and what this process did.
 
-    `pending_bytes` are parts of sharded puts that wait for other ranks. `reusable_bytes` are files that are retired and
-    held by nobody; `pinned_bytes` are retired, and held or leased. `pinned_by` are the pids of the processes that hold
-    them, as far as the kernel says. `huge_page_bytes` counts this process's mappings.
+    Attributes:
+        keys: how many keys there are.
+        live_bytes: of the files of current versions.
+        reusable_bytes: of files that are retired and held by nobody. The next puts use them again.
+        pinned_bytes: of files that are retired, and still held by a process or by a lease.
+        filling_bytes: of files that are being written.
+        pending_bytes: of the parts of sharded puts that wait for other ranks.
+        capacity: how many bytes all files may take together; None: there is no limit.
+        catalog_bytes: of the catalog, which has the values that have no file of their own.
+        huge_page_bytes: of this process's mappings, as far as they are on huge pages.
+        puts: how many values this Store has put.
+        gets: how many values this Store has got.
+        pinned_by: the pids of the processes that hold retired files, as far as the kernel says.
     """
 
     keys: int
@@ -146,7 +163,10 @@ class PendingInfo:
     """A sharded put that waits for the parts of other ranks.
 
     Attributes:
-        ranks: whose parts are there.
+        key: the key that is put.
+        attempt: the text by which the ranks of this put find each other.
+        world_size: how many ranks take part.
+        ranks: those whose parts are there.
         nbytes: of their files.
         expires: when it is given up, in Unix seconds.
     """
@@ -222,17 +242,22 @@ class HostStatus:
     """A host that serves a store, as it says itself.
 
     Attributes:
-        address: "tcp://IP:PORT".
+        address: where it listens, as ``tcp://IP:PORT``.
         name: its host name.
         epoch: of the members that it knows; all hosts come to the same one.
         incarnation: how often its index process was started.
         alive: whether it has answered. If not, `trouble` says why, and the rest is unknown.
-        keys: that have their home there.
+        keys: how many keys have their home there.
         live_bytes: of the values that lie there.
         transport: how large values are sent between it and hosts with the same transport: "tcp", "rdma" or "monarch".
-        sent, received: bytes on the network, of its index process since that was started: what other hosts ask it and
-            fetch there. What its own processes fetch counts where it comes from.
-        memstore, torch, monarch: versions; empty: not installed.
+        sent: bytes that its index process has sent over the network since it was started. They are its answers to
+            other hosts, and what they fetch there.
+        received: bytes that its index process has received since then. What the host's own processes fetch counts as
+            `sent` of the host that it comes from.
+        memstore: the version of memstore.
+        torch: the version of torch.
+        monarch: the version of Monarch; empty: it isn't installed.
+        trouble: why the host has not answered; empty: it has.
     """
 
     address: str
@@ -256,8 +281,9 @@ class ClusterStatus:
     """The hosts that serve one store.
 
     Attributes:
-        seed: the address of the one that decides who is a member.
-        epoch: of the members, as the host knows that was asked.
+        seed: the address of the host that decides who is a member.
+        epoch: of the members, as the host that was asked knows it.
+        hosts: the members, each as it says itself.
     """
 
     seed: str

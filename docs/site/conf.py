@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [
     str(HERE),
     str(HERE.parents[1]),
-]  # `outside` and `signatures`, beside this file; memstore, of this checkout
+]  # the extensions beside this file; memstore, of this checkout
 
 import memstore  # noqa: E402
 
@@ -26,6 +26,7 @@ extensions = [
     "myst_parser",  # Markdown
     "sphinx_copybutton",
     "sphinx_design",  # the cards of the home page
+    "docstrings",  # this one and the next two are beside this file
     "outside",
     "signatures",
 ]
@@ -55,5 +56,6 @@ html_static_path = ["static"]
 html_css_files = ["memstore.css"]
 html_search_scorer = str(HERE / "search.js")  # which pages come first
 html_copy_source = False
+html_domain_indices = False  # the index of Python modules would have those of automodule alone
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

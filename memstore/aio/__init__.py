@@ -16,8 +16,7 @@ from __future__ import annotations
 from memstore.aio.opening import open
 from memstore.aio.reading import iter_weights, read_rows
 from memstore.aio.results import AsyncPendingPut, AsyncRef
-from memstore.aio.rows import AsyncDataset
-from memstore.aio.rows import AsyncReplayBuffer as ReplayBuffer
+from memstore.aio.rows import AsyncDataset, ReplayBuffer
 from memstore.aio.store import AsyncStore
 
 __all__ = [

@@ -89,7 +89,8 @@ def awaited(
         wrap: makes, of the object that awaits and of what the method gives, what is returned.
         lane: of the object that awaits, and a call's first argument; None: `lane_of`.
     """
-    is_timed = "timeout" in inspect.signature(method).parameters
+    signature = inspect.signature(method)
+    is_timed = "timeout" in signature.parameters
 
     @functools.wraps(method, assigned=("__doc__", "__name__"))
     async def made_in_a_thread(self: Awaits[Any], *arguments: Any, **options: Any) -> Any:
@@ -99,6 +100,8 @@ def awaited(
         made = await self.made(method, arguments, options, lane=name, is_timed=is_timed, settles=settles)
         return made if wrap is None else wrap(self, made)
 
+    if wrap is not None:
+        _say(made_in_a_thread, signature, wrap.__annotations__["return"])
     return made_in_a_thread
 
 
@@ -106,4 +109,15 @@ def called_as(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., Coroutine[Any, Any, R]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
     """For an awaited method that is written by hand: it has the arguments and the text of the blocking one."""
-    return functools.wraps(method, assigned=("__doc__", "__name__"))  # type: ignore[return-value]
+
+    def named(written: Callable[..., Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+        functools.update_wrapper(written, method, assigned=("__doc__", "__name__"))
+        _say(written, inspect.signature(method), written.__annotations__["return"])
+        return written
+
+    return named
+
+
+def _say(awaiting: Any, signature: inspect.Signature, returned: str) -> None:
+    """`help` and the reference show the arguments of the blocking method, and what this one returns."""
+    awaiting.__signature__ = signature.replace(return_annotation=returned)

@@ -20,10 +20,13 @@ from memstore.store.store import Store
 class AsyncRef(Awaits[Ref]):
     """A version of a key, which stays readable as long as it lives: a `memstore.Ref`, whose methods are awaited.
 
-    Made by `AsyncStore.ref`, and pickled as a reference. `ref` is the Ref itself, for code that doesn't await.
+    Made by `AsyncStore.ref`, and pickled as a reference.
 
     Attributes:
-        key, version, root: what it refers to.
+        ref: the `memstore.Ref` itself, for code that doesn't await.
+        key: the key.
+        version: the version of the key that it refers to.
+        root: the folder of the store, as a path.
     """
 
     __slots__ = ("_lane", "key", "ref", "root", "version")
@@ -61,7 +64,8 @@ class AsyncPendingPut(Awaits[PendingPut]):
     home is another host, 8 waits for a key have a thread each, and further ones wait for one of these.
 
     Attributes:
-        key, attempt: what it is a part of.
+        key: the key that is put.
+        attempt: the text by which the ranks of this put find each other.
     """
 
     def __init__(self, pending: PendingPut, root: Root, lane: Hashable, owner: Owner, timeout: float) -> None:

@@ -15,7 +15,7 @@ from memstore.aio.awaited import Awaits, awaited
 from memstore.aio.lanes import call
 from memstore.aio.opened import Opened, check_opened
 from memstore.datasets import Dataset
-from memstore.replay import ReplayBuffer
+from memstore.replay import ReplayBuffer as BlockingBuffer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,9 +27,11 @@ class AsyncDataset(Awaits[Dataset]):
     Made by `AsyncStore.create_dataset`, `create_dataset_from` and `open_dataset`.
 
     Attributes:
-        dataset: the Dataset itself, for code that doesn't await.
+        dataset: the `memstore.Dataset` itself, for code that doesn't await.
         root: the folder of the store.
-        key, capacity, spec: those of the Dataset.
+        key: its key in the store.
+        capacity: the most rows that it can have.
+        spec: what a row is: nested dicts of `(shape, dtype)`, or one such pair.
     """
 
     def __init__(self, dataset: Dataset, root: str, timeout: float) -> None:
@@ -44,14 +46,15 @@ class AsyncDataset(Awaits[Dataset]):
 
     @property
     def batch_size(self) -> torch.Size:
+        """The batch size of a slice of all rows that are there by now."""
         return self.dataset.batch_size
 
     def __len__(self) -> int:
-        """The rows that are whole, by now."""
+        """The number of complete rows."""
         return len(self.dataset)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Rows where they lie, at once; what is copied is awaited, see `read_rows`."""
+        """Rows over the shared memory, at once, for an int or a slice. For other indices await `read_rows`."""
         if isinstance(index, int | slice):  # pyright: ignore[reportUnnecessaryIsInstance]
             return self.dataset[index]
         raise TypeError(f"rows by {type(index).__qualname__} are copied: await read_rows(index)")
@@ -62,7 +65,7 @@ class AsyncDataset(Awaits[Dataset]):
     seal = awaited(Dataset.seal)
 
     async def write_rows(self, index: Any, batch: Any) -> None:
-        """`dataset[index] = batch`, awaited: a task that is cancelled goes on when nothing is written any more."""
+        """As `dataset[index] = batch`, awaited. A task that is cancelled goes on when nothing is written any more."""
         await call(self.lane_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,12 +75,21 @@ class AsyncDataset(Awaits[Dataset]):
         return f"<memstore.aio.AsyncDataset {self.key!r}: {len(self):,} of {self.capacity:,} rows>"
 
 
-class AsyncReplayBuffer(Awaits[ReplayBuffer]):
+class ReplayBuffer(Awaits[BlockingBuffer]):
     """A `memstore.ReplayBuffer`, whose methods are awaited. It takes the same arguments, with an AsyncStore.
 
     The buffer is opened, or created, by `await buffer` or by its first call. A sample takes a thread while it waits for
     rows or for a rate limiter, and so does an insertion. In this process, samples of one key have 8 threads, and all
     other calls for this key have 8 others. A call that finds no free thread waits for one, within its timeout.
+
+    Args:
+        store: an open `AsyncStore`.
+        key: the buffer's key in it.
+        spec: describes a row; None: as created.
+        options: `capacity`, `sampler` and the other arguments of `memstore.ReplayBuffer`.
+
+    Attributes:
+        key: the buffer's key in the store.
 
     Example:
         >>> import asyncio, memstore.aio, tempfile, torch
@@ -94,15 +106,15 @@ class AsyncReplayBuffer(Awaits[ReplayBuffer]):
         check_opened(store, "ReplayBuffer")
         self.key, self.timeout = key, store.timeout
         self._store, self._arguments, self._options = store, (key, spec), options
-        self._buffer: ReplayBuffer | None = None
+        self._buffer: BlockingBuffer | None = None
         self._opening = threading.Lock()
 
-    def blocking(self) -> ReplayBuffer:
+    def blocking(self) -> BlockingBuffer:
         if self._buffer is not None:
             return self._buffer
         with self._opening:
             if self._buffer is None:
-                self._buffer = ReplayBuffer(self._store.blocking(), *self._arguments, **self._options)
+                self._buffer = BlockingBuffer(self._store.blocking(), *self._arguments, **self._options)
             return self._buffer
 
     def lane_of(self, key: object) -> Hashable:
@@ -112,15 +124,15 @@ class AsyncReplayBuffer(Awaits[ReplayBuffer]):
         """Another one: who waits for rows must not keep out who adds them."""
         return "samples", self._store.root, self.key
 
-    add = awaited(ReplayBuffer.add)
-    extend = awaited(ReplayBuffer.extend)
-    sample = awaited(ReplayBuffer.sample, lane=lane_of_samples)
-    sample_slices = awaited(ReplayBuffer.sample_slices, lane=lane_of_samples)
-    update_priority = awaited(ReplayBuffer.update_priority)
-    flush = awaited(ReplayBuffer.flush)
+    add = awaited(BlockingBuffer.add)
+    extend = awaited(BlockingBuffer.extend)
+    sample = awaited(BlockingBuffer.sample, lane=lane_of_samples)
+    sample_slices = awaited(BlockingBuffer.sample_slices, lane=lane_of_samples)
+    update_priority = awaited(BlockingBuffer.update_priority)
+    flush = awaited(BlockingBuffer.flush)
 
-    async def opened(self) -> ReplayBuffer:
-        """Returns the ReplayBuffer itself, for its length, cursor, capacity and spec, which need no await."""
+    async def opened(self) -> BlockingBuffer:
+        """Returns the `memstore.ReplayBuffer`, for its length, cursor, capacity and spec, which need no await."""
         return await call(self.lane_of(None), lambda _: self.blocking())
 
     def __await__(self) -> Generator[Any, Any, Self]:

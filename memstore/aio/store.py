@@ -77,11 +77,11 @@ class AsyncStore(ByRanks):
     tree = awaited(Store.tree)
 
     async def contains(self, key: str) -> bool:
-        """`key in store`, awaited."""
+        """As `key in store`, awaited."""
         return await self.made(Store.__contains__, (key,), {}, lane=self.lane_of(key), is_timed=False)
 
     async def count(self) -> int:
-        """`len(store)`, awaited."""
+        """As `len(store)`, awaited."""
         return await self.made(Store.__len__, (), {}, lane=self.lane_of(None), is_timed=False)
 
     def keys(self, prefix: str = "") -> AsyncIterator[str]:
@@ -99,14 +99,17 @@ class AsyncStore(ByRanks):
         return self.keys()
 
     async def items(self) -> AsyncIterator[tuple[str, Any]]:
-        """Iterates over keys and values; keys that are deleted meanwhile are left out."""
+        """Iterates over keys and values: `async for key, value in store.items()`.
+
+        Keys that are deleted meanwhile are left out.
+        """
         async for key in self.keys():
             value = await self.get(key, _ABSENT)
             if value is not _ABSENT:
                 yield key, value
 
     async def values(self) -> AsyncIterator[Any]:
-        """Iterates over the values, as `items`."""
+        """Iterates over the values, as `items`: `async for value in store.values()`."""
         async for _, value in self.items():
             yield value
 

@@ -37,8 +37,10 @@ class Converted:
     """The result of a conversion. Made by `convert`.
 
     Attributes:
-        source, target: the two paths, absolute.
-        source_format, target_format: see FORMATS.
+        source: the path of the source, absolute.
+        target: the path of the target, absolute.
+        source_format: one of FORMATS.
+        target_format: one of WRITTEN.
         tensors: how many tensors were written.
         nbytes: the size of these tensors.
     """
@@ -70,10 +72,11 @@ def convert(
     Args:
         source: a file or a folder. It must not change during the conversion.
         target: a path at which nothing exists yet, in a folder that exists.
-        source_as, target_as: formats, of FORMATS. With None, the source's format is found from its files. The target's
-            format follows from its suffix (`.safetensors`; torch for `.pt`, `.pth`, `.bin` and `.ckpt`), and is a
-            snapshot if there is none. Any other suffix that starts with a letter is refused, since it may be mistyped;
-            so is a format that doesn't have the target's suffix.
+        source_as: the source's format, one of FORMATS. None: it is found from its files.
+        target_as: the target's format, one of WRITTEN. None: it follows from the suffix of `target`: safetensors for
+            ``.safetensors``, torch for ``.pt``, ``.pth``, ``.bin`` and ``.ckpt``, a snapshot if there is none. Any
+            other suffix that starts with a letter is refused, since it may be mistyped; so is a format that doesn't
+            have the target's suffix.
         allow_pickle: allow objects that only pickle can read or write. Unpickling can run code, so allow it only if you
             trust the source.
         untie: if the target can't keep shared memory, store each of the tensors that share it separately.

@@ -38,7 +38,8 @@ class BlockShuffle(Sampler[int]):
         block: rows of a block. Larger blocks mix better, and take more memory of the page cache. 1, or `length` and
             more: single rows are shuffled.
         seed: from 0 to 2**64 - 1; the same for all ranks.
-        rank, num_replicas: which of how many processes this is, as for DistributedSampler. Each gets
+        rank: which process this is, from 0, as for DistributedSampler.
+        num_replicas: how many processes there are. Each gets
             `length // num_replicas` rows. The remaining rows are left out of the epoch: different ones in each.
         prefetch: called with the rows of a block, as a range, one block before they are drawn: `data.prefetch` of a
             `StoreDataset` lets the disk read them meanwhile.

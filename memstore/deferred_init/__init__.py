@@ -22,7 +22,8 @@ init        deferred_init, is_deferred, materialize_tensor
 
 from __future__ import annotations
 
+from memstore.deferred_init.fitting import Materialized
 from memstore.deferred_init.init import deferred_init, is_deferred, materialize_tensor
 from memstore.deferred_init.modules import materialize_module
 
-__all__ = ["deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
+__all__ = ["Materialized", "deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]

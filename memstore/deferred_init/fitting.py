@@ -29,7 +29,7 @@ _TRIMMED_EVERY = 32 << 20  # bytes
 
 
 class Materialized(NamedTuple):
-    """The names of the tensors that `materialize_module` has made.
+    """The names of the tensors that were made real. Made by `materialize_module`.
 
     Attributes:
         found: those that were taken from the source.

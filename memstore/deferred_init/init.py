@@ -31,7 +31,8 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
     Args:
         module_fn: the module's class, or any callable that makes the module.
-        args, kwargs: the arguments of `module_fn`.
+        args: the positional arguments of `module_fn`.
+        kwargs: its keyword arguments.
 
     Returns:
         The result of `module_fn`. Tensors that existed before aren't changed.

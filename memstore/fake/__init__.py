@@ -1,6 +1,6 @@
 """Fake tensors, which have a shape, dtype, strides and device, but no memory. The names are torchdistX's.
 
-Users have fake_mode, fake_like, is_fake and meta_like of it; the other names are for deferred_init, and may change.
+Users have what `__all__` names; the other names are for deferred_init, and may change.
 
 marks       which tensors are fake: their storages have a mark
 arguments   of operators, as refs and as meta tensors
@@ -15,6 +15,10 @@ functions   torch functions and attributes that no operator sees
 mode        fake_mode, is_fake, meta_like
 like        fake_like
 """
+
+# Names for deferred_init, which comes in by this door too:
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
 
 from __future__ import annotations
 
@@ -36,25 +40,4 @@ from memstore.fake.recorder import History, Recorder
 from memstore.fake.session import Session
 from memstore.fake.tensors import become_fake, original_class
 
-__all__ = [
-    "History",
-    "Mark",
-    "Recorder",
-    "Ref",
-    "Session",
-    "become_fake",
-    "fake_like",
-    "fake_mode",
-    "in_session",
-    "is_fake",
-    "kind_of",
-    "map_tensors",
-    "mark_of",
-    "meta_like",
-    "original_class",
-    "over_storage",
-    "ref_of",
-    "requires_grad",
-    "tensors_in",
-    "unrecorded_writes",
-]
+__all__ = ["fake_like", "fake_mode", "is_fake", "meta_like"]

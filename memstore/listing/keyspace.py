@@ -80,6 +80,10 @@ class Keyspace:
         Raises:
             KeyNotFoundError: no such key, unless `missing_ok`.
             VersionConflictError: it is at another version than `expect_version`.
+            ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer. Nothing was
+                deleted.
+            UnknownOutcomeError: that host was asked to delete the key, and gave no answer.
         """
         expect = None if expect_version is None else expected_version(expect_version)
         change = Change(encode_key(key), None, expect, flag("missing_ok", missing_ok))
@@ -130,6 +134,9 @@ class Keyspace:
 
         They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed. A
         prefix is plain text, not a pattern: if it looks like a pattern and no key starts with it, a warning says so.
+
+        Raises:
+            HomeUnavailableError: in a store on several hosts, one didn't answer.
         """
         encoded = encode_prefix(prefix)
         self._opened()
@@ -138,7 +145,12 @@ class Keyspace:
         return WhileRead(warning, call_of_keys(prefix), self.root)
 
     def version(self, key: str) -> int:
-        """Returns the version of `key`. Raises KeyNotFoundError."""
+        """Returns the version of `key`.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
+        """
         name = encode_key(key)
         root = self._opened()
         found = index.version_of(root, name, self._timeout)
@@ -157,7 +169,8 @@ class Keyspace:
             timeout: seconds; None: the store's; `float("inf")`: for ever.
 
         Raises:
-            StoreTimeoutError (a TimeoutError too): there was none in time.
+            StoreTimeoutError: there was none in time. It is a TimeoutError too.
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         self._opened()
         seconds = self._timeout if timeout is None else timeout
@@ -223,12 +236,14 @@ class Keyspace:
         return f"<memstore.{type(self).__name__} {self.root} ({state})>"
 
     def __len__(self) -> int:
+        """How many keys there are."""
         return self._count(self._timeout)
 
     def _count(self, timeout: float) -> int:
         return index.count(self._opened(), timeout)
 
     def __contains__(self, key: object) -> bool:
+        """Whether there is such a key."""
         return bool(index.version_of(self._opened(), encode_key(key), self._timeout))
 
 

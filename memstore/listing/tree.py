@@ -37,7 +37,9 @@ class _Folder:
 
 
 class KeyTree:
-    """Keys as a tree, as they were when it was made. Its text is the drawing; a notebook shows it too.
+    """Keys as a tree, as they were when it was made. Made by `Store.tree`.
+
+    Its text is the drawing; a notebook shows it too.
 
     Attributes:
         root: the store's folder.

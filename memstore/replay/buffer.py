@@ -55,7 +55,9 @@ class ReplayBuffer(Filled):
         mode: "a" opens the buffer, and creates it if it doesn't exist; "r+": it must exist; "x": it must not.
 
     Attributes:
-        key, capacity, spec: as above.
+        key: the buffer's key in the store.
+        capacity: how many rows it holds.
+        spec: what a row is: nested dicts of `(shape, dtype)`, or one such pair.
 
     Raises:
         KeyNotFoundError: there is no such key, and no `spec` and `capacity` with which to create it.
@@ -118,7 +120,7 @@ class ReplayBuffer(Filled):
     # --- sample -------------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None) -> Any:
-        """Gives rows, in memory of their own.
+        """Returns rows, in memory of their own.
 
         Args:
             batch_size: how many rows.
@@ -127,9 +129,9 @@ class ReplayBuffer(Filled):
             timeout: seconds to wait until there are rows, and the rate limiter permits it; None: the store's.
 
         Returns:
-            A TensorDict [batch_size] with the leaves of the spec (that of one tensor is called "data"); "index", int64:
-            that of each row; and if the sampler is "prioritized" "weight", float32: `(rows * probability) ** -beta`,
-            over the largest of the batch.
+            A TensorDict [batch_size] with the leaves of the spec (that of one tensor is called "data"), and with the
+            "index" of each row, int64. If the sampler is "prioritized", it also has the "weight" of each row, float32,
+            which is `(rows * probability) ** -beta`, divided by the largest one of the batch.
 
         Raises:
             StoreTimeoutError: there were not enough rows in time; the message says why.

@@ -35,8 +35,7 @@ class Filled:
 
     @property
     def cursor(self) -> int:
-        """Where the ring is: the next row gets this as its index. Rows whose index is less by more than the capacity
-        are gone.
+        """The index that the next row gets. Rows whose index is less by more than the capacity are gone.
 
         It counts all indices that were ever given out: those of rows that were added, of rows that are being added, of
         rows whose writer died, and of slots that the ring skipped because a writer was slow.
@@ -69,8 +68,8 @@ class Filled:
             timeout: seconds to wait for room if a rate limiter or stopped writers block it; None: the store's.
 
         Returns:
-            int64 [n]: the index of each row. It grows for ever, and so says which row was meant when its slot has
-            another one by now.
+            The index of each row, as int64 [n]. Indices grow for ever, so one says which row was meant even when its
+            slot has another row by now.
 
         Raises:
             StructureMismatchError: other leaves, shapes or dtypes. Nothing was written.

@@ -39,7 +39,7 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
             on the current stream.
 
     Returns:
-        `out`, or a new value: the structure of `source`, with the rows.
+        The rows, in the structure of `source`. It is `out` if that is given, otherwise a new value.
 
     Raises:
         IndexError: a row out of range; the message names the range.

@@ -129,9 +129,16 @@ class Snapshot:
         for the oldest. The snapshot is completed even if the training process dies.
 
         Args:
+            path: as of `take`.
+            app_state: as of `take`.
+            pg: as of `take`.
+            replicated: as of `take`.
+            storage_options: as of `take`.
+            durability: as of `take`.
+            checksum: as of `take`.
             progress: as of `take`, called in a thread of its own while the bytes are written, and at last by `wait`.
                 What it raises becomes a RuntimeWarning of `wait`, and it is called no more: the snapshot is there.
-            path, app_state, pg, replicated, storage_options, durability, checksum, allow_pickle: as of `take`.
+            allow_pickle: as of `take`.
 
         Returns:
             A PendingSnapshot; its `wait` returns the snapshot, or raises the error that occurred.

@@ -25,22 +25,26 @@ class AsMapping(Puts, Gets):
     """What `Store` inherits. No MutableMapping: its `get` never raises, and it compares by contents."""
 
     def __iter__(self) -> Iterator[str]:
+        """As `keys()`: iterates over all keys, sorted by their UTF-8 bytes."""
         return iter(self.keys())
 
     def __getitem__(self, key: str) -> Any:
+        """As `get(key)`."""
         try:
             return self.get(key)
         except InvalidKeyError as error:
             raise as_row_index(error, key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
+        """As `put(key, value)`."""
         self.put(key, value)
 
     def __delitem__(self, key: str) -> None:
+        """As `delete(key)`."""
         self.delete(key)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Iterates over keys and values; keys that are deleted meanwhile are left out."""
+        """Iterates over keys and values; keys that are deleted meanwhile are left out. Errors as `keys` and `get`."""
         return WhileRead(self._items(), "items()", self.root, "dict")
 
     def _items(self) -> Iterator[tuple[str, Any]]:
@@ -69,6 +73,7 @@ class AsMapping(Puts, Gets):
             MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
             ContentionError: others replaced the key again and again, until the store's timeout.
             ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError, UnknownOutcomeError: as in `get` and `delete`.
 
         Example:
             >>> import memstore, tempfile
@@ -103,7 +108,8 @@ class AsMapping(Puts, Gets):
             value: as for `put`. The result is what a `get` of the key returns.
 
         Raises:
-            As `put` and `get`; ContentionError: others put and delete the key again and again.
+            ContentionError: others put and delete the key again and again, until the store's timeout.
+            MemstoreError: those of `put` and `get`.
 
         Example:
             >>> import memstore, tempfile
@@ -128,6 +134,12 @@ class AsMapping(Puts, Gets):
 
         Args:
             prefix: as for `keys`.
+
+        Returns:
+            A `KeyTree`. Its text is the drawing.
+
+        Raises:
+            HomeUnavailableError: in a store on several hosts, one didn't answer.
 
         Example:
             >>> import memstore, tempfile

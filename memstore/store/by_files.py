@@ -41,7 +41,8 @@ class ByFiles(Puts, Gets):
             format: which of these it must be; None: memstore recognizes it.
             copy: put a copy of the value instead; the entry then no longer depends on the files. This also takes
                 values that can't be served in place.
-            expect_version, timeout: as in `put`.
+            expect_version: as in `put`.
+            timeout: as in `put`.
 
         Returns:
             The version.
@@ -52,6 +53,7 @@ class ByFiles(Puts, Gets):
             PermissionDeniedError: the folder has a link that leads out of it.
             FileNotFoundError: there is nothing at `path`.
             VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
+            HomeUnavailableError, UnknownOutcomeError: as in `put`.
         """
         with between_forks():
             from memstore.formats import describe_files, load_files
@@ -105,6 +107,7 @@ class ByFiles(Puts, Gets):
             KeyNotFoundError: no such key.
             UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder isn't empty.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
             ValueError: `path` ends in the suffix of another format (.pt, .pth, .ckpt, .bin, .npy, .npz, .safetensors).
         """
         with between_forks():

@@ -51,7 +51,8 @@ class ByRanks(Puts, Gets):
                 launcher that restarts ranks should include the number of the restart. Alone, with torch.distributed, a
                 text such as "step 12", by which the ranks of `process_group` find each other, even if one has left out
                 a put. None: the puts of this key are matched by their order.
-            rank, world_size: this rank, from 0, and how many there are.
+            rank: this rank, from 0; None: its rank in `process_group`.
+            world_size: how many ranks there are; None: as many as `process_group` has.
             process_group: of torch.distributed; None: the default one. No collective is called.
             dtype: floating leaves are cast to it, as in `put`.
             expect_version: as in `put`; it is compared when all parts are there.
@@ -130,14 +131,15 @@ class ByRanks(Puts, Gets):
             model: any module except FullyShardedDataParallel (use `fully_shard`).
             optimizer: of the model's parameters; its states are stored by their names.
             dtype: the module's floating tensors are cast to it, as in `put`; the optimizer's states never are.
-            process_group, timeout: as in `put_sharded`.
+            process_group: as in `put_sharded`.
+            timeout: as in `put_sharded`.
 
         Returns:
             The version, which all ranks get.
 
         Raises:
             UnsupportedValueError: FullyShardedDataParallel, or a parameter of the optimizer that is not the model's.
-            As `put_sharded`, with torch.distributed; else as `put`.
+            MemstoreError: with torch.distributed those of `put_sharded`, and without it those of `put`.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -213,6 +215,7 @@ class ByRanks(Puts, Gets):
             StructureMismatchError: it doesn't fit; all differences are listed, and no rank has loaded anything.
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         load = self._begin_load(key, process_group)
         seconds = self._timeout if timeout is None else timeout

@@ -41,6 +41,7 @@ class ByRows(Keyspace):
             TypeError, ValueError: `spec`, `capacity` or `length` is invalid.
             UnsupportedValueError: a leaf that can't be written in place.
             ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError, UnknownOutcomeError: as in `put`.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -70,8 +71,11 @@ class ByRows(Keyspace):
             capacity: the most rows that it can ever have; None: the number of rows of `value`.
             timeout: seconds; None: the store's.
 
+        Returns:
+            The dataset, open to read and write.
+
         Raises:
-            As `create_dataset`.
+            MemstoreError, TypeError, ValueError: as `create_dataset`.
         """
         with between_forks():
             from memstore.datasets import create_dataset_from
@@ -89,12 +93,17 @@ class ByRows(Keyspace):
                 this process, which no longer sees what others write to those pages.
             wait: seconds to wait until somebody has made it; None: it must exist.
 
+        Returns:
+            The dataset, open to read, and with "r+" to write.
+
         Raises:
             KeyNotFoundError: no such key, and no `wait`.
             StoreTimeoutError: nobody has made it within `wait` seconds.
             MutableEntryError: the key is that of another kind of entry.
             ReadOnlyError: mode "r+", and the store was opened with mode "r".
             CorruptionError: the file is damaged.
+            CrossHostError: its rows are on another host.
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         with between_forks():
             from memstore.datasets import open_dataset

@@ -82,7 +82,8 @@ class Gets(Keyspace):
                 other ranks hold.
             like: a value of the same structure. The result is in new memory, and has its devices, dtypes, strides,
                 meshes and placements.
-            device, dtype: as in `torch.Tensor.to`; dtype for floating-point leaves only.
+            device: the device of the result, as in `torch.Tensor.to`; None: that from which the value was put.
+            dtype: the dtype of its floating-point leaves; None: as they were put. Other leaves keep theirs.
             non_blocking: as in `torch.Tensor.to`.
             strict: False fills only the leaves that `out` or `like` and the stored value have in common.
             max_age: in a store on several hosts: return the version that this process has last seen if that was at
@@ -166,6 +167,8 @@ class Gets(Keyspace):
         Raises:
             KeyNotFoundError: some of them don't exist.
             PartialCommitError: none is missing, but one waits for the parts of other ranks.
+            MutableEntryError: one is a dataset or replay buffer.
+            HomeUnavailableError: in a store on several hosts, one that has a key, or its bytes, didn't answer.
         """
         root = self._opened()
         names = {key: encode_key(key) for key in several(keys)}
@@ -193,6 +196,11 @@ class Gets(Keyspace):
         Args:
             key: the key.
             lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            MutableEntryError: the key is that of a dataset or replay buffer.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         root = self._opened()
         if not float(lease) >= 0:
@@ -207,11 +215,18 @@ class Gets(Keyspace):
         dataset has the rows that exist now, and shows what others write into them.
 
         Args:
+            key: the key.
             device: the device to which tensors that are read from the view move; None: that from which they were put.
 
         Returns:
             The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
             container looks into (jagged, nested, quantized, unbatched, numpy arrays) are loaded.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            MutableEntryError: the key is that of a replay buffer.
+            CrossHostError: the key is that of a dataset, whose rows are on another host.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
 
         Example:
             >>> import memstore, tempfile, torch

@@ -71,7 +71,7 @@ def open(
         timeout: seconds for which any call waits, for a lock, a version or rows, unless it has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
             `float("inf")`: for ever. None: the store must exist.
-        cluster: the address of a cluster's seed, "tcp://IP:PORT". This host joins the cluster first, as by
+        cluster: the address of a cluster's seed, ``tcp://IP:PORT``. This host joins the cluster first, as by
             `memstore.join`, unless it is a member; the folder is created if it doesn't exist, also with "r" and "r+".
             `wait` is then how many seconds that may take (None: 60). None: the store is opened as it is.
 
@@ -87,7 +87,8 @@ def open(
         FormatVersionError: a newer memstore has created the store.
         UnsupportedFilesystemError: the folder is on a network file system, or "disk" was asked for on a tmpfs.
         StoreFullError: there is no room for the catalog of a new store.
-        InvalidAddressError: `cluster` is no address. NotServedError: this host can't be a member of that cluster.
+        InvalidAddressError: `cluster` is no address.
+        NotServedError: this host can't be a member of that cluster.
 
     Example:
         >>> import memstore, tempfile, torch

@@ -64,6 +64,9 @@ class Puts(Keyspace):
             VersionConflictError: the key is at another version than `expect_version`.
             StoreFullError: no room. Nothing was changed.
             ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer. Nothing was
+                changed.
+            UnknownOutcomeError: that host was asked to publish the value, and gave no answer.
         """
         root = self._writable()
         try:

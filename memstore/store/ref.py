@@ -16,7 +16,8 @@ class Ref:
     (60 s, or the `lease` of `Store.ref`), so that the version survives until the receiver has unpickled it.
 
     Attributes:
-        key, version: what it refers to.
+        key: the key.
+        version: the version of the key that it refers to.
         root: the folder of the store, as a path.
     """
 

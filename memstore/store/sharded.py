@@ -65,7 +65,8 @@ class PendingPut:
     the Store is closed, and can't be pickled: other processes find the put in `store.pending()`.
 
     Attributes:
-        key, attempt: what it is a part of.
+        key: the key that is put.
+        attempt: the text by which the ranks of this put find each other.
     """
 
     __slots__ = ("_member", "_outcome", "_root", "_timeout", "attempt", "key")

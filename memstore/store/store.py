@@ -47,7 +47,13 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         self._verify, self._allow_pickle = verify, allow_pickle
 
     def info(self, key: str) -> EntryInfo:
-        """Describes the current version of `key`, without reading its tensors. Raises KeyNotFoundError."""
+        """Describes the current version of `key`, without reading its tensors.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            CorruptionError: its description is damaged.
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
+        """
         return describe(self._opened(), key, self._timeout)
 
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:

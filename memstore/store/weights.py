@@ -32,16 +32,21 @@ def iter_weights(
     device. A tensor that ranks have put in parts is assembled in new memory when it is its turn, only one at a time.
 
     Args:
-        store, key: where to read.
+        store: the store.
+        key: the key of the nested value.
         newer_than: wait first for a version that is newer than this one.
         prefix: removed from the front of the names, such as "model."; tensors without it are left out. Some tensor
             must have it.
         names: called with each name without the prefix; returns the new name, or None to leave the tensor out.
         timeout: seconds to wait; None: the store's.
 
+    Returns:
+        An iterator over pairs of a name and a tensor.
+
     Raises:
         KeyNotFoundError: no such key.
         StoreTimeoutError: there was no newer version in time.
+        HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         CorruptionError: a tensor is damaged, and the store verifies; the tensors before it were yielded.
         ValueError: no name starts with `prefix`, or two tensors would have the same name. No tensor was yielded by
             then.

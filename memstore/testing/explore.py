@@ -3,6 +3,8 @@
 A model is a state (hashable) and a function that gives its successors, each with the name of the step that leads there.
 It raises `Fault` where a step does what must never happen; so does the check of a state.
 
+::
+
     found = explore(0, lambda n: [("add", n + 1), ("double", 2 * n)] if n < 9 else [], check, is_end=lambda n: n >= 9)
 """
 
@@ -16,7 +18,12 @@ State = TypeVar("State", bound=Hashable)
 
 
 class Fault(Exception):
-    """What must never happen, did. `steps` lead there."""
+    """Something happened that must never happen.
+
+    Attributes:
+        what: what happened.
+        steps: the names of the steps that lead there.
+    """
 
     def __init__(self, what: str, steps: tuple[str, ...] = ()) -> None:
         super().__init__(what)
@@ -28,9 +35,17 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Explored:
+    """What was visited. Made by `explore`.
+
+    Attributes:
+        states: how many states there are.
+        steps: how many steps lead from one of them to another.
+        names: the names of the steps that were taken.
+    """
+
     states: int
-    steps: int  # between them
-    names: frozenset[str]  # of the steps that were taken
+    steps: int
+    names: frozenset[str]
 
 
 def explore(
@@ -44,7 +59,16 @@ def explore(
 ) -> Explored:
     """Visits every state that can be reached from `start`.
 
-    Steps whose name `is_bad_luck` may be taken, and nobody may count on them to reach an end.
+    Args:
+        start: the first state.
+        successors: the states that one step leads to from a state, each with the name of the step.
+        check: called with each state; raises `Fault` for one that must never be.
+        is_end: whether the model may stop in a state.
+        is_bad_luck: whether a step of this name may be taken, but must not be needed to reach an end.
+        limit: the most states that are visited.
+
+    Returns:
+        How many states and steps there are.
 
     Raises:
         Fault: a check or a step raised it; or from a state no end can be reached any more.

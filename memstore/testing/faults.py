@@ -59,7 +59,13 @@ Hook = Callable[[int, str], None]  # called with a step's number, from 1, and it
 
 @contextmanager
 def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Generator[None]:
-    """Calls `before` and `after` around each step of this thread that is in `names`."""
+    """Calls `before` and `after` around each step of this thread.
+
+    Args:
+        before: called with the number of the step, from 1, and its name.
+        after: called in the same way.
+        names: those of the steps that count; by default all.
+    """
     owner = threading.get_ident()
     count = 0
 
@@ -96,7 +102,15 @@ def watching(before: Hook, after: Hook, *, names: frozenset[str] = STEPS) -> Gen
 
 
 def record(operation: Callable[[], object], *, names: frozenset[str] = STEPS) -> list[str]:
-    """Runs an operation. Returns the names of its steps, in order."""
+    """Runs an operation.
+
+    Args:
+        operation: called without arguments.
+        names: those of the steps that count; by default all.
+
+    Returns:
+        The names of its steps, in order.
+    """
     found: list[str] = []
     with watching(lambda _, name: found.append(name), lambda *_: None, names=names):
         operation()
@@ -107,7 +121,14 @@ def record(operation: Callable[[], object], *, names: frozenset[str] = STEPS) ->
 def at_step(
     number: int, action: Callable[[], None], *, after: bool = False, names: frozenset[str] = STEPS
 ) -> Generator[None]:
-    """Calls `action` right before, or right after, the step with this number (from 1, of those in `names`)."""
+    """Calls `action` right before one step of this thread, or right after it.
+
+    Args:
+        number: which step, from 1.
+        action: called without arguments.
+        after: call it after the step.
+        names: those of the steps that count; by default all.
+    """
 
     def hook(found: int, _: str) -> None:
         if found == number:

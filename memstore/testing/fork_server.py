@@ -3,6 +3,8 @@
 Importing torch takes seconds, a fork of a process that has it some milliseconds: so hundreds of processes can be
 started and killed in a test.
 
+::
+
     with ForkServer() as server:
         worker = server.start(function, 1, 2)     # calls function(channel, 1, 2) in a new process
         worker.send("to the worker")              # channel.recv() there
@@ -32,7 +34,7 @@ from typing import Any
 
 from memstore.testing.fork_serving import ENVIRONMENT, PID, STATUS, Traceback
 
-_TIMEOUT = 60.0
+_TIMEOUT = 60.0  # seconds
 _CHECKOUT = str(Path(__file__).parents[2])  # all that another interpreter gets of this one's path
 
 

@@ -90,10 +90,11 @@ class StoredTensor(LazyTensor):
     # --- as memory ----------------------------------------------------------------------------------------------------
 
     def numpy(self, *, force: bool = False) -> Any:
-        """A numpy array of a copy."""
+        """Reads it into a numpy array, which is a copy."""
         return self.clone().numpy(force=force)
 
     def tolist(self) -> Any:
+        """Reads it into nested lists of numbers, or one number."""
         return read(self).tolist()
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -101,7 +102,7 @@ class StoredTensor(LazyTensor):
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A copy without history."""
+        """A copy as a plain tensor, without autograd's history. It can't be assigned."""
         return self.detach().clone()
 
     @data.setter
@@ -109,28 +110,30 @@ class StoredTensor(LazyTensor):
         raise refusal(self, "an assignment to .data")
 
     def new(self, *args: Any, **options: Any) -> torch.Tensor:
-        """As `Tensor.new`, which goes past the operators, by what a tensor is; this one may be of no memory."""
-        return self._plain().new(*args, **options)
+        """As `Tensor.new`: a plain tensor of the same dtype, on the same device."""
+        return self._plain().new(*args, **options)  # torch's own goes past the operators, and may find no memory
 
     def new_tensor(self, *args: Any, **options: Any) -> torch.Tensor:
-        """As `Tensor.new_tensor`, which goes past the operators too."""
+        """As `Tensor.new_tensor`: a plain tensor of the same dtype, on the same device, with the given data."""
         return self._plain().new_tensor(*args, **options)
 
     def _plain(self) -> torch.Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def share_memory_(self) -> StoredTensor:
-        """Nothing: processes share the file already."""
+        """Does nothing: processes share the file already. Returns the tensor."""
         return self
 
     def is_shared(self) -> bool:
+        """Always True: processes share the file."""
         return True
 
     def data_ptr(self) -> int:
+        """Raises ReadOnlyError: a lazy leaf has no memory that could be pointed at. Take a copy with `clone()`."""
         raise _no_memory(self)
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """An empty one, whose `data_ptr()` says why."""
+        """Returns a storage of no bytes. Its methods that would read bytes raise ReadOnlyError, as `data_ptr` does."""
         storage = _NoStorage()
         storage.leaf = self
         return storage

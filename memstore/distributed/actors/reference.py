@@ -79,7 +79,9 @@ def use_actors(references: Sequence[bytes]) -> None:
         references: as `actors_at` gives them on a host that serves; none: all is asked over TCP.
 
     Raises:
-        MissingPackageError, LinkRefusedError, CorruptionError: as `open_reference`.
+        MissingPackageError: Monarch isn't installed.
+        LinkRefusedError: a reference is of another version of Monarch.
+        CorruptionError: what was given is no reference.
     """
     for reference in references:
         open_reference(decode_reference(reference))

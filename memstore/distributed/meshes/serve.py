@@ -73,15 +73,17 @@ def serve(
         timeout: seconds. If it takes longer, or fails, the agents that it started are ended, which may take some more
             seconds.
 
-    Returns: the cluster.
+    Returns:
+        The cluster.
 
     Raises:
         NotServedError: a host can't be a member, or the roots belong to other hosts; or it has no ibverbs, and
             `transport` is "rdma". The message names the host.
         StoreTimeoutError: it took longer; the message names the hosts that it waited for.
-        MissingPackageError: Monarch isn't installed: pip install 'torchmonarch>=0.7,<0.8'.
+        MissingPackageError: Monarch isn't installed: ``pip install 'torchmonarch>=0.7,<0.8'``.
         SecretError: the secret is too short or too long.
-        NotAStoreError, PermissionDeniedError, and other errors of `memstore.open` for a folder, with the host's name.
+        NotAStoreError, PermissionDeniedError: as `memstore.open` of the folder, with the host's name. Its other errors
+            are raised too.
     """
     deadline = deadline_after(timeout)
     path = absolute_path(os.fspath(root))

@@ -131,7 +131,11 @@ def status_of(view: View, secret: bytes | None) -> ClusterStatus:
 def actors_at(root: str) -> dict[str, bytes]:
     """References to the index actors of a cluster, for `use_actors`: by address, of the hosts that have one by now.
 
-    Raises NotServedError: the root was never served.
+    Args:
+        root: the store's folder on this host.
+
+    Raises:
+        NotServedError: the root was never served.
     """
     standing = served_standing(root, _OPEN_WITHIN)
     with Asker(secret_of(absolute_path(root))) as asker:

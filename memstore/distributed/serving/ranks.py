@@ -66,21 +66,22 @@ def join(
 
     Args:
         root: the store's folder on this host, which is created if it doesn't exist.
-        cluster: the seed's address, "tcp://IP:PORT", the same on all hosts. None: the host that torchrun's MASTER_ADDR
-            names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it
-            reaches the seed from; MEMSTORE_ADDRESS names another one. MEMSTORE_TRANSPORT says how large values are
-            sent, as `memstore serve --transport` does.
+        cluster: the seed's address, ``tcp://IP:PORT``, the same on all hosts. None: the host that torchrun's
+            MASTER_ADDR names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address
+            that it reaches the seed from; MEMSTORE_ADDRESS names another one. MEMSTORE_TRANSPORT says how large values
+            are sent, as ``memstore serve --transport`` does.
         timeout: seconds. The seed's host must have called it too by then.
         shared: the folder is on storage that all hosts mount, and the same one on all of them; the seed's host makes
             the store there. See docs/shared-storage.md.
 
-    Returns: the cluster.
+    Returns:
+        The cluster.
 
     Raises:
         NotServedError: the host can't be a member; the message says why.
         StoreTimeoutError: it isn't a member in time, for example because the seed doesn't answer.
         ValueError: there is neither `cluster` nor MASTER_ADDR; or an address is invalid.
-        NotAStoreError, PermissionDeniedError, and other errors that `memstore.open` raises for a folder.
+        NotAStoreError, PermissionDeniedError: as `memstore.open` of the folder. Its other errors are raised too.
     """
     deadline = deadline_after(timeout)
     path = absolute_path(os.fspath(root))

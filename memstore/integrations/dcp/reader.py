@@ -41,7 +41,8 @@ class StorageReader(storage.StorageReader):
     compared, because they would have to read whole chunks. `memstore snapshot verify PATH` compares everything.
 
     Args:
-        path_or_store, key: as for StorageWriter.
+        path_or_store: as for StorageWriter.
+        key: as for StorageWriter.
     """
 
     def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
@@ -52,7 +53,11 @@ class StorageReader(storage.StorageReader):
         self._load = uuid.uuid4().hex
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begins a new load. Args: checkpoint_id: its path or key; None keeps the present one."""
+        """Begins a new load.
+
+        Args:
+            checkpoint_id: the path or key of the checkpoint; None keeps the present one.
+        """
         if checkpoint_id:
             self._where.move(checkpoint_id)
         self._checkpoint = self._damage = None
@@ -85,13 +90,20 @@ class StorageReader(storage.StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Opens the checkpoint if another reader has read the metadata. Args: kwargs: `rank`, `use_collectives`."""
+        """Opens the checkpoint if another reader has read the metadata.
+
+        Args:
+            metadata: as `read_metadata` returns it.
+            is_coordinator: has no effect.
+            kwargs: `use_collectives`; if it is False, `rank` loads what it has saved by itself.
+        """
         if self._checkpoint is None:
             place = self._where.place(WriteOptions())
             self._alone = not kwargs.get("use_collectives", True)
             self._checkpoint = (place.of_rank(int(kwargs.get("rank") or 0)) if self._alone else place).open()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Returns the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:

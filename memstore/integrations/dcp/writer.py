@@ -90,7 +90,11 @@ class StorageWriter(storage.StorageWriter):
     # --- as torch calls them, in this order ---------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begins a new save. Args: checkpoint_id: its path or key; None keeps the present one."""
+        """Begins a new save.
+
+        Args:
+            checkpoint_id: the path or key of the checkpoint; None keeps the present one.
+        """
         if checkpoint_id:
             self._where.move(checkpoint_id)
         self._save, self._begun = new_save(), False
@@ -99,7 +103,12 @@ class StorageWriter(storage.StorageWriter):
                 of_earlier()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Takes this process's rank. Args: kwargs: `rank`; `use_collectives`: if False, each rank saves by itself."""
+        """Takes this process's rank.
+
+        Args:
+            is_coordinator: whether this rank completes the save.
+            kwargs: `rank`; and `use_collectives`: if it is False, each rank saves by itself.
+        """
         unfinished.end_parts()  # on all ranks: before the coordinator sweeps
         self._rank = int(kwargs.get("rank") or 0)
         self._alone = not kwargs.get("use_collectives", True)

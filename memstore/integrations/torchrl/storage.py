@@ -53,10 +53,10 @@ class MemstoreStorage(StorageOfEntry):
         StructureMismatchError: the key has a dataset of another structure or size.
 
     Example:
-        ```
-        storage = MemstoreStorage(100_000, store=memstore.open("/dev/shm/replay"), key="buffer")
-        buffer = TensorDictReplayBuffer(storage=storage, writer=MemstoreWriter(), batch_size=256)
-        ```
+        ::
+
+            storage = MemstoreStorage(100_000, store=memstore.open("/dev/shm/replay"), key="buffer")
+            buffer = TensorDictReplayBuffer(storage=storage, writer=MemstoreWriter(), batch_size=256)
     """
 
     _default_checkpointer = CopyCheckpointer

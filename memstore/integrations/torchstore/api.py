@@ -44,8 +44,9 @@ async def initialize(
     The store is removed by `shutdown`, or when this process ends.
 
     Args:
-        num_storage_volumes, strategy: as TorchStore takes them. They have no effect, because each process puts into
-            files that the others map.
+        num_storage_volumes: as in TorchStore. It has no effect, because each process puts into files that the others
+            map.
+        strategy: as in TorchStore. It has no effect either.
         store_name: a job with several stores gives each a name.
         mesh: a ProcMesh of Monarch on this host, which has no effect; or a HostMesh, whose hosts share one store, as by
             `memstore.serve`.

@@ -40,7 +40,16 @@ _counts: dict[str, Iterator[int]] = {}  # how often this process has initialized
 
 @dataclass(frozen=True)
 class SPMDEnv:
-    """The rank of this process, and the address at which the ranks meet."""
+    """The rank of this process, and the address at which the ranks meet.
+
+    Attributes:
+        rank: this rank, of all hosts' ranks, from 0.
+        local_rank: this rank, of its host's ranks, from 0.
+        world_size: how many ranks there are.
+        local_world_size: how many of them are on each host.
+        master_addr: the host at which they meet.
+        master_port: the port there.
+    """
 
     rank: int
     local_rank: int
@@ -51,6 +60,7 @@ class SPMDEnv:
 
     @property
     def num_hosts(self) -> int:
+        """How many hosts there are."""
         return self.world_size // self.local_world_size
 
     @property
@@ -102,7 +112,8 @@ async def initialize(
         store_name: as in `initialize`.
         env: the rank of this process; None reads it from torchrun's environment.
         rendezvous_timeout: how long the ranks wait for each other.
-        transport, monarch_port: accepted without effect. Between hosts, bytes are sent as with `memstore.join`.
+        transport: accepted without effect. Between hosts, bytes are sent as with `memstore.join`.
+        monarch_port: accepted without effect.
 
     Raises:
         RuntimeError: `strategy` is neither of the two, or a variable of torchrun is missing.

@@ -16,11 +16,13 @@ async def spawn_actors(num_processes: int, actor_cls: type, name: str, mesh: Any
 
     Args:
         num_processes: how many processes to start; ignored if `mesh` is given.
-        actor_cls, init_args: the actors' class, and its arguments.
+        actor_cls: the actors' class.
         name: the actors' name; a unique suffix is added.
         mesh: a ProcMesh; None: new processes on this host.
+        init_args: the arguments of the actors' class.
 
-    Returns: the mesh of the actors.
+    Returns:
+        The mesh of the actors.
     """
     if mesh is None:
         with between_forks():

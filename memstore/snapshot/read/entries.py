@@ -24,11 +24,12 @@ _COMPARED = 10_000  # paths, with one that is not there
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a snapshot.
+    """A tensor of a snapshot. Made by `Snapshot.get_manifest`.
 
     Attributes:
-        dtype, shape: of the whole tensor.
-        nbytes: in bytes.
+        dtype: of its elements.
+        shape: of the whole tensor.
+        nbytes: of its parts, in bytes.
         files: the files that have its parts.
         boxes: which elements each part has: offsets and sizes. A single one is the whole.
     """
@@ -42,7 +43,11 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectEntry:
-    """An object of a snapshot that is no tensor."""
+    """An object of a snapshot that is no tensor. Made by `Snapshot.get_manifest`.
+
+    Attributes:
+        value: the object.
+    """
 
     value: Any
 
@@ -52,12 +57,12 @@ Entry = TensorEntry | ObjectEntry
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMetadata:
-    """A snapshot as a whole.
+    """A snapshot as a whole. Made by `Snapshot.metadata`.
 
     Attributes:
-        version: of memstore that wrote it.
-        id: of the take.
-        created: in Unix seconds.
+        version: the version of memstore that wrote it.
+        id: which take wrote it; no two takes have the same.
+        created: when it was written, in Unix seconds.
         world_size: how many ranks took it.
         nbytes: of its files.
         checksum: whether their chunks have checksums.

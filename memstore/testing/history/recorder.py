@@ -24,7 +24,12 @@ from memstore.testing.history.operation import UNKNOWN, Kind, Operation
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of an operation: to be filled in the `with` of its recorder. See `Operation`."""
+    """What came of an operation. Set its attributes in the `with` of the recorder.
+
+    Attributes:
+        value: as `Operation` has it.
+        version: as `Operation` has it.
+    """
 
     value: int | str | None = None
     version: int | None = None
@@ -33,9 +38,10 @@ class Outcome:
 class Recorder:
     """Records what one client does. Not thread-safe: each thread is a client.
 
-    What is raised in a `with` goes on, and says what became of the operation: UnknownOutcomeError, and whatever is not
-    memstore's, that it may have happened; KeyNotFoundError and VersionConflictError what they found; any other error of
-    memstore that nothing happened.
+    Each method is a context manager: make the call in its `with`, and set what came of it in the `Outcome` that the
+    `with` gives. An error that is raised in the `with` is passed on, and says what became of the operation. After an
+    UnknownOutcomeError, or an error that isn't memstore's, it may have happened. KeyNotFoundError and
+    VersionConflictError say what they found. After any other error of memstore nothing happened.
 
     Args:
         path: a new file of this client's.
@@ -53,25 +59,25 @@ class Recorder:
 
     @contextmanager
     def put(self, key: str, value: int | str, *, expect_version: int | None = None) -> Generator[Outcome]:
-        """`value` stands for what is put: no other put of the key has it. Fill in `version`."""
+        """Records a put. `value` stands for what is put: no other put of the key has it. Set `version`."""
         with self._record("put", key, value=value, expect_version=expect_version) as outcome:
             yield outcome
 
     @contextmanager
     def get(self, key: str) -> Generator[Outcome]:
-        """Fill in `value`, `version`, or both; version 0 for no such key."""
+        """Records a get. Set `value`, `version`, or both; set `version` to 0 if the key doesn't exist."""
         with self._record("get", key) as outcome:
             yield outcome
 
     @contextmanager
     def delete(self, key: str, *, expect_version: int | None = None) -> Generator[Outcome]:
-        """Fill in nothing; version 0 if there was no such key, and no error said so."""
+        """Records a delete. Set nothing; set `version` to 0 if the key didn't exist and the call raised no error."""
         with self._record("delete", key, expect_version=expect_version) as outcome:
             yield outcome
 
     @contextmanager
     def wait(self, key: str, *, newer_than: int = 0) -> Generator[Outcome]:
-        """Fill in `version`. StoreTimeoutError means that for a moment meanwhile there was nothing newer."""
+        """Records a wait. Set `version`. A StoreTimeoutError says that for a moment there was nothing newer."""
         with self._record("wait", key, newer_than=newer_than) as outcome:
             yield outcome
 

@@ -15,7 +15,7 @@ _IN_FOLDER = 'cd -- "$0" && exec "$@"'  # who enters a mount namespace is in its
 
 
 class Host:
-    """Made by `Hosts`, of which it is one.
+    """A host. Made by `Hosts`.
 
     It sees the machine's files, but for `/dev/shm`, and the machine's processes: pids are the same on all hosts. It
     reaches the other hosts, by address or by name, and nothing else.
@@ -40,9 +40,10 @@ class Host:
 
         Args:
             command: the program and its arguments. One that isn't there ends with the exit code 127.
-            options: of `subprocess.Popen`, but for `shell` and `executable`.
+            options: those of `subprocess.Popen`, except `shell` and `executable`.
 
-        Returns: the process itself: signals, `pid` and exit code are its own. It is killed when the host goes.
+        Returns:
+            The process itself. Signals, `pid` and exit code are its own. It is killed when the host goes.
         """
         full, options = self._entering(command, options)
         process = subprocess.Popen(full, **options)
@@ -56,7 +57,7 @@ class Host:
         return subprocess.run(full, **options)
 
     def entering(self) -> list[str]:
-        """The words before a command that is to run on the host; it begins in the root folder there."""
+        """The prefix of a command line that runs a command on the host. The command begins in the root folder there."""
         return self.holder.enter(*KINDS)
 
     def processes(self) -> list[int]:

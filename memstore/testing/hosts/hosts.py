@@ -20,7 +20,7 @@ _LOCALHOST = "127.0.0.1 localhost\n::1 localhost\n"
 
 
 class Hosts:
-    """Makes hosts, and takes them away: use it in a `with`.
+    """Makes hosts, and takes them away: use it in a `with`. `hosts[0]` is the first `Host`.
 
     Args:
         count: how many, 1 to 100.
@@ -43,6 +43,8 @@ class Hosts:
         """What these two hosts send each other vanishes from now on.
 
         Args:
+            first: the number of one host.
+            second: the number of the other host.
             one_way: only what the first sends the second; what the second sends arrives.
         """
         for way in self._ways(first, second, one_way):
@@ -56,7 +58,7 @@ class Hosts:
     def delay(self, first: int, second: int, seconds: float, *, one_way: bool = False) -> None:
         """What these two hosts send each other takes so long from now on, both ways or one; 0 ends that.
 
-        A process in Python passes it on, in order, some hundred MB a second of it.
+        A Python process forwards the bytes in order, at some hundred MB/s.
         """
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"a delay of {seconds} s: it must be 0 or more, and finite")
