@@ -39,6 +39,9 @@ _NAME, _COMPLETE = "memstore", "_MEMSTORE_COMPLETE"
 
 def run() -> NoReturn:
     """Runs the command that `sys.argv` names. Click's own `main` would end a broken pipe with code 1: damage."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: `memstore ls ROOT >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until this process ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding hasn't is shown as an escape
             stream.reconfigure(errors="backslashreplace")

@@ -24,6 +24,7 @@ from click.shell_completion import (
 from memstore.cli.group import cli
 
 _SPECIAL = frozenset(" \t\"'\\$`!&|;()<>*?[]{}~#^")
+_SPECIAL_IN_QUOTES = frozenset('"\\$`')  # double ones
 _BREAKS = ":="  # where bash begins a new word, which is all that it replaces
 
 _BASH = """\
@@ -101,8 +102,26 @@ def quoted(text: str, line: str) -> str:
     _, word = words_of(line)
     start = max(word.rfind(char) for char in _BREAKS) + 1
     kept = text[start:]
-    is_within_quotes = line.count('"') % 2 or line.count("'") % 2
-    return kept if is_within_quotes else "".join(f"\\{char}" if char in _SPECIAL else char for char in kept)
+    quote = _open_quote(line)
+    if quote == "'":
+        return kept.replace("'", "'\\''")
+    special = _SPECIAL_IN_QUOTES if quote else _SPECIAL
+    return "".join(f"\\{char}" if char in special else char for char in kept)
+
+
+def _open_quote(line: str) -> str:
+    """The quote in which a line ends; "" outside of quotes."""
+    quote, is_escaped = "", False
+    for char in line:
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\" and quote != "'":
+            is_escaped = True
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+    return quote
 
 
 class _ByLine(ShellComplete):

@@ -12,8 +12,8 @@ TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
 
 
 @cli.command()
-@click.argument("source", metavar="SRC", type=click.Path())
-@click.argument("target", metavar="DST", type=click.Path())
+@click.argument("source", metavar="SRC", type=click.Path(readable=False))
+@click.argument("target", metavar="DST", type=click.Path(readable=False))
 @click.option(
     "--from",
     "source_as",

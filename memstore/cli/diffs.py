@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -118,17 +118,19 @@ def differences(
         titles: what the two are called.
         done: called with the bytes that have been compared, and those in all.
     """
-    names = list(dict.fromkeys([*ours.tensors, *ours.objects, *theirs.tensors, *theirs.objects]))
+    here_objects, there_objects = dict(_spread(ours.objects)), dict(_spread(theirs.objects))
+    names = list(dict.fromkeys([*ours.tensors, *here_objects, *theirs.tensors, *there_objects]))
     total = sum(tensor.numel() * tensor.itemsize for tensor in ours.tensors.values())
     compared, found = 0, list[Difference]()
     for name in names:
-        here, there = (name in side.tensors or name in side.objects for side in (ours, theirs))
+        here = name in ours.tensors or name in here_objects
+        there = name in theirs.tensors or name in there_objects
         if not (here and there):
             what = f"only in {titles[0] if here else titles[1]}"
         elif name in ours.tensors and name in theirs.tensors:
             what = _between_tensors(ours.tensors[name], theirs.tensors[name])
-        elif name in ours.objects and name in theirs.objects:
-            what = _between_objects(ours.objects[name], theirs.objects[name])
+        elif name in here_objects and name in there_objects:
+            what = _between_objects(here_objects[name], there_objects[name])
         else:
             what = "a tensor in one, an object in the other"
         if what:
@@ -137,6 +139,16 @@ def differences(
             compared += ours.tensors[name].numel() * ours.tensors[name].itemsize
             done(compared, total)
     return found
+
+
+def _spread(objects: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
+    """Those in dicts one by one: a dict without tensors is one object in a put, and many in an attached snapshot."""
+    for name, value in objects.items():
+        if type(value) is dict and value:
+            items = cast("dict[Any, Any]", value)
+            yield from _spread({(*name, part): inner for part, inner in items.items()})
+        else:
+            yield name, value
 
 
 def _between_tensors(one: torch.Tensor, other: torch.Tensor) -> str:
@@ -157,5 +169,17 @@ def _between_objects(one: Any, other: Any) -> str:
         same = type(one) is type(other) and bool(one == other or (one != one and other != other))
     except (TypeError, ValueError, RuntimeError):  # of arrays
         same = repr(one) == repr(other)
-    ours, theirs = f"{one!r:.{_SHOWN}}", f"{other!r:.{_SHOWN}}"
-    return "" if same else f"{ours} and {theirs}" if ours != theirs else f"both are {ours}, as other bytes"
+    if same:
+        return ""
+    ours, theirs = repr(one), repr(other)
+    if ours == theirs:
+        return f"both are {_cut(ours)}, as other bytes"
+    if _cut(ours) != _cut(theirs):
+        return f"{_cut(ours)} and {_cut(theirs)}"
+    first = len(os.path.commonprefix([ours, theirs]))
+    return f"from character {first:,} on: {_cut(ours, first)} and {_cut(theirs, first)}"
+
+
+def _cut(text: str, start: int = 0) -> str:
+    """As much of it as is shown, with marks where more is left out."""
+    return f"{'...' if start else ''}{text[start : start + _SHOWN]}{'...' if len(text) > start + _SHOWN else ''}"

@@ -98,7 +98,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 @cli.command(short_help="Copy a key, into another store or to another key.")
 @root
 @key
-@click.argument("target", type=click.Path())
+@click.argument("target", type=click.Path(readable=False))
 @click.argument("target_key", default="")
 @click.option("--prefix", is_flag=True, help="KEY is a prefix: copy all keys that start with it.")
 @click.option(

@@ -25,7 +25,7 @@ format_of_file = click.option(
 @cli.command(short_help="Put the value of a file.")
 @root
 @key
-@click.argument("file", type=click.Path())
+@click.argument("file", type=click.Path(readable=False))
 @format_of_file
 @click.option(
     "--expect-version",
@@ -126,7 +126,14 @@ def export(
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
-        nbytes = store.info(key).nbytes
+    nbytes = _size_of(path)
     render.tell(
         {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
     )
+
+
+def _size_of(path: str) -> int:
+    """Of a file, or of all files of a folder."""
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(parent, name)) for parent, _, names in os.walk(path) for name in names)

@@ -22,9 +22,9 @@ __all__ = [
 ]
 
 
-root = click.argument("root", type=click.Path())
+root = click.argument("root", type=click.Path(readable=False))
 key = click.argument("key", shell_complete=complete_key)
-path = click.argument("path", type=click.Path())
+path = click.argument("path", type=click.Path(readable=False))
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 allow_pickle = click.option(
     "--allow-pickle", is_flag=True, help="Read leaves that are pickles, which run code: trust whoever wrote them."

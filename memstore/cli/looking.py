@@ -85,8 +85,10 @@ def is_below(name: Path, leaf: str) -> bool:
 @contextlib.contextmanager
 def key_of(root: str, key: str) -> Generator[Looked]:
     """The present version of a key, held as long as it is looked at. Raises KeyNotFoundError."""
-    with open_keyspace(root, "r") as store, resource_errors(root, key):
-        yield _look(opened(store), key)
+    with open_keyspace(root, "r") as store:
+        with resource_errors(root, key):
+            found = _look(opened(store), key)
+        yield found
 
 
 def _look(root: Root, key: str) -> Looked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -65,6 +66,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(entry) for key, entry in cast(dict[Any, Any], value).items()}
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in cast(list[Any], value)]
+    if isinstance(value, float) and not math.isfinite(value):  # which JSON hasn't
+        return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
@@ -74,7 +77,7 @@ def print_json(value: object) -> None:
 
 
 def _encode(value: object) -> str:
-    return json.dumps(plain(value), ensure_ascii=not is_utf8())
+    return json.dumps(plain(value), ensure_ascii=not is_utf8(), allow_nan=False)
 
 
 def print_items(found: Iterable[object]) -> None:

@@ -122,7 +122,7 @@ def verify(path: str, as_json: bool) -> None:
 
 @snapshot.command()
 @path
-@click.argument("other", type=click.Path())
+@click.argument("other", type=click.Path(readable=False))
 @as_json
 def diff(path: str, other: str, as_json: bool) -> None:
     """Compare two snapshots leaf by leaf. Exit code 1 if they differ."""

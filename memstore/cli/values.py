@@ -21,7 +21,9 @@ _ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "saf
 @root
 @key
 @click.argument("leaf", default="", shell_complete=complete_leaf)
-@click.option("-o", "--output", type=click.Path(), help="Write it to this .npy, .pt or .safetensors instead.")
+@click.option(
+    "-o", "--output", type=click.Path(readable=False), help="Write it to this .npy, .pt or .safetensors instead."
+)
 @click.option(
     "--bins", default=10, show_default=True, type=click.IntRange(1, 1000), help="Number of bins of the histogram."
 )

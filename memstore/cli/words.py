@@ -69,7 +69,8 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"numpy\.save\(path, store\.get\(key\)\)", "`memstore get ROOT KEY LEAF -o FILE`"),
     (r"numpy\.savez\(path, \*\*store\.get\(key\)\)", "a program that uses NumPy"),
     (r"\bformat='(\w+)'", r"--format \1"),
-    (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
+    (r"^\[Errno -?\d+\] (.+): '(.+?)'(?: -> .+)?$", r"\2: \1"),
+    (r"^\[Errno -?\d+\] (.+)$", r"\1"),
 )
 _COMPILED = tuple((re.compile(pattern), words) for pattern, words in WORDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ import torch
 from memstore.figures.pieces import Numbers, numbers, pieces
 
 Number = int | float
+_NEAR = 1e-150
 _FAR = 1e300  # beyond, ranges are no float64 any more
 
 
@@ -48,11 +50,15 @@ class _Moments:
     """Count, mean and squared deviations, of pieces put together as by Chan, Golub and LeVeque (1979)."""
 
     def __init__(self) -> None:
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.count = 0
+        self.mean: Any = np.longdouble(0)  # the squares of large and of small doubles are no doubles
+        self.squares: Any = np.longdouble(0)
 
-    def add(self, values: Numbers) -> None:
-        mean = float(values.mean(dtype=np.float64))
-        squares = float(np.square(values - mean, dtype=np.float64).sum())
+    def add(self, values: Any) -> None:
+        largest = float(abs(values).max()) if values.dtype == np.float64 else 1.0
+        kind = np.float64 if largest == 0 or _NEAR < largest < 1 / _NEAR else np.longdouble
+        mean = values.mean(dtype=kind)
+        squares = np.square(values - mean, dtype=kind).sum()
         count, apart = self.count + values.size, mean - self.mean
         self.squares += squares + apart * apart * self.count * values.size / count
         self.mean += apart * values.size / count
@@ -83,7 +89,7 @@ def summarize(tensor: torch.Tensor) -> Summary | None:
         return Summary(tensor.numel(), None, None, None, None, zeros, nans, infinities)
     deviation = float(np.sqrt(moments.squares / moments.count))
     least, most = min(lowest), max(highest)
-    return Summary(tensor.numel(), least, moments.mean, most, deviation, zeros, nans, infinities)
+    return Summary(tensor.numel(), least, float(moments.mean), most, deviation, zeros, nans, infinities)
 
 
 def histogram(tensor: torch.Tensor, summary: Summary, bins: int = 10) -> list[Bin]:

@@ -146,7 +146,7 @@ def _naming(path: str, beside: str) -> Generator[None]:
             what = "the folder to export to doesn't exist: create it first"
             raise FileNotFoundError(error.errno, what, parent) from None
         if isinstance(error.filename, str) and error.filename.startswith(beside):
-            error.filename, error.filename2 = path, None
+            raise OSError(error.errno, error.strerror, path) from None
         elif error.filename is None and error.errno in _OF_WRITES and not isinstance(error, MemstoreError):
             error.filename = path
         raise

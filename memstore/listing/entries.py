@@ -63,7 +63,7 @@ def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) 
 
 def _listed(key: bytes, record: Record) -> Listed:
     tree, leaves, _ = msgspec.msgpack.decode(plan_bytes(record.description))
-    nbytes = _nbytes(leaves) if record.boxes is not None else record.nbytes
+    nbytes = record.nbytes if record.boxes is None and record.adopted is None else _nbytes(leaves)
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     if is_one_array(tree):

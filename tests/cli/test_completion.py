@@ -86,6 +86,9 @@ def test_bash_gets_what_stands_behind_a_colon_and_quotes() -> None:
     assert quoted("a:b c", "memstore ls /a a:") == r"b\ c"
     assert quoted("it's", "memstore ls /a it") == r"it\'s"
     assert quoted("with space", 'memstore ls /a "wi') == "with space"
+    assert quoted("key with", r"memstore rm /a it\'s key") == r"key\ with", "no quote is open"
+    assert quoted("it's", "memstore ls /a 'it") == r"it'\''s"
+    assert quoted('$5 "x"', 'memstore ls /a "') == r"\$5 \"x\""
 
 
 class Shell:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import memstore
 from memstore.cli.commands import cli
 from memstore.cli.words import WORDS, in_words
 from tests.cli.terminals import in_terminal
-from tests.cli.test_commands import COMMAND, call
+from tests.cli.test_commands import COMMAND, call, run
+from tests.users import USER, as_user, needs_root
 
 API = re.compile(r"[a-z_]=|mode '|memstore\.(?!json)[a-z]+|\bstore\.[a-z]+|with_|[a-z]\(|[a-z]+_(many|version)")
 SYSTEM = r"^\[Errno"  # how Python begins what the system says
@@ -200,6 +202,34 @@ def test_a_pipe_that_ends_early_is_no_error(filled: str, arguments: tuple[str, .
     done = subprocess.run([*COMMAND, command, filled, *others], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_closed_output_is_no_error(filled: str) -> None:
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *COMMAND, "ls", filled], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_full_disk_for_the_output_is_not_the_stores(filled: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "get", filled, "key"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 3 and done.stderr == b"memstore: No space left on device\n"
+
+
+@needs_root
+def test_what_may_not_be_read_or_written_is_refused_in_words(filled: str, tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o711)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    code, _, errors = as_user(USER, [], run, ("ls", filled))
+    assert code == 3 and "belongs to user" in errors or "can't be reached" in errors
+    with memstore.open(filled) as store, pytest.raises(PermissionError) as caught:
+        as_user(USER, [], _export, store.get("key"), str(tmp_path / "closed/x.safetensors"))
+    assert caught.value.filename2 is None and "closed/x.safetensors" in str(caught.value)
+
+
+def _export(value: object, path: str) -> None:
+    with tempfile.TemporaryDirectory() as parent, memstore.open(f"{parent}/store") as store:
+        store.put("key", value)
+        store.export("key", path)
 
 
 def test_a_store_that_may_only_be_read(filled: str) -> None:

@@ -87,6 +87,13 @@ def test_whole_numbers_are_exact_and_have_a_bin_each() -> None:
     assert found is not None and [one.count for one in histogram(flags, found)] == [1, 2]
 
 
+def test_extreme_floats_have_a_deviation() -> None:
+    for scale in (1e300, 1e-300, 1e-310):
+        found = summarize(torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64) * scale)
+        assert found is not None and found.mean is not None and found.deviation is not None
+        assert found.mean / scale == pytest.approx(1 / 6) and found.deviation / scale == pytest.approx(0.849837)
+
+
 def test_extreme_floats_have_a_histogram() -> None:
     tensor = torch.tensor([-1.7e308, 0.0, 1.7e308, float("inf")], dtype=torch.float64)
     found = summarize(tensor)
