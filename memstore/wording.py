@@ -8,6 +8,10 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
+from types import FunctionType
+from typing import TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 ROWS = 30  # of a table in a notebook
@@ -82,6 +86,19 @@ def check_store(store: object, key: object = "") -> None:
         )
     if isinstance(store, (str, os.PathLike)):
         raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
+
+
+def names_its_methods(kind: _Class) -> _Class:
+    """A class decorator: what a user's class has and inherits is called by its name, where Python names a method.
+
+    So a wrong keyword is one of `Store.get()`. The module goes with it, since pickle finds a function by both.
+    """
+    for base in kind.__mro__:
+        for name, method in vars(base).items():
+            is_ours = isinstance(method, FunctionType) and method.__module__.startswith("memstore.")
+            if is_ours and getattr(kind, name) is method and (name == "__init__" or not name.startswith("_")):
+                method.__qualname__, method.__module__ = f"{kind.__name__}.{name}", kind.__module__
+    return kind
 
 
 def an(kind: type) -> str:

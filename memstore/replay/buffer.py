@@ -24,12 +24,13 @@ from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
 from memstore.replay.taking import Taking, hand_out
 from memstore.structure import modes
-from memstore.wording import check_store
+from memstore.wording import check_store, names_its_methods
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
 
 
+@names_its_methods
 class ReplayBuffer(Filled):
     """A ring of rows that any number of processes fill and sample at the same time.
 

@@ -185,6 +185,22 @@ MISTAKES = [
         "lease is seconds, 0 or more, and not -1",
     ),
     Mistake(
+        'store.get("policy", devcie="cpu")',
+        TypeError,
+        "Store.get() got an unexpected keyword argument 'devcie'...",
+    ),
+    Mistake(
+        'store.wait("policy", older_than=1)',
+        TypeError,
+        "Store.wait() got an unexpected keyword argument 'older_than'",
+    ),
+    Mistake(
+        'store.ref("policy").get(devcie="cpu")',
+        TypeError,
+        "Ref.get() got an unexpected keyword argument 'devcie': it takes default, out, like, device, dtype, "
+        "non_blocking, strict, timeout, max_age",
+    ),
+    Mistake(
         'closed.get("policy")',
         StoreClosedError,
         "the store PATH/store was closed: memstore.open it again",
