@@ -41,12 +41,17 @@ def encode_prefix(prefix: object) -> bytes:
 
 
 def several(keys: Iterable[str]) -> Iterable[str]:
-    """One str is an iterable of its characters, and nearly always a mistake."""
-    if isinstance(keys, str):
-        raise TypeError(
-            f"several keys are a list or another iterable of str, and {keys!r} is one str: write [{keys!r}]"
-        )
-    return keys
+    """One str is an iterable of its characters, and nearly always a mistake. Raises TypeError."""
+    if not isinstance(keys, (str, bytes)) and hasattr(keys, "__iter__"):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return keys
+    found: object = keys
+    if isinstance(found, str):
+        text = f"{found!r:.100} is one str: write [{found!r:.100}]"
+    elif isinstance(found, bytes):
+        text = f"{found!r:.100} is bytes: write [{found!r:.100}.decode()]"
+    else:
+        text = f"not {found!r:.100}"
+    raise TypeError(f"several keys are a list or another iterable of str, and {text}")
 
 
 def _encode(key: str) -> bytes:

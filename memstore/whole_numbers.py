@@ -1,4 +1,7 @@
-"""What may be a whole number among the arguments of a call, and a version: they may have to be sent to another host."""
+"""What may be a whole number among the arguments of a call, and a version: they may have to be sent to another host.
+
+Also numbers of seconds that are no timeouts: leases, and how old an answer may be.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,21 @@ def expected_version(value: Any) -> int:
 def older_version(value: Any) -> int:
     """Returns `newer_than`. Raises TypeError."""
     return min(whole_number("newer_than", value), LARGEST_VERSION)
+
+
+def seconds_of(name: str, value: Any, *, otherwise: str = "") -> float:
+    """Returns the number. Raises TypeError for what is none, ValueError for one below 0 and for nan.
+
+    Args:
+        otherwise: what else may be given, for the message: " or None".
+    """
+    kind: type[Exception] = TypeError
+    if not isinstance(value, (str, bytes)):
+        try:
+            number = float(value)
+            if number >= 0:
+                return number
+            kind = ValueError
+        except (TypeError, ValueError):
+            pass
+    raise kind(f"{name} is seconds, 0 or more{otherwise}, and not {value!r:.100}")

@@ -76,7 +76,7 @@ def short(value: object) -> str:
 
 
 def check_store(store: object, key: object = "") -> None:
-    """Raises TypeError for the path of a store where the store is meant, for its key, and for a store of asyncio's."""
+    """Raises TypeError for what is no store: its path, its key, one of asyncio's, or anything else."""
     if hasattr(key, "lend_root"):
         raise TypeError("the store comes first, and then the key: here they are swapped")
     if hasattr(store, "blocking"):
@@ -86,6 +86,17 @@ def check_store(store: object, key: object = "") -> None:
         )
     if isinstance(store, (str, os.PathLike)):
         raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
+    if not hasattr(store, "lend_root"):
+        raise TypeError(f"store is one of memstore.open, and not {an(type(store))}")
+
+
+def check_progress(progress: object) -> None:
+    """Raises TypeError for what can't be called, before anything is done."""
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            f"progress is a function of the bytes done and those in all, and not {progress!r:.100}: progress=print "
+            "shows both"
+        )
 
 
 def names_its_methods(kind: _Class) -> _Class:

@@ -62,10 +62,7 @@ class Opened(Awaits[Store]):
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
         check_mode(mode)
-        self.root, self.timeout = (
-            absolute_path(os.fspath(path) if isinstance(path, os.PathLike) else path),
-            options["timeout"],
-        )
+        self.root, self.timeout = absolute_path(path), options["timeout"]
         self.ready: Store | None = None
         self.opened_root: Root | None = None
         self._mode: Mode = mode

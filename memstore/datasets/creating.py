@@ -46,7 +46,8 @@ def create(root: Root, key: str, spec: Spec, capacity: int, length: int, deadlin
     """Creates a dataset of zeros. Returns its put's version."""
     _check_absent(root, key, deadline)
     if type(length) is not int or length < 0:
-        raise ValueError(f"length is a number of rows, 0 or more, and not {length!r}")
+        kind = ValueError if type(length) is int else TypeError
+        raise kind(f"length is a number of rows, 0 or more, and not {length!r:.100}")
     with naming(key):
         value = rows_of_spec(spec, capacity)
         if length > capacity:

@@ -41,6 +41,10 @@ class Dataset:
     """
 
     def __init__(self, entry: MutableEntry, timeout: float) -> None:
+        given: Any = entry
+        if not isinstance(given, MutableEntry):
+            key = repr(timeout) if isinstance(timeout, str) else "key"
+            raise TypeError(f"store.open_dataset({key}) opens a dataset, and not Dataset({given!r:.100}, ...)")
         self._entry, self._timeout = entry, timeout
         self._rows = Rows(entry)
         plan = self._rows.plan

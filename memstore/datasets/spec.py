@@ -36,7 +36,8 @@ def rows_of_spec(spec: Spec, capacity: int) -> Any:
         UnsupportedValueError: a leaf that can't be written in place.
     """
     if type(capacity) is not int or not 0 < capacity <= CAPACITY_LIMIT:
-        raise ValueError(f"capacity is a number of rows, 1 to {CAPACITY_LIMIT:,}, and not {capacity!r}")
+        kind = ValueError if type(capacity) is int else TypeError
+        raise kind(f"capacity is a number of rows, 1 to {CAPACITY_LIMIT:,}, and not {capacity!r:.100}")
     if is_tensor_collection(spec):
         return _of_collection(spec, capacity)
     if isinstance(spec, Mapping):

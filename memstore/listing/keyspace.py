@@ -243,7 +243,7 @@ def open_elsewhere(root: Root) -> Elsewhere:
 
 def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 30.0) -> Keyspace:
     """A store that is there, opened without its values. Arguments and errors as `memstore.open`."""
-    path = absolute_path(os.fspath(root))
+    path = absolute_path(root)
     with resource_errors(path):
         return Keyspace(open_root(path, mode, Creation(), timeout), mode, timeout=timeout)
 

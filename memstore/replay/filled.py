@@ -16,6 +16,7 @@ from memstore.replay.ring import Ring
 from memstore.replay.updating import update
 from memstore.replay.writing import Positions, Writer
 from memstore.structure import modes
+from memstore.wording import an
 
 
 class Filled:
@@ -140,6 +141,8 @@ class Filled:
         """
         self._check_writable()
         with modes.put_aside():
+            if getattr(index, "keys", None) is not None:
+                raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")
             positions = np.asarray(plain_numbers(index))
             given = self._given(priority, positions.size)
         return update(self._ring, positions, given, self._deadline(None))

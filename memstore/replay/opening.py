@@ -23,10 +23,12 @@ from memstore.structure import modes
 BufferMode = Literal["a", "r+", "x"]
 
 
-def options_for(root: Root, alpha: float | None, limiter: Any) -> RingOptions:
+def options_for(root: Root, alpha: Any, limiter: Any) -> RingOptions:
     """Raises ValueError, TypeError: alpha is none, or the limiter."""
     if limiter is not None and not isinstance(limiter, RateLimiter):
         raise TypeError(f"rate_limiter is a memstore.RateLimiter, and not {limiter!r}")
+    if alpha is not None and (isinstance(alpha, str) or not hasattr(alpha, "__float__")):
+        raise TypeError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r:.100}")
     if alpha is not None and not 0 <= alpha <= ALPHA_LIMIT:
         raise ValueError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r}")
     numbers = None if limiter is None else (limiter.samples_per_insert, limiter.min_size, limiter.tolerance)

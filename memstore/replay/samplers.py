@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from memstore.errors import ReadOnlyError
 from memstore.replay.picking import Dice, EachOnce, Picker, Prioritized, Uniform
@@ -27,6 +27,9 @@ class SamplerOptions:
             raise ValueError(f"sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not {self.sampler!r}")
         if self.sampler == "prioritized" and not self.replacement:
             raise ValueError("replacement=False: rows that are drawn by priorities may come again; use 'uniform'")
+        given: Any = self.beta
+        if isinstance(given, str) or not hasattr(given, "__float__"):
+            raise TypeError(f"beta is a number, 0 at least, and not {given!r:.100}")
         if not math.isfinite(self.beta) or self.beta < 0:
             raise ValueError(f"beta is a number, 0 at least, and not {self.beta!r}")
 

@@ -86,6 +86,8 @@ def check_app_state(app_state: Any) -> AppState:
             key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"app_state has the name {key!r}: a lone surrogate is no Unicode text") from None
+        if isinstance(value, type):
+            raise TypeError(f"app_state[{key!r}] is the class {value.__qualname__}: give an instance of it")
         if not isinstance(value, Stateful):
             raise TypeError(
                 f"app_state[{key!r}] is {an(type(value))}, which has no state_dict and load_state_dict: wrap it "

@@ -13,6 +13,7 @@ from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
 from memstore.whole_numbers import expected_version
+from memstore.wording import check_progress
 
 
 class ByFiles(Puts, Gets):
@@ -110,6 +111,7 @@ class ByFiles(Puts, Gets):
         with between_forks():
             from memstore.formats import check_export, export_value, has_devices
 
+        check_progress(progress)
         target, limit = check_export(path, format, max_shard_size)
         root = self._opened()
         held = self._held(root, key)

@@ -10,7 +10,7 @@ from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
-from memstore.whole_numbers import expected_version
+from memstore.whole_numbers import expected_version, seconds_of
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +91,7 @@ class ByRanks(Puts, Gets):
         encode_key(key)
         if expect_version is not None:
             expect_version = expected_version(expect_version)
-        if not (isinstance(lease, int | float) and lease >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"lease is seconds, 0 or more, and not {lease!r}")
+        lease = seconds_of("lease", lease)
         place = find_place(attempt, rank, world_size, process_group, key, root)
         put = put_sharded(
             root,

@@ -26,6 +26,7 @@ from memstore.listing import Keyspace
 from memstore.store.mistakes import check_default
 from memstore.store.ref import Ref
 from memstore.view import view
+from memstore.whole_numbers import seconds_of
 
 if TYPE_CHECKING:
     import torch
@@ -101,8 +102,8 @@ class Gets(Keyspace):
         root = self._opened()
         name = encode_key(key)
         deadline = None if timeout is None else self._deadline(timeout)
-        if max_age is not None and not max_age >= 0:
-            raise ValueError(f"max_age is 0 seconds or more, or None, and not {max_age!r}")
+        if max_age is not None and max_age != 0:
+            max_age = seconds_of("max_age", max_age, otherwise=", or None")
         options = contents.PLAIN
         if out is not None or like is not None or device is not None or dtype is not None:
             options = contents.Options(out, like, device, dtype, non_blocking, strict)
@@ -195,10 +196,12 @@ class Gets(Keyspace):
             lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
         """
         root = self._opened()
-        if not float(lease) >= 0:
+        try:
+            seconds = seconds_of("lease", lease)
+        except (TypeError, ValueError):
             encode_key(key)
-            raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
-        return Ref(self._pin(root, key, float(lease)))
+            raise
+        return Ref(self._pin(root, key, seconds))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.

@@ -99,7 +99,7 @@ def open(
     check_mode(mode)
     _check_waits(mode, wait, cluster)
     creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
-    path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
+    path = absolute_path(root)
 
     def open_now() -> Store:
         with resource_errors(path):

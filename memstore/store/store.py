@@ -17,7 +17,7 @@ from memstore.store.by_files import ByFiles
 from memstore.store.by_ranks import ByRanks
 from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
-from memstore.wording import ROWS, names_its_methods, shown, table_html
+from memstore.wording import ROWS, check_progress, names_its_methods, shown, table_html
 
 _SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
 
@@ -71,6 +71,7 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
             memstore.VerifyReport: nothing is damaged; 1 checked, 0 without checksums
         """
         root = self._opened()
+        check_progress(progress)
         names = None if keys is None else [encode_key(key) for key in several(keys)]
         return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 

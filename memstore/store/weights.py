@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -57,7 +57,8 @@ def iter_weights(
     source: Any = store
     if not isinstance(source, Store):
         check_store(source, key)
-        raise TypeError(f"iter_weights reads a Store, and not {an(type(store))}")
+    if names is not None and not callable(names):
+        raise TypeError(f"names is a function of a name, and not {an(type(names))}: {_of_mapping(names)}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
@@ -98,3 +99,11 @@ def _one_name(key: str, name: str, *paths: Path) -> ValueError:
         else "names= may rename one of them, or leave it out by returning None"
     )
     return ValueError(f"two tensors of {key!r} would be called {name!r}: {one} and {other}; {advice}")
+
+
+def _of_mapping(names: object) -> str:
+    return (
+        "write names=that_dict.get, which leaves out the names that it doesn't have"
+        if isinstance(names, Mapping)
+        else "it returns the new name, or None"
+    )

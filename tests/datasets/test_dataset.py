@@ -297,7 +297,7 @@ def test_a_spec_that_is_none_says_what_one_is(store: memstore.Store, spec: Any, 
 
 @pytest.mark.parametrize(("capacity", "length"), [(0, 0), (-1, 0), (2.0, 0), (True, 0), (2, 3), (2, -1), (1 << 60, 0)])
 def test_a_capacity_that_makes_no_sense(store: memstore.Store, capacity: Any, length: Any) -> None:
-    with pytest.raises(ValueError, match="capacity|length"):
+    with pytest.raises(ValueError if type(capacity) is int else TypeError, match="capacity|length"):
         store.create_dataset("data", ((), torch.int8), capacity=capacity, length=length)
     assert "data" not in store
 

@@ -119,4 +119,19 @@ MISTAKES = [
         "a deferred tensor has no values that could be pickled, saved or sent: materialize it first, or send what "
         "makes it",
     ),
+    Mistake(
+        "memstore.fake.is_fake(3)",
+        TypeError,
+        "is_fake takes a tensor, and not an int",
+    ),
+    Mistake(
+        "meta_like(3)",
+        TypeError,
+        "meta_like takes a tensor, and not an int",
+    ),
+    Mistake(
+        "memstore.deferred_init.is_deferred(3)",
+        ValueError,
+        "a tensor or a module is needed, and this is an int",
+    ),
 ]

@@ -210,4 +210,14 @@ MISTAKES = [
         "PATH/new.pt has the suffix of a torch file, and the target format is 'safetensors': leave target_as= out "
         "for torch, or choose another path",
     ),
+    Mistake(
+        'store.export("policy", path + "/policy.safetensors", progress=True)',
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/weights.safetensors", progress=True)',
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
 ]

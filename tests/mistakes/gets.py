@@ -130,7 +130,7 @@ MISTAKES = [
     Mistake(
         'store.get("policy", max_age=-1)',
         ValueError,
-        "max_age is 0 seconds or more, or None, and not -1",
+        "max_age is seconds, 0 or more, or None, and not -1",
     ),
     Mistake(
         'store.get("frames")',
@@ -276,5 +276,51 @@ MISTAKES = [
         'list(memstore.iter_weights(store, "plicy"))',
         KeyNotFoundError,
         "no key 'plicy': did you mean 'policy'?",
+    ),
+    Mistake(
+        "store.get_many(None)",
+        TypeError,
+        "several keys are a list or another iterable of str, and not None",
+    ),
+    Mistake(
+        'store.get_many(b"policy")',
+        TypeError,
+        "several keys are a list or another iterable of str, and b'policy' is bytes: write [b'policy'.decode()]",
+    ),
+    Mistake(
+        "store.delete_many(None)",
+        TypeError,
+        "several keys are a list or another iterable of str, and not None",
+    ),
+    Mistake(
+        "store.verify(3)",
+        TypeError,
+        "several keys are a list or another iterable of str, and not 3",
+    ),
+    Mistake(
+        'store.get("policy", max_age="1")',
+        TypeError,
+        "max_age is seconds, 0 or more, or None, and not '1'",
+    ),
+    Mistake(
+        'store.ref("policy", lease="x")',
+        TypeError,
+        "lease is seconds, 0 or more, and not 'x'",
+    ),
+    Mistake(
+        'store.ref("policy", lease=None)',
+        TypeError,
+        "lease is seconds, 0 or more, and not None",
+    ),
+    Mistake(
+        "store.verify(progress=True)",
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        'list(memstore.iter_weights(store, "policy", names={"w": "weight"}))',
+        TypeError,
+        "names is a function of a name, and not a dict: write names=that_dict.get, which leaves out the names "
+        "that it doesn't have",
     ),
 ]

@@ -201,4 +201,24 @@ MISTAKES = [
         InvalidAddressError,
         "'tcp://127.0.0.1:0': an address is for life, so it needs a port of its own: 1 to 65535",
     ),
+    Mistake(
+        "memstore.repair(None)",
+        TypeError,
+        "root is the path of a folder, and not None",
+    ),
+    Mistake(
+        "memstore.repair(store)",
+        TypeError,
+        "root is the path of a folder, and not <memstore.Store PATH/store (mode 'a')>, whose root is one",
+    ),
+    Mistake(
+        'memstore.repair(path + "/empty", progress=True)',
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        "memstore.join(None)",
+        TypeError,
+        "root is the path of a folder, and not None",
+    ),
 ]

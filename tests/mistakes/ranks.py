@@ -47,7 +47,7 @@ MISTAKES = [
     ),
     Mistake(
         'store.put_sharded("new", shard, attempt="first", rank=0, world_size=2, lease="long", wait=False)',
-        ValueError,
+        TypeError,
         "lease is seconds, 0 or more, and not 'long'",
     ),
     Mistake(

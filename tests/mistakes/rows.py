@@ -285,4 +285,80 @@ MISTAKES = [
         ValueError,
         "block is an integer, 1 or more, and not 0",
     ),
+    Mistake(
+        'memstore.Dataset(store, "frames")',
+        TypeError,
+        "store.open_dataset('frames') opens a dataset, and not Dataset(<memstore.Store PATH/store (mode 'a')>, ...)",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer({}, "x")',
+        TypeError,
+        "store is one of memstore.open, and not a dict",
+    ),
+    Mistake(
+        'StoreDataset(view, "x")',
+        TypeError,
+        "store is one of memstore.open, and not an OrderedDict",
+    ),
+    Mistake(
+        "memstore.read_rows(frames, [0])",
+        TypeError,
+        "a Dataset is no view: its own read_rows(index) reads its rows",
+    ),
+    Mistake(
+        "memstore.read_rows(replay, [0])",
+        TypeError,
+        "a ReplayBuffer is no view: its sample(batch_size) reads rows of it",
+    ),
+    Mistake(
+        "memstore.read_rows(store, [0])",
+        TypeError,
+        "a Store is no view: read_rows(store.view(key), index) reads rows of a key's value",
+    ),
+    Mistake(
+        'memstore.read_rows(StoreDataset(store, "policy/old"), [0])',
+        TypeError,
+        "a StoreDataset is no view: data[index] reads its rows",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "fresh", ROWS, capacity=4, sampler="prioritized", beta="a")',
+        TypeError,
+        "beta is a number, 0 at least, and not 'a'",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "fresh", ROWS, capacity=4, sampler="prioritized", alpha="a")',
+        TypeError,
+        "alpha is a number from 0 to 4, and not 'a'",
+    ),
+    Mistake(
+        'replay.update_priority(TensorDict({"index": torch.arange(2)}, [2]), 1.0)',
+        TypeError,
+        "index is integers, as batch['index'] of a sample, and not a TensorDict",
+    ),
+    Mistake(
+        'BlockShuffle(StoreDataset(store, "policy/old"))',
+        TypeError,
+        "length is an integer, 0 or more, and not <memstore.StoreDataset 'policy/old', 512 rows>: "
+        "BlockShuffle(len(dataset))",
+    ),
+    Mistake(
+        'BlockShuffle(8, seed="a")',
+        TypeError,
+        "seed is an integer, from 0 to 18446744073709551615, and not 'a'",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", ROWS, capacity="8")',
+        TypeError,
+        "capacity is a number of rows, 1 to 281,474,976,710,656, and not '8'",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", ROWS, capacity=8, length="2")',
+        TypeError,
+        "length is a number of rows, 0 or more, and not '2'",
+    ),
+    Mistake(
+        "memstore.RateLimiter(samples_per_insert=4.0, min_size=1.5, tolerance=8.0)",
+        TypeError,
+        "min_size is a number of rows, 1 at least, and not 1.5",
+    ),
 ]

@@ -83,7 +83,7 @@ def join(
         NotAStoreError, PermissionDeniedError, and other errors that `memstore.open` raises for a folder.
     """
     deadline = deadline_after(timeout)
-    path = absolute_path(os.fspath(root))
+    path = absolute_path(root)
     seed = _seed_address(cluster)
     own = _own_address(seed)
     creation = Creation(shared="copy" if shared else None)

@@ -159,6 +159,11 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
         KeyNotFoundError: there is none.
         UnsupportedValueError: it is an object that was stored with pickle.
     """
+    given: Any = path
+    if not isinstance(given, str):
+        raise TypeError(
+            f"path is one of those that get_manifest() lists, as '0/model/layer.weight', and not {given!r:.100}"
+        )
     rank, _, rest = path.partition("/")
     key, _, _ = rest.partition("/")
     if rank.isascii() and rank.isdigit() and len(rank) < 10:

@@ -11,11 +11,12 @@ from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read.reading import BUDGET, Want, read_into
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.snapshot.read.targets import find_targets, new_target, why_not_filled
+from memstore.whole_numbers import whole_number
 
 
 def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, budget: int | None) -> Any:
     """As `Snapshot.read_object`."""
-    if budget is not None and budget < 1:
+    if budget is not None and whole_number("memory_budget_bytes", budget) < 1:
         raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {budget!r}")
     stored.check_files([tensor])
     if obj_out is None:
