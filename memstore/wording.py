@@ -118,9 +118,21 @@ def an(kind: type) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def an_instance(value: object) -> str:
+    """The same, of what a value is."""
+    return an(type(value))
+
+
 def first_line(error: BaseException) -> str:
     """Of what an error of another library says; of one that says nothing, its class."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def of_no_place(path: str) -> str:
+    """What is nearly always wrong with an absolute path that leads nowhere, for an error; "": nobody can tell."""
+    if "/~" in path:
+        return '; "~" is taken as a name: os.path.expanduser makes your home folder of it'
+    return "; paths are those of this host, or of storage that is mounted there" if ":/" in path else ""
 
 
 def no_key(key: str) -> str:

@@ -30,6 +30,7 @@ from memstore.engine import (
 )
 from memstore.errors import AlreadyExistsError, VersionConflictError
 from memstore.structure import Plan
+from memstore.wording import count_of
 
 _OPEN_IT = "open it with store.open_dataset({key!r}), or delete it"
 
@@ -68,7 +69,7 @@ def create_from(root: Root, key: str, value: Any, capacity: int | None, deadline
             raise ValueError("value has no rows: say a capacity")
         plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
         if batch.count > room:
-            raise ValueError(f"value has {batch.count:,} rows, and capacity is {room:,}")
+            raise ValueError(f"value has {count_of(batch.count, 'row', 'rows')}, and capacity is {room:,}")
     return _put(root, key, plan, entries, batch.count, batch, deadline)
 
 

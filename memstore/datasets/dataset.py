@@ -21,8 +21,9 @@ from memstore.datasets.spec import spec_of
 from memstore.datasets.tables import rows_html, rows_text
 from memstore.engine import MutableEntry, deadline_after, put
 from memstore.errors import ReadOnlyError, StoreFullError, VersionConflictError
-from memstore.rows import read_rows
+from memstore.rows import of_key, read_rows
 from memstore.structure import modes
+from memstore.wording import count_of
 
 
 class Dataset:
@@ -83,7 +84,10 @@ class Dataset:
                 return rows.shared(slice(start, max(start, stop), step))
         row = as_row(index)
         if row is None:
-            return read_rows(rows.value[:length], index)
+            try:
+                return read_rows(rows.value[:length], index)
+            except IndexError as error:
+                raise of_key(error, self.key) from None
         return rows.shared(in_range(row, length, self.key))
 
     @modes.unaffected
@@ -105,7 +109,10 @@ class Dataset:
             ...     data.read_rows([7, 0, -1])
             tensor([7, 0, 9])
         """
-        return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
+        try:
+            return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
+        except IndexError as error:
+            raise of_key(error, self.key) from None
 
     # --- write --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +142,8 @@ class Dataset:
             index = slice(row, row + 1)
         places, count = places_of(index, length, self.key)
         if count != found.count:
-            raise ValueError(f"{self.key!r}: {found.count:,} rows for {count:,} places; it has {length:,} rows by now")
+            rows, places = count_of(found.count, "row", "rows"), count_of(count, "place", "places")
+            raise ValueError(f"{self.key!r}: {rows} for {places}; it has {length:,} by now")
         deadline = deadline_after(self._timeout)
         self._entry.check_before_write(deadline)
         self._rows.store(found, places)

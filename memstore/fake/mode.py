@@ -238,7 +238,7 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
     """
     with torch._C.DisableTorchFunction(), modes.put_aside():
         if mark_of(_checked("meta_like", fake)) is None:
-            raise ValueError(f"a fake tensor is needed, and this is a {type(fake).__name__} on {fake.device}")
+            raise ValueError(f"a fake tensor is needed, and this is {an(type(fake))} on {fake.device}")
         return meta_twin(fake).requires_grad_(requires_grad(fake))
 
 

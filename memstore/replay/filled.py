@@ -141,8 +141,7 @@ class Filled:
         """
         self._check_writable()
         with modes.put_aside():
-            if getattr(index, "keys", None) is not None:
-                raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")
+            _refuse_mapping(index)
             positions = np.asarray(plain_numbers(index))
             given = self._given(priority, positions.size)
         return update(self._ring, positions, given, self._deadline(None))
@@ -167,3 +166,9 @@ class Filled:
 
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(self._timeout if timeout is None else timeout)
+
+
+def _refuse_mapping(index: object) -> None:
+    """A sample itself, where its "index" is meant."""
+    if hasattr(index, "keys"):
+        raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")

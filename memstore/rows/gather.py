@@ -87,7 +87,7 @@ class Gather:
         elif out is None:
             target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
         elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor) or is_unusual(out):
-            raise ValueError(f"{name_of(path)} of out is a {type(out).__qualname__}, which can't be filled")
+            raise ValueError(f"{name_of(path)} of out is {an(type(out))}, which can't be filled")
         elif tuple(out.shape) != shape or out.dtype != real.dtype:
             found = f"{out.dtype} of shape {tuple(out.shape)}"
             raise ValueError(f"{name_of(path)} of out is {found}, and takes {real.dtype} of shape {shape}")

@@ -49,7 +49,8 @@ class ByFiles(Puts, Gets):
 
         Raises:
             CorruptionError: a file is truncated, or is not what its format says.
-            UnsupportedValueError: it has values that can't be served in place, or that only pickle can read.
+            UnsupportedValueError: it has values that can't be served in place, or that only pickle can read; or
+                `format` is another one than the files have.
             PermissionDeniedError: the folder has a link that leads out of it.
             FileNotFoundError: there is nothing at `path`.
             VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.

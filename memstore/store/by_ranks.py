@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memstore.engine import deadline_after
-from memstore.keys import encode_key
+from memstore.keys import check_key, encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
@@ -155,7 +155,7 @@ class ByRanks(Puts, Gets):
             from memstore.store.sharded import put_sharded
 
         root = self._writable()
-        encode_key(key)
+        check_key("save_model", key, model)
         meeting = meet(process_group, "put", key, root)
         if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
@@ -213,6 +213,7 @@ class ByRanks(Puts, Gets):
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
         """
+        check_key("load_model", key, model)
         load = self._begin_load(key, process_group)
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)

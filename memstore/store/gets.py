@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -233,10 +234,10 @@ class Gets(Keyspace):
         try:
             return self._held(root, key, lazily=True)
         except MutableEntryError:
-            try:
-                return self._hold_rows(root, key)
-            except MutableEntryError:  # a buffer; or a dataset that was sealed just now
-                return self._held(root, key, lazily=True)
+            pass  # what comes of its rows is no consequence of it
+        with contextlib.suppress(MutableEntryError):
+            return self._hold_rows(root, key)
+        return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
 
     def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
         held = self._held(root, key)

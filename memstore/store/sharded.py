@@ -207,9 +207,10 @@ def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> in
     try:
         return pending.wait_until(deadline, seconds)
     except StoreTimeoutError as error:
-        return pending.give_up_after(error)
+        reason = error
     except HomeUnavailableError as error:
-        return pending.give_up_after(StoreTimeoutError(str(error), key=error.key))
+        reason = StoreTimeoutError(str(error), key=error.key)
+    return pending.give_up_after(reason)
 
 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:

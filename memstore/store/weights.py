@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from memstore import structure
 from memstore.engine import Path
+from memstore.errors import UnsupportedValueError
 from memstore.store.store import Store
 from memstore.view import StoredTensor, load_leaf
-from memstore.wording import an, check_store
+from memstore.wording import an_instance, check_store
 
 
 def iter_weights(
@@ -41,6 +43,7 @@ def iter_weights(
 
     Raises:
         KeyNotFoundError: no such key.
+        UnsupportedValueError: its value is a number or text, or another one without any part that could be a tensor.
         StoreTimeoutError: there was no newer version in time.
         CorruptionError: a tensor is damaged, and the store verifies; the tensors before it were yielded.
         ValueError: no name starts with `prefix`, or two tensors would have the same name. No tensor was yielded by
@@ -58,7 +61,7 @@ def iter_weights(
     if not isinstance(source, Store):
         check_store(source, key)
     if names is not None and not callable(names):
-        raise TypeError(f"names is a function of a name, and not {an(type(names))}: {_of_mapping(names)}")
+        raise TypeError(f"names is a function of a name, and not {an_instance(names)}: {_of_mapping(names)}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
@@ -73,6 +76,10 @@ def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None]
     found: dict[str, torch.Tensor] = {}
     origins: dict[str, Path] = {}
     tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]
+    if isinstance(value, (str, bytes, int, float, complex, np.ndarray, type(None))):
+        raise UnsupportedValueError(
+            f"the value of {key!r} is {an_instance(value)}, and has no tensors to name", key=key
+        )
     chosen = [one for one in tensors if one[0].startswith(prefix)]
     if tensors and not chosen:
         raise ValueError(f"no tensor of {key!r} has a name that starts with {prefix!r}: the first is {tensors[0][0]!r}")

@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused_whole(store: memstore.Store) -> None:
         data.extend({"x": torch.zeros(1, 3), "y": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(memstore.StructureMismatchError, match="2 and 3 rows"):
         data.extend(batch(2) | {"y": torch.zeros(3, dtype=torch.int64)})
-    with pytest.raises(ValueError, match="2 rows for 1 places"):
+    with pytest.raises(ValueError, match="2 rows for 1 place;"):
         data[0:1] = batch(2)
     with pytest.raises(IndexError, match="row 3 of 'data', which has 3 by now"):
         data[3] = _row()

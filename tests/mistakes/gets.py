@@ -9,6 +9,7 @@ from memstore.errors import (
     ReadOnlyError,
     StoreClosedError,
     StructureMismatchError,
+    UnsupportedValueError,
 )
 from tests.mistakes.mistake import Mistake
 
@@ -322,5 +323,10 @@ MISTAKES = [
         TypeError,
         "names is a function of a name, and not a dict: write names=that_dict.get, which leaves out the names "
         "that it doesn't have",
+    ),
+    Mistake(
+        'list(memstore.iter_weights(store, "seed"))',
+        UnsupportedValueError,
+        "the value of 'seed' is an int, and has no tensors to name",
     ),
 ]

@@ -126,8 +126,8 @@ MISTAKES = [
     Mistake(
         "next(iter(torch.utils.data.DataLoader(store)))",
         InvalidKeyError,
-        "a key is a str, and 0 is int: write '0'. Rows are those of one value: store.view(key)[...]; a DataLoader takes "
-        "memstore.StoreDataset(store, key)",
+        "a key is a str, and 0 is int: write '0'. Rows are those of one value: store.view(key)[...]; a DataLoader "
+        "takes memstore.StoreDataset(store, key)",
     ),
     Mistake(
         'store.put(b"policy", 1)',
@@ -210,5 +210,26 @@ MISTAKES = [
         "pickle.dumps(store.items())",
         TypeError,
         "items() is read while it is iterated over: send the store, or dict(store.items())",
+    ),
+    Mistake(
+        'store.wait("halves", timeout=0)',
+        StoreTimeoutError,
+        "'halves' doesn't exist: no version newer than 0 within 0 s; attempt 'first' waits for rank 1; "
+        "abort('halves', 'first') gives it up",
+    ),
+    Mistake(
+        "len(store.keys())",
+        TypeError,
+        "keys() is read while it is iterated over, and has no length yet: list(store.keys()) has one",
+    ),
+    Mistake(
+        "store.keys()[0]",
+        TypeError,
+        "keys() is read while it is iterated over, and has no places: list(store.keys()) has them",
+    ),
+    Mistake(
+        "store.get(np.int64(3))",
+        InvalidKeyError,
+        "a key is a str, and this is an int64",
     ),
 ]

@@ -24,13 +24,7 @@ MISTAKES = [
         'store.create_dataset("new", {"x": torch.float32}, capacity=8)',
         TypeError,
         "spec['x'] is torch.float32: a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
-        "or an example of a row",
-    ),
-    Mistake(
-        'store.create_dataset("new", {"x": (2, torch.float32)}, capacity=8)',
-        TypeError,
-        "spec['x'] is (2, torch.float32): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of "
-        "them, or an example of a row",
+        "or an example of a row, of tensors",
     ),
     Mistake(
         'store.create_dataset("new", {}, capacity=8)',
@@ -151,7 +145,7 @@ MISTAKES = [
     Mistake(
         'frames[0:2] = {"x": torch.ones(3, 2), "done": torch.zeros(3, dtype=torch.bool)}',
         ValueError,
-        "'frames': 3 rows for 2 places; it has 3 rows by now",
+        "'frames': 3 rows for 2 places; it has 3 by now",
     ),
     Mistake(
         'reader.open_dataset("frames", "r").extend({"x": torch.ones(1, 2), "done": torch.zeros(1, dtype=torch.bool)})',
@@ -360,5 +354,88 @@ MISTAKES = [
         "memstore.RateLimiter(samples_per_insert=4.0, min_size=1.5, tolerance=8.0)",
         TypeError,
         "min_size is a number of rows, 1 at least, and not 1.5",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": ((2,), "float32")}, capacity=8)',
+        TypeError,
+        "spec['x'] is ((2,), 'float32'): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
+        "or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": ((2,), np.float32)}, capacity=8)',
+        TypeError,
+        "spec['x'] is ((2,), <class 'numpy.float32'>): a spec is (shape, dtype), as ((84, 84), torch.uint8), a "
+        "dict of them, or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": (torch.float32, (2,))}, capacity=8)',
+        TypeError,
+        "spec['x'] is (torch.float32, (2,)): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of "
+        "them, or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": (2, torch.float32)}, capacity=8)',
+        TypeError,
+        "spec['x'] is (2, torch.float32): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
+        "or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": np.ones(2)}, capacity=8)',
+        TypeError,
+        "spec['x'] is array([1., 1.]): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, or "
+        "an example of a row, of tensors: torch.as_tensor(...) of the array is one",
+    ),
+    Mistake(
+        'frames.extend([{"x": torch.ones(2), "done": torch.tensor(False)}] * 2)',
+        UnsupportedValueError,
+        "value is a list: rows are of tensors and numpy arrays: a batch is one dict, with torch.stack(...) of "
+        "what the rows have under each key",
+    ),
+    Mistake(
+        'frames.extend([TensorDict({"x": torch.ones(2), "done": torch.tensor(False)})] * 2)',
+        UnsupportedValueError,
+        "value is a list: rows are of tensors and numpy arrays: torch.stack(...) of it is a batch",
+    ),
+    Mistake(
+        'replay.add({"x": torch.ones(2), "done": False})',
+        UnsupportedValueError,
+        "value['done'] is a bool: rows are of tensors and numpy arrays: write torch.tensor(False)",
+    ),
+    Mistake(
+        'frames.extend({"x": [1.0, 2.0], "done": torch.zeros(1, dtype=torch.bool)})',
+        UnsupportedValueError,
+        "value['x'] is a list: rows are of tensors and numpy arrays: torch.tensor(...) of it is one",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", sampler="prioritized")',
+        StructureMismatchError,
+        "'replay' is there already, and it was made without priorities: leave sampler= out to take the buffer as "
+        "it is, or make one under another key",
+    ),
+    Mistake(
+        "frames.read_rows([99])",
+        IndexError,
+        "row 99 of 'frames', which has 3: rows are from -3 to 2",
+    ),
+    Mistake(
+        "frames[[0, 99]]",
+        IndexError,
+        "row 99 of 'frames', which has 3: rows are from -3 to 2",
+    ),
+    Mistake(
+        'StoreDataset(store, "policy/old")[[0, 999]]',
+        IndexError,
+        "row 999 of 'policy/old', which has 512: rows are from -512 to 511",
+    ),
+    Mistake(
+        "frames[...]",
+        TypeError,
+        "an ellipsis is no index of rows: it takes integers or booleans (uint8 might mean either), as a list, "
+        "array or tensor of one dimension, a slice or a range",
+    ),
+    Mistake(
+        'frames[0:1] = {"x": torch.ones(2, 2), "done": torch.zeros(2, dtype=torch.bool)}',
+        ValueError,
+        "'frames': 2 rows for 1 place; it has 3 by now",
     ),
 ]

@@ -12,6 +12,7 @@ from memstore.snapshot.read.reading import BUDGET, Want, read_into
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.snapshot.read.targets import find_targets, new_target, why_not_filled
 from memstore.whole_numbers import whole_number
+from memstore.wording import an
 
 
 def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, budget: int | None) -> Any:
@@ -24,9 +25,7 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
     else:
         found = find_targets(obj_out).get(())
         if found is None:
-            raise StructureMismatchError(
-                f"{path} is a tensor, and obj_out a {type(obj_out).__name__}, which has no memory"
-            )
+            raise StructureMismatchError(f"{path} is a tensor, and obj_out {an(type(obj_out))}, which has no memory")
         problem = why_not_filled(tensor, found)
         if problem:
             raise StructureMismatchError(f"{path}: {problem}")
