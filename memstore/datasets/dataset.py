@@ -283,10 +283,11 @@ class Dataset:
         return rows_html(self._rows.plan, self._title())
 
     def _title(self) -> str:
-        return f"memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows"
+        state = self._entry.ended_as
+        return f"memstore.Dataset {self.key!r}{f' ({state})' * bool(state)}: {len(self):,} of {self.capacity:,} rows"
 
     def __repr__(self) -> str:
-        return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
+        return f"<{self._title()} of {self.spec}>"
 
 
 @modes.unaffected

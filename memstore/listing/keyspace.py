@@ -219,8 +219,14 @@ class Keyspace:
         self.close()
 
     def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _title(self) -> str:
         state = "closed" if self._root is None else f"mode {self._asked!r}"
-        return f"<memstore.{type(self).__name__} {self.root} ({state})>"
+        return f"memstore.{type(self).__name__} {self.root} ({state})"
+
+    def __bool__(self) -> bool:
+        return True  # `store or open(...)` isn't about its keys
 
     def __len__(self) -> int:
         return self._count(self._timeout)

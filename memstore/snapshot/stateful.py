@@ -52,6 +52,9 @@ class RNGState:
     are the same as those after the take.
     """
 
+    def __repr__(self) -> str:
+        return "memstore.RNGState()"
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "rng_state": torch.get_rng_state(),

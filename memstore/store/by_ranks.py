@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from memstore.engine import deadline_after
 from memstore.keys import check_key, encode_key
@@ -23,6 +23,54 @@ if TYPE_CHECKING:
 class ByRanks(Puts, Gets):
     """What `Store` inherits."""
 
+    @overload
+    def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[True] = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int: ...
+    @overload
+    def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[False],
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> PendingPut: ...
+    @overload
+    def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: bool = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int | PendingPut: ...
     def put_sharded(
         self,
         key: str,

@@ -119,6 +119,9 @@ class PendingPut:
                 self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
         return self._outcome is not None
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ("give_up_after", "wait_until")]  # of memstore's own
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PendingPut can't be pickled: another process finds the put in store.pending(key)")
 

@@ -79,6 +79,9 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         self._opened()
         return reopen, (self.root, self._mode, self._verify, self._allow_pickle, self._timeout)
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "lend_root"]  # which is for other parts of memstore
+
     def _repr_html_(self) -> str:
         if self._root is None:
             return repr(self)
@@ -86,8 +89,8 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
             rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=_SHOWN_WITHIN)), ROWS))
             keys = shown(self._count(_SHOWN_WITHIN), "key", "keys")
         except MemstoreError as error:  # other hosts don't answer, or the catalog is damaged
-            return table_html((), (), f"{self.root}: {error}")
-        return table_html(listing.COLUMNS, rows, f"{self.root}: {keys}")
+            return table_html((), (), f"{self._title()}: {error}")
+        return table_html(listing.COLUMNS, rows, f"{self._title()}: {keys}")
 
 
 def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:

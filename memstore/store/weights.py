@@ -16,6 +16,8 @@ from memstore.store.store import Store
 from memstore.view import StoredTensor, load_leaf
 from memstore.wording import an_instance, check_store
 
+_WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
+
 
 def iter_weights(
     store: Store,
@@ -76,7 +78,7 @@ def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None]
     found: dict[str, torch.Tensor] = {}
     origins: dict[str, Path] = {}
     tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]
-    if isinstance(value, (str, bytes, int, float, complex, np.ndarray, type(None))):
+    if isinstance(value, _WITHOUT_TENSORS):
         raise UnsupportedValueError(
             f"the value of {key!r} is {an_instance(value)}, and has no tensors to name", key=key
         )

@@ -186,6 +186,9 @@ class StorageWriter(storage.StorageWriter):
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<memstore.integrations.dcp.StorageWriter {self._where}>"
+
     def _place(self) -> Place:
         place = self._where.place(self._options)
         return place.of_rank(self._rank) if self._alone else place
