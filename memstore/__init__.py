@@ -1,6 +1,12 @@
 """memstore: nested tensors in memory-mapped files, shared by every process of a host, with no server.
 
-The layers; each imports only what stands above it:
+    store = memstore.open("/dev/shm/run1")        # in every process
+    store.put("policy", {"w": torch.ones(2, 2)})  # dicts, TensorDicts, tensors, plain objects
+    store.get("policy")["w"]                      # as it was put, without a copy
+
+help(memstore.Store) has the methods; the guides are in docs/, which begin with docs/quickstart.md.
+
+For who works on memstore, the layers; each imports only what stands above it:
 
     errors, keys, info    what can go wrong, what a key is, what a store tells; wording: numbers as text
     late_imports, depth   imports that forks wait for; documents that nest too deeply; strict_json: JSON of anybody
@@ -142,7 +148,8 @@ _HOMES = {
     "StoreDataset": "memstore.dataloader",
 }
 
-_ROOMS = frozenset({"aio", "deferred_init", "fake"})  # memstore.fake.fake_mode, without an import of its own
+# memstore.fake.fake_mode, without an import of its own
+_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations", "testing"})
 
 __all__ = [
     "AddressUnavailableError",
@@ -229,7 +236,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*__all__, *_ROOMS, "__doc__", "__file__", "__name__", "__path__", "__version__"})
 
 
 def _configure_logging() -> None:

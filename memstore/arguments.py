@@ -1,4 +1,4 @@
-"""What may be a flag, a whole number or a version among the arguments of a call."""
+"""What may be a flag, a whole number, a version or a number of seconds among the arguments of a call."""
 
 from __future__ import annotations
 
@@ -50,3 +50,21 @@ def expected_versions(value: Any) -> dict[str, int]:
 def older_version(value: Any) -> int:
     """Returns `newer_than`; of a negative number 0, since the versions of a key begin at 1. Raises TypeError."""
     return max(0, min(whole_number("newer_than", value), LARGEST_VERSION))
+
+
+def seconds_of(name: str, value: Any, *, otherwise: str = "") -> float:
+    """Returns the number. Raises TypeError for what is none, ValueError for one below 0 and for nan.
+
+    Args:
+        otherwise: what else may be given, for the message: " or None".
+    """
+    kind: type[Exception] = TypeError
+    if not isinstance(value, (str, bytes)):
+        try:
+            number = float(value)
+            if number >= 0:
+                return number
+            kind = ValueError
+        except (TypeError, ValueError):
+            pass
+    raise kind(f"{name} is seconds, 0 or more{otherwise}, and not {value!r:.100}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from memstore.errors import CorruptionError
-from memstore.wording import count_of, runs, shown, size, table_html, table_text
+from memstore.wording import ROWS, age, count_of, runs, shown, size, table_html, table_text
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,8 @@ class EntryInfo:
     def _repr_html_(self) -> str:
         columns = ("leaf", "dtype", "shape", "size", "ranks")[: 5 if self.kind == "sharded" else 4]
         rows = (_cells(leaf)[: len(columns)] for leaf in self.leaves)
-        return table_html(columns, rows, f"{self}; {shown(len(self.leaves), 'leaf', 'leaves')}")
+        cut = f"; the first {ROWS} leaves are shown" if len(self.leaves) > ROWS else ""
+        return table_html(columns, rows, f"memstore.EntryInfo {self}{cut}")
 
 
 def _cells(leaf: LeafInfo) -> tuple[str, ...]:
@@ -177,6 +179,14 @@ class PendingInfo:
     ranks: tuple[int, ...]
     nbytes: int
     expires: float
+
+    def __repr__(self) -> str:
+        there = f"{'rank' if len(self.ranks) == 1 else 'ranks'} {runs(self.ranks)} of {self.world_size}"
+        left = age(2 * time.time() - self.expires)
+        return (
+            f"<memstore.PendingInfo {self.key!r} attempt {self.attempt!r}: {there}, {size(self.nbytes)}, "
+            f"expires in {left}>"
+        )
 
 
 @dataclass(frozen=True, slots=True)

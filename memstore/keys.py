@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from memstore.errors import InvalidKeyError
+from memstore.wording import an
 
 KEY_LIMIT = 500  # bytes; LMDB takes 511
 
@@ -41,12 +42,17 @@ def encode_prefix(prefix: object) -> bytes:
 
 
 def several(keys: Iterable[str]) -> Iterable[str]:
-    """One str is an iterable of its characters, and nearly always a mistake."""
-    if isinstance(keys, str):
-        raise TypeError(
-            f"several keys are a list or another iterable of str, and {keys!r} is one str: write [{keys!r}]"
-        )
-    return keys
+    """One str is an iterable of its characters, and nearly always a mistake. Raises TypeError."""
+    if not isinstance(keys, (str, bytes)) and hasattr(keys, "__iter__"):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return keys
+    found: object = keys
+    if isinstance(found, str):
+        text = f"{found!r:.100} is one str: write [{found!r:.100}]"
+    elif isinstance(found, bytes):
+        text = f"{found!r:.100} is bytes: write [{found!r:.100}.decode()]"
+    else:
+        text = f"not {found!r:.100}"
+    raise TypeError(f"several keys are a list or another iterable of str, and {text}")
 
 
 def _encode(key: str) -> bytes:
@@ -63,7 +69,11 @@ def _encode(key: str) -> bytes:
 def _no_text(what: str, found: object) -> str:
     """What is wrong with a key that is no str, and what would be one."""
     kind = type(found).__name__
-    shown = f"{found!r:.60} is {kind}" if isinstance(found, (bytes, int, float, type(None))) else f"this is a {kind}"
+    shown = (
+        f"{found!r:.60} is {kind}"
+        if isinstance(found, (bytes, int, float, type(None)))
+        else f"this is {an(type(found))}"
+    )
     if isinstance(found, bytes):
         shown += ": decode() it"
     elif isinstance(found, int):
@@ -77,14 +87,23 @@ def _no_text(what: str, found: object) -> str:
     return f"{what} is a str, and {shown}"
 
 
-def refused_put(error: InvalidKeyError, key: object, value: object) -> InvalidKeyError:
-    """The error of a put with what is no key; it may be the value, and the value the key."""
+def refused_put(
+    error: InvalidKeyError, key: object, value: object, call: str = "put", what: str = "the value"
+) -> InvalidKeyError:
+    """The error of a put, or of such a call, with what is no key; it may be the value, and the value the key."""
     if isinstance(key, str) or not isinstance(value, str):
         return error
-    kind = type(key).__name__
     return InvalidKeyError(
-        f"put takes the key and then the value, and the key here is a {kind}: put({value!r:.60}, ...)"
+        f"{call} takes the key and then {what}, and the key here is {an(type(key))}: {call}({value!r:.60}, ...)"
     )
+
+
+def check_key(call: str, key: object, model: object) -> None:
+    """Of a call that takes a key and a model. Raises InvalidKeyError."""
+    try:
+        encode_key(key)
+    except InvalidKeyError as error:
+        raise refused_put(error, key, model, call, "the model") from None
 
 
 def as_row_index(error: InvalidKeyError, key: object) -> InvalidKeyError:

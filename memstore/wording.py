@@ -8,6 +8,10 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
+from types import FunctionType
+from typing import TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 ROWS = 30  # of a table in a notebook
@@ -72,7 +76,7 @@ def short(value: object) -> str:
 
 
 def check_store(store: object, key: object = "") -> None:
-    """Raises TypeError for the path of a store where the store is meant, for its key, and for a store of asyncio's."""
+    """Raises TypeError for what is no store: its path, its key, one of asyncio's, or anything else."""
     if hasattr(key, "lend_root"):
         raise TypeError("the store comes first, and then the key: here they are swapped")
     if hasattr(store, "blocking"):
@@ -82,6 +86,30 @@ def check_store(store: object, key: object = "") -> None:
         )
     if isinstance(store, (str, os.PathLike)):
         raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
+    if not hasattr(store, "lend_root"):
+        raise TypeError(f"store is one of memstore.open, and not {an(type(store))}")
+
+
+def check_progress(progress: object) -> None:
+    """Raises TypeError for what can't be called, before anything is done."""
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            f"progress is a function of the bytes done and those in all, and not {progress!r:.100}: progress=print "
+            "shows both"
+        )
+
+
+def names_its_methods(kind: _Class) -> _Class:
+    """A class decorator: what a user's class has and inherits is called by its name, where Python names a method.
+
+    So a wrong keyword is one of `Store.get()`. The module goes with it, since pickle finds a function by both.
+    """
+    for base in kind.__mro__:
+        for name, method in vars(base).items():
+            is_ours = isinstance(method, FunctionType) and method.__module__.startswith("memstore.")
+            if is_ours and getattr(kind, name) is method and (name == "__init__" or not name.startswith("_")):
+                method.__qualname__, method.__module__ = f"{kind.__name__}.{name}", kind.__module__
+    return kind
 
 
 def an(kind: type) -> str:
@@ -90,9 +118,21 @@ def an(kind: type) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def an_instance(value: object) -> str:
+    """The same, of what a value is."""
+    return an(type(value))
+
+
 def first_line(error: BaseException) -> str:
     """Of what an error of another library says; of one that says nothing, its class."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def of_no_place(path: str) -> str:
+    """What is nearly always wrong with an absolute path that leads nowhere, for an error; "": nobody can tell."""
+    if "/~" in path:
+        return '; "~" is taken as a name: os.path.expanduser makes your home folder of it'
+    return "; paths are those of this host, or of storage that is mounted there" if ":/" in path else ""
 
 
 def no_key(key: str) -> str:

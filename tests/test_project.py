@@ -28,7 +28,8 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("abandoned", "errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
-    ("arguments", "keys", "strict_json", "wording"),
+    ("wording",),
+    ("arguments", "keys", "strict_json"),
     ("info",),
     ("engine",),
     ("distributed",),

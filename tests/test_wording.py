@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import time
 
 import pytest
 
+import memstore
 from memstore.wording import age, size
 
 
@@ -47,3 +50,13 @@ def test_ages_have_the_unit_that_they_are_rounded_to(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
     assert age(1e9 - seconds) == text
+
+
+@pytest.mark.parametrize("kind", [memstore.Store, memstore.ReplayBuffer, memstore.aio.AsyncStore])
+def test_inherited_methods_are_called_by_the_class_that_users_know(kind: type) -> None:
+    for name in dir(kind):
+        method = getattr(kind, name)
+        if not name.startswith("_") and inspect.isfunction(method):
+            assert method.__qualname__ == f"{kind.__name__}.{name}"
+            assert pickle.loads(pickle.dumps(method)) is method
+            assert inspect.getsource(method)

@@ -1,5 +1,11 @@
 """memstore for asyncio: every method of a Store, awaited and cancellable, many at once, and no thread for a wait.
 
+    async with memstore.aio.open("/dev/shm/run1") as store:
+        await store.put("policy", {"w": torch.ones(2, 2)})
+        value = await store.get("policy")
+
+The guide is docs/asyncio.md. For who works on it, the files:
+
 awaited      a method that blocks, as one that is awaited
 torch_state  what torch keeps for a thread, taken along to the thread that makes a call
 jobs         one call that a thread makes for a task, and how it is given up

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from memstore.aio.awaited import awaited, called_as
 from memstore.aio.lanes import call, start
@@ -64,6 +64,54 @@ class ByRanks(Waits):
 
         return await call(lane, fill, max(deadline - time.monotonic(), 0.0), settles=True, asks=True)
 
+    @overload
+    async def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[True] = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int: ...
+    @overload
+    async def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[False],
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> AsyncPendingPut: ...
+    @overload
+    async def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: bool = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int | AsyncPendingPut: ...
     @called_as(Store.put_sharded)
     async def put_sharded(self, key: str, value: Any, *, wait: bool = True, **options: Any) -> int | AsyncPendingPut:
         timeout = options.get("timeout")

@@ -36,7 +36,7 @@ class Waits(Opened):
         """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
         name, newer_than = encode_key(key), older_version(newer_than)
         store = self.ready
-        if store is None:  # one without keys is false
+        if store is None:
             store = await call(self.lane_of(key), lambda _: self.blocking())
         root = store.lend_root(key)[0]
         is_sure = not root.membership

@@ -22,6 +22,9 @@ from memstore.store.opening import open as open_blocking
 from memstore.store.store import Store
 from memstore.wording import an
 
+_INTERNAL = frozenset(
+    ("blocking", "check_open", "end", "lane_of", "lane_of_ranks", "leave_to_parent", "made", "opened_root", "ready")
+)  # no user calls them
 ALL_HOSTS = "all hosts"  # the lane of calls that may ask several
 
 
@@ -62,10 +65,7 @@ class Opened(Awaits[Store]):
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
         check_mode(mode)
-        self.root, self.timeout = (
-            absolute_path(os.fspath(path) if isinstance(path, os.PathLike) else path),
-            options["timeout"],
-        )
+        self.root, self.timeout = absolute_path(path), options["timeout"]
         self.ready: Store | None = None
         self.opened_root: Root | None = None
         self._mode: Mode = mode
@@ -88,7 +88,7 @@ class Opened(Awaits[Store]):
     def _open_now(self) -> Store:
         with self._opening:
             self.check_open()
-            if self._store is None:  # one without keys is false
+            if self._store is None:
                 options = dict(self._options)
                 if options.pop("cluster", None) is not None or self._mode in ("r", "r+"):
                     options.pop("wait", None)  # this host has joined, and the store is there
@@ -142,8 +142,12 @@ class Opened(Awaits[Store]):
         kept = {name: self._options[name] for name in ("verify", "allow_pickle", "timeout")}
         return type(self), (self.root, "r" if self._mode == "r" else "r+", kept)
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
+
     def __repr__(self) -> str:
-        state = "closed" if self.is_closed else "not opened yet" if self._store is None else "open"
+        state = "closed" if self.is_closed else f"mode {self._mode!r}"
+        state += ", not opened yet" if self._store is None and not self.is_closed else ""
         return f"<memstore.aio.{type(self).__name__} {self.root} ({state})>"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 from memstore.aio.awaited import WORTH_COUNTING, Awaits, awaited, called_as
 from memstore.aio.lanes import call
@@ -135,7 +135,7 @@ class Part:
         options = self._options
         if waited > WORTH_COUNTING:
             options = {**options, "timeout": max(options["timeout"] - waited, 0.0)}
-        pending = store.put_sharded(self._key, self._value, **options)
+        pending: Any = cast(Any, store).put_sharded(self._key, self._value, **options)
         assert isinstance(pending, PendingPut), "it doesn't wait"
         self.pending = pending
         if self.is_given_up:

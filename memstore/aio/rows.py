@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,6 +15,8 @@ from memstore.aio.awaited import Awaits, awaited
 from memstore.aio.lanes import call
 from memstore.aio.opened import Opened, check_opened
 from memstore.datasets import Dataset
+from memstore.errors import MemstoreError
+from memstore.replay import RateLimiter, Sampler, SamplerOptions
 from memstore.replay import ReplayBuffer as BlockingBuffer
 
 if TYPE_CHECKING:
@@ -102,10 +104,35 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         torch.Size([4, 2])
     """
 
-    def __init__(self, store: Opened, key: str, spec: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        store: Opened,
+        key: str,
+        spec: Any = None,
+        *,
+        capacity: int | None = None,
+        sampler: Sampler = "uniform",
+        replacement: bool = True,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        rate_limiter: RateLimiter | None = None,
+        seed: int | None = None,
+        mode: Literal["a", "r+", "x"] = "a",
+    ) -> None:
         check_opened(store, "ReplayBuffer")
+        SamplerOptions(sampler, replacement, beta)  # raises for what is none, and not in the first call
         self.key, self.timeout = key, store.timeout
-        self._store, self._arguments, self._options = store, (key, spec), options
+        self._store, self._arguments = store, (key, spec)
+        self._options: dict[str, Any] = {
+            "capacity": capacity,
+            "sampler": sampler,
+            "replacement": replacement,
+            "alpha": alpha,
+            "beta": beta,
+            "rate_limiter": rate_limiter,
+            "seed": seed,
+            "mode": mode,
+        }
         self._buffer: BlockingBuffer | None = None
         self._opening = threading.Lock()
 
@@ -131,6 +158,31 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
     update_priority = awaited(BlockingBuffer.update_priority)
     flush = awaited(BlockingBuffer.flush)
 
+    @property
+    def capacity(self) -> int:
+        """That of the ReplayBuffer. As the following, it is known once this one is opened: by `await buffer`."""
+        return self._known().capacity
+
+    @property
+    def spec(self) -> Any:
+        return self._known().spec
+
+    @property
+    def cursor(self) -> int:
+        return self._known().cursor
+
+    def __len__(self) -> int:
+        """The number of rows, by now."""
+        return len(self._known())
+
+    def __bool__(self) -> bool:
+        return True  # also before it is opened
+
+    def _known(self) -> BlockingBuffer:
+        if self._buffer is None:
+            raise MemstoreError(f"{self.key!r} isn't opened yet: await the buffer first", key=self.key)
+        return self._buffer
+
     async def opened(self) -> BlockingBuffer:
         """Returns the `memstore.ReplayBuffer`, for its length, cursor, capacity and spec, which need no await."""
         return await call(self.lane_of(None), lambda _: self.blocking())
@@ -140,4 +192,5 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         return self
 
     def __repr__(self) -> str:
-        return f"<memstore.aio.ReplayBuffer {self.key!r} in {self._store.root}>"
+        rows = "not opened yet" if self._buffer is None else f"{len(self):,} of {self.capacity:,} rows"
+        return f"<memstore.aio.ReplayBuffer {self.key!r}: {rows}, in {self._store.root}>"

@@ -17,6 +17,7 @@ from memstore.engine import deadline_after
 from memstore.store.gets import NO_DEFAULT, NOT_NOW, get_at_once
 from memstore.store.ref import Ref
 from memstore.store.store import Store
+from memstore.wording import names_its_methods
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,6 +36,7 @@ def _as_dataset(store: AsyncStore, dataset: Dataset) -> AsyncDataset:
     return AsyncDataset(dataset, store.root, store.timeout)
 
 
+@names_its_methods
 class AsyncStore(ByRanks):
     """A store for tasks of asyncio: each method of `memstore.Store`, with the same arguments, awaited.
 

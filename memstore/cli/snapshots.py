@@ -107,7 +107,7 @@ def verify(path: str, as_json: bool) -> None:
         with render.progress("verifying") as advance:
             found = memstore.Snapshot(path)
             found.verify(progress=advance)
-            compared = all(file.sums or not file.size for file in found.open().manifest.files)
+            compared = all(file.sums or not file.size for file in load_manifest(found.path).files)
     except CorruptionError as error:
         if as_json:
             render.print_json({"ok": False, "path": error.path, "detail": error.detail})

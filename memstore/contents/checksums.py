@@ -60,13 +60,15 @@ class DamagedBytesError(CorruptionError):
 
 
 def damaged_leaf(leaf: Leaf) -> CorruptionError:
-    return DamagedBytesError(f"the bytes of leaf {leaf.name} don't fit their checksum", leaf.offset)
+    return DamagedBytesError(f"the bytes of {structure.render_path(leaf.name)} don't fit their checksum", leaf.offset)
 
 
 def damaged_box(leaf: Leaf, box: StoredBox) -> CorruptionError:
     offsets, shape = box.box
     where = f"at {list(offsets)}, of shape {list(shape)}, put by rank {box.rank}"
-    return DamagedBytesError(f"the bytes of leaf {leaf.name}, its box {where}, don't fit their checksum", box.place)
+    return DamagedBytesError(
+        f"the bytes of {structure.render_path(leaf.name)}, its box {where}, don't fit their checksum", box.place
+    )
 
 
 def compare(

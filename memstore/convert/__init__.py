@@ -1,5 +1,9 @@
 """Conversion of checkpoints between formats: `memstore convert`. Guide: docs/convert.md. Decision 024.
 
+    convert("model.pt", "model.safetensors")  # the suffix names the format; without one it is a snapshot
+
+For who works on it, the files:
+
 converting   convert, and its steps             formats      what they are called, and which one a path has
 sources/     each format, opened as a value     targets/     what each can't express, and how it is written
 leaves       tensors whose bytes lie in files   comparing    what was written, compared with the source

@@ -27,7 +27,7 @@ from memstore.convert.targets import draft_target
 from memstore.errors import NotAStoreError, StoreFullError
 from memstore.formats import Meter
 from memstore.info import Progress
-from memstore.wording import an
+from memstore.wording import an, check_progress
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -100,6 +100,7 @@ def convert(
         >>> done.source_format, done.target_format, done.tensors, done.nbytes
         ('torch', 'safetensors', 1, 24)
     """
+    check_progress(progress)
     rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie))
     path, made = _paths(source, target)
     read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)

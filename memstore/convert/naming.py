@@ -12,6 +12,7 @@ from memstore.convert import tensordicts
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.formats import what_special
+from memstore.wording import an_instance
 
 _MOST_NAMED = 20  # of the leaves that are refused
 
@@ -69,7 +70,7 @@ def _entries(path: Path, value: Any, refusals: Refusals, is_leaf: Callable[[Any]
     if type(value) in (dict, OrderedDict) and value:
         for key, entry in value.items():
             if type(key) is not str:
-                refusals.add((*path, repr(key)), f"its key {key!r:.60} is a {type(key).__name__} and no text")
+                refusals.add((*path, repr(key)), f"its key {key!r:.60} is {an_instance(key)} and no text")
                 continue
             yield from _entries((*path, key), entry, refusals, is_leaf)
     elif type(value) in (list, tuple) and value and not is_leaf(value):

@@ -14,7 +14,7 @@ import torch
 from memstore.convert.naming import Refusals, entries, has_tensors
 from memstore.engine import Path
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.wording import short
+from memstore.wording import an_instance, short
 
 _FEW = 1024  # entries that a list may have, however few items a checkpoint has
 
@@ -36,7 +36,7 @@ def flattened(value: Any, refusals: Refusals) -> Flat:
     items: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     if not isinstance(value, dict):
-        refusals.add((), f"a {type(value).__name__}, and a checkpoint is a dict")
+        refusals.add((), f"{an_instance(value)}, and a checkpoint is a dict")
         return Flat(items, paths)
     for path, entry in entries(value, refusals, is_leaf=_is_item):
         name = ".".join(map(str, path))
@@ -71,7 +71,7 @@ def nested(items: Mapping[str, Any], paths: Any, source: str) -> Any:
     if paths is None:
         return dict(items)
     if not isinstance(paths, Mapping):
-        raise UnsupportedValueError(f"{source} was saved by a planner whose data is unknown: a {type(paths).__name__}")
+        raise UnsupportedValueError(f"{source} was saved by a planner whose data is unknown: {an_instance(paths)}")
     known = cast("Mapping[Any, Any]", paths)
     most = max(2 * len(items), _FEW)
     root: dict[Any, Any] = {}

@@ -45,7 +45,7 @@ class BlockShuffle(Sampler[int]):
             `StoreDataset` lets the disk read them meanwhile.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError, TypeError: a number out of its range, or none.
 
     Example:
         >>> import memstore
@@ -137,8 +137,11 @@ class BlockShuffle(Sampler[int]):
                 f"the state is of another order: {_render(there)}, and this is {_render(here)}. Make the BlockShuffle "
                 "as it was, or begin the epoch anew"
             )
-        epoch = _number("epoch of the state", state_dict["epoch"], 0, _WORD)
-        rows = _number("rows of the state", state_dict["rows"], 0, self.length + 1)
+        try:
+            epoch = _number("epoch of the state", state_dict["epoch"], 0, _WORD)
+            rows = _number("rows of the state", state_dict["rows"], 0, self.length + 1)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
         self.epoch, self._drawn, self._resumes = epoch, rows // self.num_replicas, True
 
     def _by_block(self, start: int) -> Iterator[list[int]]:
@@ -182,10 +185,13 @@ class BlockShuffle(Sampler[int]):
 
 
 def _number(name: str, value: Any, least: int, end: int | None = None) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value and (end is None or value < end):
-        return value
     allowed = f"{least} or more" if end is None else f"from {least} to {end - 1}"
-    raise ValueError(f"{name} is an integer, {allowed}, and not {value!r}")
+    said = f"{name} is an integer, {allowed}, and not {value!r:.100}"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(said + (": BlockShuffle(len(dataset))" if hasattr(value, "__getitems__") else ""))
+    if not (least <= value and (end is None or value < end)):
+        raise ValueError(said)
+    return value
 
 
 def _render(numbers: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from memstore.dataloader.batch import Row, as_rows, read_batch
 from memstore.dataloader.rows_of_value import count_rows, row_of
-from memstore.rows import prefetch_rows, read_rows
+from memstore.rows import of_key, prefetch_rows, read_rows
 from memstore.structure import modes
-from memstore.wording import check_store
+from memstore.wording import check_store, count_of
 
 
 class HasView(Protocol):
@@ -73,12 +73,17 @@ class StoreDataset(Dataset[Any]):
             IndexError: a row out of range; the message names the range.
             TypeError: no index of rows.
         """
-        if isinstance(index, (int, np.integer)) or (isinstance(index, (torch.Tensor, np.ndarray)) and not index.ndim):
-            batch = read_rows(self._view, [operator.index(index)])
-            with modes.put_aside():
-                found = row_of(batch, 0)
-        else:
-            found = read_batch(self._view, index)
+        try:
+            if isinstance(index, (int, np.integer)) or (
+                isinstance(index, (torch.Tensor, np.ndarray)) and not index.ndim
+            ):
+                batch = read_rows(self._view, [operator.index(index)])
+                with modes.put_aside():
+                    found = row_of(batch, 0)
+            else:
+                found = read_batch(self._view, index)
+        except IndexError as error:
+            raise of_key(error, self.key) from None
         return found if self.transform is None else self.transform(found)
 
     def __getitems__(self, index: Sequence[int]) -> list[Row]:
@@ -93,7 +98,7 @@ class StoreDataset(Dataset[Any]):
         return _restore, (type(self), self.key, self._view, self._length, self.transform)
 
     def __repr__(self) -> str:
-        return f"<memstore.StoreDataset {self.key!r}, {self._length:,} rows>"
+        return f"<memstore.StoreDataset {self.key!r}, {count_of(self._length, 'row', 'rows')}>"
 
 
 def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:

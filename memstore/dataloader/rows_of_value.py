@@ -69,7 +69,7 @@ def row_of(batch: Any, place: int) -> Any:
         kind: Any = type(batch)
         return kind(*values) if hasattr(kind, "_fields") else kind(values)
     raise UnsupportedValueError(
-        f"a batch has a {type(batch).__qualname__}, which has no rows. To take single rows, let transform= return "
+        f"a batch has {an(type(batch))}, which has no rows. To take single rows, let transform= return "
         "tensors, and TensorDicts, dicts, lists and tuples of them"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from memstore.engine import Leaf, Path
 from memstore.errors import MemstoreError, StructureMismatchError, UnsupportedValueError
 from memstore.structure import DTYPES, MAX_DEPTH, Plan, render_path, tensor_of_array, traits
 from memstore.view import StoredTensor
+from memstore.wording import an, an_instance
 
 Array = np.ndarray[Any, Any]
 
@@ -87,8 +88,21 @@ def entries_of(value: Any, path: Path) -> Mapping[Any, Any]:
     if isinstance(value, Mapping) or (is_tensor_collection(value) and not is_non_tensor(value)):
         return cast("Mapping[Any, Any]", value)
     raise UnsupportedValueError(
-        f"{render_path(path)} is a {type(value).__qualname__}: rows are of tensors and numpy arrays"
+        f"{render_path(path)} is {an_instance(value)}: rows are of tensors and numpy arrays{_instead_of(value)}"
     )
+
+
+def _instead_of(value: Any) -> str:
+    if isinstance(value, (bool, int, float)):
+        return f": write torch.tensor({value!r})"
+    if not isinstance(value, (list, tuple)) or not value:
+        return ""
+    first: Any = cast("Sequence[Any]", value)[0]
+    if isinstance(first, torch.Tensor) or is_tensor_collection(first):
+        return ": torch.stack(...) of it is a batch"
+    if isinstance(first, Mapping):
+        return ": a batch is one dict, with torch.stack(...) of what the rows have under each key"
+    return ": torch.tensor(...) of it is one" if isinstance(first, (bool, int, float)) else ""
 
 
 def check_dense(tensor: torch.Tensor, name: str) -> None:
@@ -109,9 +123,9 @@ def _with_bytes(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             storage = tensor.untyped_storage()
             is_there = storage.device == tensor.device and not traits.is_cut(tensor)
             if not is_there or (tensor.numel() and not tensor.data_ptr()):
-                what = f"a {type(tensor).__qualname__} whose bytes aren't there"
+                what = f"{an(type(tensor))} whose bytes aren't there"
         except (RuntimeError, NotImplementedError):  # of a transform, or a fake one
-            what = f"a {type(tensor).__qualname__} that has no memory of its own"
+            what = f"{an(type(tensor))} that has no memory of its own"
     if what:
         raise UnsupportedValueError(f"{render_path(path)} is {what}: rows are of dense tensors")
     return tensor.detach().cpu()

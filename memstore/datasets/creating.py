@@ -31,6 +31,7 @@ from memstore.engine import (
 )
 from memstore.errors import AlreadyExistsError, VersionConflictError
 from memstore.structure import Plan
+from memstore.wording import count_of
 
 _OPENED_BY = {
     "dataset": "open it with store.open_dataset({key!r}), or delete it",
@@ -51,7 +52,8 @@ def create(root: Root, key: str, spec: Spec, capacity: int, length: int, deadlin
     """Creates a dataset of zeros. Returns its put's version."""
     _check_absent(root, key, deadline)
     if type(length) is not int or length < 0:
-        raise ValueError(f"length is a number of rows, 0 or more, and not {length!r}")
+        kind = ValueError if type(length) is int else TypeError
+        raise kind(f"length is a number of rows, 0 or more, and not {length!r:.100}")
     with naming(key):
         value = rows_of_spec(spec, capacity)
         if length > capacity:
@@ -72,7 +74,7 @@ def create_from(root: Root, key: str, value: Any, capacity: int | None, deadline
             raise ValueError("value has no rows: say a capacity")
         plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
         if batch.count > room:
-            raise ValueError(f"value has {batch.count:,} rows, and capacity is {room:,}")
+            raise ValueError(f"value has {count_of(batch.count, 'row', 'rows')}, and capacity is {room:,}")
     return _put(root, key, plan, entries, batch.count, batch, deadline)
 
 

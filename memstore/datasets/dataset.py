@@ -21,8 +21,9 @@ from memstore.datasets.spec import spec_of
 from memstore.datasets.tables import rows_html, rows_text
 from memstore.engine import MutableEntry, deadline_after, put
 from memstore.errors import ReadOnlyError, StoreFullError, VersionConflictError
-from memstore.rows import read_rows
+from memstore.rows import of_key, read_rows
 from memstore.structure import modes
+from memstore.wording import count_of
 
 if TYPE_CHECKING:  # a DataLoader takes it as it is
     _RowsForLoaders = torch.utils.data.Dataset[Any]
@@ -46,6 +47,10 @@ class Dataset(_RowsForLoaders):
     """
 
     def __init__(self, entry: MutableEntry, timeout: float) -> None:
+        given: Any = entry
+        if not isinstance(given, MutableEntry):
+            key = repr(timeout) if isinstance(timeout, str) else "key"
+            raise TypeError(f"store.open_dataset({key}) opens a dataset, and not Dataset({given!r:.100}, ...)")
         self._entry, self._timeout = entry, timeout
         self._rows = Rows(entry)
         plan = self._rows.plan
@@ -86,7 +91,10 @@ class Dataset(_RowsForLoaders):
                 return rows.shared(slice(start, max(start, stop), step))
         row = as_row(index)
         if row is None:
-            return read_rows(rows.value[:length], index)
+            try:
+                return read_rows(rows.value[:length], index)
+            except IndexError as error:
+                raise of_key(error, self.key) from None
         return rows.shared(in_range(row, length, self.key))
 
     @modes.unaffected
@@ -110,7 +118,10 @@ class Dataset(_RowsForLoaders):
             tensor([7, 0, 9])
         """
         self._entry.check_in_place()
-        return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
+        try:
+            return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
+        except IndexError as error:
+            raise of_key(error, self.key) from None
 
     # --- write --------------------------------------------------------------------------------------------------------
 
@@ -140,7 +151,9 @@ class Dataset(_RowsForLoaders):
             index = slice(row, row + 1)
         places, count = places_of(index, length, self.key)
         if count != found.count:
-            raise ValueError(f"{self.key!r}: {found.count:,} rows for {count:,} places; it has {length:,} rows by now")
+            rows, places = count_of(found.count, "row", "rows"), count_of(count, "place", "places")
+            advice = ": extend adds rows" if found.count > count else ""
+            raise ValueError(f"{self.key!r}: {rows} for {places}; it has {length:,} by now{advice}")
         deadline = deadline_after(self._timeout)
         self._entry.check_before_write(deadline)
         self._rows.store(found, places)
@@ -281,10 +294,11 @@ class Dataset(_RowsForLoaders):
         return rows_html(self._rows.plan, self._title())
 
     def _title(self) -> str:
-        return f"memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows"
+        state = self._entry.ended_as
+        return f"memstore.Dataset {self.key!r}{f' ({state})' * bool(state)}: {len(self):,} of {self.capacity:,} rows"
 
     def __repr__(self) -> str:
-        return f"<memstore.Dataset {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
+        return f"<{self._title()} of {self.spec}>"
 
 
 @modes.unaffected

@@ -19,6 +19,7 @@ from memstore.datasets.batch import Array, check_dense, entries_of, over_array
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure import DTYPE_NAMES, DTYPES, MAX_DEPTH, Plan, render_path, traits
+from memstore.wording import an_instance
 
 Spec = Any
 """`{"x": ((84, 84, 4), torch.uint8), "y": ((), torch.int64), "more": {...}}`, one `(shape, dtype)`, or an example of a
@@ -36,7 +37,8 @@ def rows_of_spec(spec: Spec, capacity: int) -> Any:
         UnsupportedValueError: a leaf that can't be written in place.
     """
     if type(capacity) is not int or not 0 < capacity <= CAPACITY_LIMIT:
-        raise ValueError(f"capacity is a number of rows, 1 to {CAPACITY_LIMIT:,}, and not {capacity!r}")
+        kind = ValueError if type(capacity) is int else TypeError
+        raise kind(f"capacity is a number of rows, 1 to {CAPACITY_LIMIT:,}, and not {capacity!r:.100}")
     if is_tensor_collection(spec):
         return _of_collection(spec, capacity)
     if isinstance(spec, Mapping):
@@ -57,9 +59,7 @@ def spec_of_batch(value: Any, path: Path = ()) -> Spec:
     if not is_tensor_collection(value):
         return {key: spec_of_batch(inner, (*path, key)) for key, inner in entries.items()}
     if not value.batch_size:
-        raise ValueError(
-            f"{render_path(path)} is a {type(value).__qualname__} without a batch dimension: it has no rows"
-        )
+        raise ValueError(f"{render_path(path)} is {an_instance(value)} without a batch dimension: it has no rows")
     _check_tensors(value, render_path(path))
     return value.apply(spec_of_batch, batch_size=value.batch_size[1:], inplace=False)
 
@@ -131,7 +131,7 @@ def _render(path: Path) -> str:
 def _shape_and_dtype(spec: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:
     what = (
         f"{name} is {spec!r:.200}: a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, or an "
-        "example of a row"
+        f"example of a row, of tensors{_meant(spec)}"
     )
     if not isinstance(spec, Sequence) or isinstance(spec, str):
         raise TypeError(what)
@@ -156,3 +156,30 @@ def spec_of(plan: Plan) -> Any:
             at = at.setdefault(str(name), {})
         at[str(leaf.name[-1])] = pair
     return shown
+
+
+def _meant(spec: Any) -> str:
+    """What was meant by what is no spec, where that can be told."""
+    if isinstance(spec, np.ndarray):
+        return ": torch.as_tensor(...) of the array is one"
+    if not isinstance(spec, (list, tuple)) or len(cast("Sequence[Any]", spec)) != 2:
+        return ""
+    shape, dtype = cast("Sequence[Any]", spec)
+    if isinstance(shape, (torch.dtype, type, str)):
+        shape, dtype = dtype, shape
+    shape = (shape,) if type(shape) is int else shape
+    found = _torch_dtype(dtype)
+    if found is None or not isinstance(shape, (list, tuple)):
+        return ""
+    return f": write ({tuple(cast('Sequence[Any]', shape))!r:.100}, {found})"
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype | None:
+    """That which has numpy's name, or Python's."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    try:
+        found: Any = getattr(torch, str(np.dtype(dtype)), None)
+    except TypeError:
+        return None
+    return found if isinstance(found, torch.dtype) else None

@@ -2,6 +2,11 @@
 
 The names are torchdistX's.
 
+    model = deferred_init(torch.nn.Linear, 4096, 4096)  # without memory
+    materialize_module(model, source="/checkpoints/step-7")  # or without a source, as its constructor makes it
+
+The guide is docs/deferred-init.md. For who works on it, the files:
+
 events      what was done with the storages of deferred tensors, and which of it one depends on
 constants   real tensors among the arguments of events
 randomness  which random numbers each event gets

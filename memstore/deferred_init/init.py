@@ -85,7 +85,7 @@ def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
     found: Any = obj  # anybody's
     if isinstance(found, torch.nn.Module):
         return any(is_deferred_tensor(one) for one in _tensors_of(found))
-    raise ValueError(f"a tensor or a module is needed, and this is a {type(obj).__name__}")
+    raise ValueError(f"a tensor or a module is needed, and this is {an(type(obj))}")
 
 
 def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:

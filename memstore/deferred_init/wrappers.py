@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from memstore.errors import UnsupportedValueError
 from memstore.fake import become_fake, mark_of
+from memstore.wording import an
 
 _VERSION = "_memstore_version"  # of a wrapper: how often it had been written when it was noted
 
@@ -63,7 +64,7 @@ def check_wrapper(tensor: torch.Tensor) -> None:
         writes = tensor._version - getattr(tensor, _VERSION, 0)
         if writes > 0:
             raise UnsupportedValueError(
-                f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} was written {_times(writes)} while it was "
+                f"{an(type(tensor))} of shape {tuple(tensor.shape)} was written {_times(writes)} while it was "
                 "deferred, which isn't recorded: write before it is distributed, or materialize it first"
             )
 

@@ -1,5 +1,8 @@
 """Fake tensors, which have a shape, dtype, strides and device, but no memory. The names are torchdistX's.
 
+    with fake_mode():
+        model = torch.nn.Linear(1 << 20, 1 << 20)
+
 Users have what `__all__` names; the other names are for deferred_init, and may change.
 
 marks       which tensors are fake: their storages have a mark

@@ -22,6 +22,7 @@ from memstore.fake.marks import META, mark_of, meta_twin, requires_grad, tensors
 from memstore.fake.recorder import Recorder
 from memstore.fake.session import Session
 from memstore.fake.tensors import FakeTensor, become_fake
+from memstore.wording import an
 
 _CPU = torch.device("cpu")
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
@@ -223,7 +224,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
         tensor: any tensor.
     """
     with torch._C.DisableTorchFunction():
-        return mark_of(tensor) is not None
+        return mark_of(_checked("is_fake", tensor)) is not None
 
 
 def meta_like(fake: torch.Tensor) -> torch.Tensor:
@@ -234,8 +235,15 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ValueError: it isn't fake.
+        TypeError: it is no tensor.
     """
     with torch._C.DisableTorchFunction(), modes.put_aside():
-        if mark_of(fake) is None:
-            raise ValueError(f"a fake tensor is needed, and this is a {type(fake).__name__} on {fake.device}")
+        if mark_of(_checked("meta_like", fake)) is None:
+            raise ValueError(f"a fake tensor is needed, and this is {an(type(fake))} on {fake.device}")
         return meta_twin(fake).requires_grad_(requires_grad(fake))
+
+
+def _checked(name: str, tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} takes a tensor, and not {an(type(tensor))}")
+    return tensor

@@ -33,6 +33,7 @@ from memstore.formats.torch_save import load_torch, read_torch
 from memstore.formats.torch_zip import is_pickle
 from memstore.late_imports import between_forks
 from memstore.structure import modes
+from memstore.wording import of_no_place
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
@@ -62,7 +63,8 @@ def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *,
     name = _checked(path, format)
     with _naming(key, name):
         if not os.path.isdir(name) and (format or file_format(name)) == "torch":
-            return load_torch(name, allow_pickle)
+            with _of_format(name, format):
+                return load_torch(name, allow_pickle)
     content = describe_files(key, path, format, allow_pickle=allow_pickle)
     assert content.adopted is not None
     mapping = map_external(decode_external(content.adopted))
@@ -90,10 +92,12 @@ def _naming(key: str, name: str) -> Generator[None]:
         where = error.path or name
         text = error.message if where in error.message else f"{where}: {error.message}"
         text = f"{key!r}: {text}" if key else text
-        raise CorruptionError(text, key=key or None, path=where, detail=error.detail) from error
+        raise CorruptionError(text, key=key or None, path=where, detail=error.detail) from None
     except FileNotFoundError as error:
         if key and error.filename in (name, os.path.realpath(name)):
-            raise FileNotFoundError(error.errno, "there is nothing to attach", name) from None
+            swapped = "; the key comes first, and then the path" if os.path.lexists(key) else ""
+            what = f"there is nothing to attach{swapped or of_no_place(name)}"
+            raise FileNotFoundError(error.errno, what, name) from None
         raise
     except MemstoreError as error:
         error.key = key or None
@@ -101,7 +105,27 @@ def _naming(key: str, name: str) -> Generator[None]:
 
 
 def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
-    found = format or file_format(path)
+    with _of_format(path, format):
+        return _read_as(path, format or file_format(path), sources, allow_pickle)
+
+
+@contextlib.contextmanager
+def _of_format(path: str, format: Format | None) -> Generator[None]:
+    """Raises UnsupportedValueError for a sound file of another format than the caller says."""
+    try:
+        yield
+    except (CorruptionError, UnsupportedValueError):
+        found: Format | None = None
+        with contextlib.suppress(MemstoreError, OSError):
+            found = file_format(path)
+        if format is None or found is None or found == format:
+            raise
+        raise UnsupportedValueError(
+            f"{path} isn't of the format {format!r}: it looks like {found!r}, so leave format= out"
+        ) from None
+
+
+def _read_as(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     if found == "safetensors":
         target = find_in_folder(path) if os.path.isdir(path) else path
         if target is None:
@@ -156,4 +180,4 @@ def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:
         if leaf.nbytes:
             i = bisect_right(bases, leaf.offset) - 1
             if i < 0 or leaf.offset + leaf.nbytes > bases[i] + sources.files[i].size:
-                raise CorruptionError(f"the leaf {leaf.name} lies beyond the end of its file")
+                raise CorruptionError(f"{structure.render_path(leaf.name)} lies beyond the end of its file")

@@ -18,6 +18,7 @@ import torch
 from memstore.engine import syscalls
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.figures import pieces
+from memstore.wording import an, of_no_place
 
 Progress = Callable[[int, int], None]
 _STEP = 1 << 20  # bytes, between two calls for progress
@@ -30,9 +31,9 @@ _OF_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errn
 def what_special(tensor: torch.Tensor) -> str | None:
     """Names a tensor that is more than its elements: nested, sparse, unbatched. None for all others."""
     if tensor.layout is not torch.strided:
-        return f"a {type(tensor).__name__} of the layout {tensor.layout}"
+        return f"{an(type(tensor))} of the layout {tensor.layout}"
     if tensor.is_nested or type(tensor) not in _PLAIN:
-        return f"a {type(tensor).__name__}"
+        return f"{an(type(tensor))}"
     return None
 
 
@@ -143,7 +144,8 @@ def _naming(path: str, beside: str) -> Generator[None]:
     except OSError as error:
         parent = os.path.dirname(path)
         if error.errno == errno.ENOENT and not os.path.lexists(parent):
-            what = "the folder to export to doesn't exist: create it first"
+            what = of_no_place(path).removeprefix("; ") or "create it first"
+            what = f"the folder to export to doesn't exist: {what}"
             raise FileNotFoundError(error.errno, what, parent) from None
         if isinstance(error.filename, str) and error.filename.startswith(beside):
             raise OSError(error.errno, error.strerror, path) from None

@@ -15,6 +15,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.formats.documents import are_sizes, damaged
 from memstore.formats.torch_zip import read_members
 from memstore.structure import MalformedError, read_known_pickle
+from memstore.wording import an
 
 _STORAGES = {  # of classes that torch keeps for the files that name them, and warns of
     "BFloat16Storage": torch.bfloat16,
@@ -128,7 +129,7 @@ def _read_frame(path: str, fd: int, start: int, size: int) -> _Frame:
     except UnsupportedValueError as error:
         raise UnsupportedValueError(f"{path} at {start:,}: no plain tensor: {error.message}") from None
     if not isinstance(found, PlacedTensor):
-        raise UnsupportedValueError(f"{path} at {start:,}: a {type(found).__name__}, and no tensor")
+        raise UnsupportedValueError(f"{path} at {start:,}: {an(type(found))}, and no tensor")
     return _Frame(seen, found)
 
 

@@ -84,6 +84,10 @@ def not_in_time(root: Root, name: bytes, error: StoreTimeoutError) -> StoreTimeo
     """The error of a wait for a key, which may have been waited for under a wrong name."""
     with contextlib.suppress(MemstoreError, OSError):
         if index.record_here(root, name) is None:
+            waiting = no_version(root, name)
+            if isinstance(waiting, PartialCommitError):
+                what = waiting.message.removeprefix(f"{error.key!r} has no version yet: ")
+                return StoreTimeoutError(f"{error.message}; {what}", key=error.key)
             found = _near(root, name.decode())
             if found:
                 return StoreTimeoutError(f"{error.message}; {found}", key=error.key)

@@ -232,8 +232,14 @@ class Keyspace:
         self.close()
 
     def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _title(self) -> str:
         state = "closed" if self._root is None else f"mode {self._asked!r}"
-        return f"<memstore.{type(self).__name__} {self.root} ({state})>"
+        return f"memstore.{type(self).__name__} {self.root} ({state})"
+
+    def __bool__(self) -> bool:
+        return True  # `store or open(...)` isn't about its keys
 
     def __len__(self) -> int:
         """How many keys there are."""
@@ -258,7 +264,7 @@ def open_elsewhere(root: Root) -> Elsewhere:
 
 def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 30.0) -> Keyspace:
     """A store that is there, opened without its values. Arguments and errors as `memstore.open`."""
-    path = absolute_path(os.fspath(root))
+    path = absolute_path(root)
     with resource_errors(path):
         return Keyspace(open_root(path, mode, Creation(), timeout), mode, timeout=timeout)
 

@@ -63,7 +63,7 @@ class KeyTree:
         return "\n".join(lines[:_LINES] + ([f"... and {more:,} lines more: tree(prefix) draws a part"] * (more > 0)))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        return f"<pre style='font-family:monospace;white-space:pre'>{html.escape(repr(self))}</pre>"
 
     def _title(self) -> str:
         start = f", those that start with {self.prefix!r}" if self.prefix else ""

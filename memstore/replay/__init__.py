@@ -25,6 +25,7 @@ from __future__ import annotations
 from memstore.replay.buffer import ReplayBuffer
 from memstore.replay.limits import RateLimiter
 from memstore.replay.looking import BufferRows, look_at_rows
+from memstore.replay.samplers import Sampler, SamplerOptions
 from memstore.replay.sum_tree import SumTree
 
-__all__ = ["BufferRows", "RateLimiter", "ReplayBuffer", "SumTree", "look_at_rows"]
+__all__ = ["BufferRows", "RateLimiter", "ReplayBuffer", "Sampler", "SamplerOptions", "SumTree", "look_at_rows"]

@@ -24,12 +24,13 @@ from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
 from memstore.replay.taking import Taking, hand_out
 from memstore.structure import modes
-from memstore.wording import check_store
+from memstore.wording import check_store, names_its_methods
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
 
 
+@names_its_methods
 class ReplayBuffer(Filled):
     """A ring of rows that any number of processes fill and sample at the same time.
 
@@ -220,11 +221,16 @@ class ReplayBuffer(Filled):
         return rows_html(self._ring.plan, self._title())
 
     def _title(self) -> str:
-        rows = f"{len(self):,} of {self.capacity:,} rows"
-        return f"memstore.ReplayBuffer {self.key!r}: {rows}, sampler {self._own.sampler!r}, {self.cursor:,} added"
+        return f"{self._name()}, sampler {self._own.sampler!r}, {self.cursor:,} added"
 
     def __repr__(self) -> str:
-        return f"<memstore.ReplayBuffer {self.key!r}: {len(self):,} of {self.capacity:,} rows of {self.spec}>"
+        return f"<{self._name()} of {self.spec}>"
+
+    def _name(self) -> str:
+        state = self._ring.entry.ended_as
+        return (
+            f"memstore.ReplayBuffer {self.key!r}{f' ({state})' * bool(state)}: {len(self):,} of {self.capacity:,} rows"
+        )
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:

@@ -16,6 +16,7 @@ from memstore.replay.ring import Ring
 from memstore.replay.updating import update
 from memstore.replay.writing import Positions, Writer
 from memstore.structure import modes
+from memstore.wording import an
 
 
 class Filled:
@@ -139,6 +140,7 @@ class Filled:
         """
         self._check_writable()
         with modes.put_aside():
+            _refuse_mapping(index)
             positions = np.asarray(plain_numbers(index))
             given = self._given(priority, positions.size)
         return update(self._ring, positions, given, self._deadline(None))
@@ -164,3 +166,9 @@ class Filled:
 
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(self._timeout if timeout is None else timeout)
+
+
+def _refuse_mapping(index: object) -> None:
+    """A sample itself, where its "index" is meant."""
+    if hasattr(index, "keys"):
+        raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")

@@ -40,7 +40,8 @@ class RateLimiter:
         if not (math.isfinite(ratio) and ratio > 0):
             raise ValueError(f"samples_per_insert is a number above 0, and not {self.samples_per_insert!r}")
         if type(self.min_size) is not int or self.min_size < 1:
-            raise ValueError(f"min_size is a number of rows, 1 at least, and not {self.min_size!r}")
+            kind = ValueError if type(self.min_size) is int else TypeError
+            raise kind(f"min_size is a number of rows, 1 at least, and not {self.min_size!r:.100}")
         if not (math.isfinite(tolerance) and tolerance >= max(1.0, ratio)):
             raise ValueError(
                 f"tolerance is {self.tolerance!r}: with less than {max(1.0, ratio):g}, a sample or an insert of one "

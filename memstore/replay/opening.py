@@ -20,13 +20,16 @@ from memstore.replay.layout import ALPHA_LIMIT, RingOptions, capacity_of, option
 from memstore.replay.limits import RateLimiter
 from memstore.structure import modes
 
+_NO_PRIORITIES = "it was made without priorities"
 BufferMode = Literal["a", "r+", "x"]
 
 
-def options_for(root: Root, alpha: float | None, limiter: Any) -> RingOptions:
+def options_for(root: Root, alpha: Any, limiter: Any) -> RingOptions:
     """Raises ValueError, TypeError: alpha is none, or the limiter."""
     if limiter is not None and not isinstance(limiter, RateLimiter):
         raise TypeError(f"rate_limiter is a memstore.RateLimiter, and not {limiter!r}")
+    if alpha is not None and (isinstance(alpha, str) or not hasattr(alpha, "__float__")):
+        raise TypeError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r:.100}")
     if alpha is not None and not 0 <= alpha <= ALPHA_LIMIT:
         raise ValueError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r}")
     numbers = None if limiter is None else (limiter.samples_per_insert, limiter.min_size, limiter.tolerance)
@@ -113,13 +116,15 @@ def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: Rin
         if _rows(asked) != _rows(stored):
             wrong.append(f"its rows are {spec_of(stored)}, and not {spec_of(asked)}")
     if options.alpha is not None and found.alpha is None:
-        wrong.append("it was made without priorities: make it with sampler='prioritized'")
+        wrong.append(_NO_PRIORITIES)
     elif options.alpha is not None and options.alpha not in (found.alpha, DEFAULT_ALPHA):
         wrong.append(f"its alpha is {found.alpha}, and not {options.alpha}")
     if options.limiter is not None and options.limiter != found.limiter:
         wrong.append(f"its rate limiter is {found.rate_limiter}, and not {options.rate_limiter}")
     if wrong:
         advice = "say the same, or leave it out to take the buffer as it is"
+        if wrong == [_NO_PRIORITIES]:
+            advice = "leave sampler= out to take the buffer as it is, or make one under another key"
         raise StructureMismatchError(f"{key!r} is there already, and {'; '.join(wrong)}: {advice}", key=key)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from memstore.engine import RingNumbers
 from memstore.replay.sum_tree import LARGEST, SumTree
+from memstore.wording import count_of
 
 Floats = NDArray[np.float64]
 Slots = NDArray[np.int64]
@@ -95,7 +96,8 @@ class Given:
         except (TypeError, ValueError):
             raise TypeError(f"priorities are numbers, and not {priority!r:.100}") from None
         if found.shape not in ((), (rows,)):
-            raise ValueError(f"priorities of shape {list(found.shape)} for {rows:,} rows: one for each, or one for all")
+            of = count_of(rows, "row", "rows")
+            raise ValueError(f"priorities of shape {list(found.shape)} for {of}: one for each, or one for all")
         with np.errstate(over="ignore", invalid="ignore"):
             self.leaves: Floats = found**alpha
         wrong = ~((found >= 0) & (found <= LARGEST) & (self.leaves <= LARGEST))  # nan is neither

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from memstore.arguments import flag
 from memstore.errors import ReadOnlyError
@@ -29,6 +29,9 @@ class SamplerOptions:
         flag("replacement", self.replacement)
         if self.sampler == "prioritized" and not self.replacement:
             raise ValueError("replacement=False: rows that are drawn by priorities may come again; use 'uniform'")
+        given: Any = self.beta
+        if isinstance(given, str) or not hasattr(given, "__float__"):
+            raise TypeError(f"beta is a number, 0 at least, and not {given!r:.100}")
         if not math.isfinite(self.beta) or self.beta < 0:
             raise ValueError(f"beta is a number, 0 at least, and not {self.beta!r}")
 

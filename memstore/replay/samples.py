@@ -17,6 +17,7 @@ from memstore.replay.ring import Ring
 from memstore.replay.sampling import Targets
 from memstore.replay.words import positions_of
 from memstore.structure import DTYPES, to_device
+from memstore.wording import an_instance
 
 INDEX, WEIGHT = "index", "weight"
 ONLY = "data"  # the name of the leaf of a spec that is one tensor
@@ -120,7 +121,7 @@ class Samples:
 
     def _pairs(self, out: Any) -> Iterator[tuple[Any, torch.Tensor, torch.dtype, Name]]:
         if not is_tensor_collection(out):
-            raise TypeError(f"out is a {type(out).__qualname__}, and not the TensorDict that a sample is")
+            raise TypeError(f"out is {an_instance(out)}, and not the TensorDict that a sample is")
         for name, tensor, dtype in zip(self.names, self._ring.tensors, self._dtypes, strict=True):
             yield out.get(name if len(name) != 1 else name[0], None), tensor, dtype, name
 

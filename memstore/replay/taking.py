@@ -40,7 +40,7 @@ class Taking:
         self._ring, self._newest = ring, newest
 
     def wants(self, rows: int) -> str:
-        return f"no {rows:,} rows wait to be handed out"
+        return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
 
     # --- pick ---------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from memstore.replay.ring import Ring
 from memstore.replay.turns import Turn, rows_under_way
 from memstore.replay.waiting import wait_for
 from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, claims_of, words_of
+from memstore.wording import count_of
 
 Positions = Any  # of a batch: a range, as a rule; an array of int64 where it passed over slots
 
@@ -172,7 +173,7 @@ class Writer:
     def _reason(self, rows: int, turn: Turn | None) -> str:
         writers = self._ring.claims.writers()
         why = None if turn is None else turn.reason()
-        return why or f"no room for {rows:,} rows, while its slots or claims are held by {writers}"
+        return why or f"no room for {count_of(rows, 'row', 'rows')}, while its slots or claims are held by {writers}"
 
     # --- copy ---------------------------------------------------------------------------------------------------------
 

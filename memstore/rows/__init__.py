@@ -17,10 +17,11 @@ import torch
 from memstore.rows.copy import copy_rows
 from memstore.rows.gather import Allocate, Gather
 from memstore.rows.index import Index
+from memstore.rows.path import of_key
 from memstore.rows.walk import plan
 from memstore.structure import modes, own_device
 
-__all__ = ["Allocate", "Index", "copy_rows", "prefetch_rows", "read_rows", "read_rows_to"]
+__all__ = ["Allocate", "Index", "copy_rows", "of_key", "prefetch_rows", "read_rows", "read_rows_to"]
 
 
 def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:

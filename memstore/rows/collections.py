@@ -13,13 +13,14 @@ from tensordict import TensorDict, TensorDictParams, is_non_tensor, is_tensorcla
 from memstore.rows.gather import Gather
 from memstore.rows.path import Path, name_of
 from memstore.rows.targets import matching
+from memstore.wording import an
 
 Plan = Callable[[Gather, Any, Any, Path], Any]  # plans an entry of a collection: see `walk.plan`
 
 
 def plan_collection(gather: Gather, source: Any, out: Any, path: Path, plan: Plan) -> Any:
     if not source.batch_size and not is_non_tensor(source):
-        raise ValueError(f"{name_of(path)} is a {type(source).__qualname__} without a batch dimension: it has no rows")
+        raise ValueError(f"{name_of(path)} is {an(type(source))} without a batch dimension: it has no rows")
     if is_non_tensor(source):
         return _other(gather, source, out, path)
     if is_tensorclass(source):

@@ -12,7 +12,15 @@ from memstore.rows.index import Index
 from memstore.rows.path import Path, name_of
 from memstore.rows.targets import check_memory, check_overlaps, is_unusual
 from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
+from memstore.wording import an
 
+# What a user may take for a value: by a method that it has, and what reads its rows.
+_BY_ITSELF = {
+    "read_rows": "its own read_rows(index) reads its rows",
+    "sample": "its sample(batch_size) reads rows of it",
+    "lend_root": "read_rows(store.view(key), index) reads rows of a key's value",
+    "prefetch": "data[index] reads its rows",
+}
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
@@ -79,7 +87,7 @@ class Gather:
         elif out is None:
             target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
         elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor) or is_unusual(out):
-            raise ValueError(f"{name_of(path)} of out is a {type(out).__qualname__}, which can't be filled")
+            raise ValueError(f"{name_of(path)} of out is {an(type(out))}, which can't be filled")
         elif tuple(out.shape) != shape or out.dtype != real.dtype:
             found = f"{out.dtype} of shape {tuple(out.shape)}"
             raise ValueError(f"{name_of(path)} of out is {found}, and takes {real.dtype} of shape {shape}")
@@ -92,10 +100,7 @@ class Gather:
     def check(self, source: Any) -> None:
         """After all were added. Raises TypeError if nothing in the source has rows, ValueError if targets overlap."""
         if not self._has_rows:
-            raise TypeError(
-                f"a value of type {type(source).__qualname__} without a tensor has no rows: they are read from a view, "
-                "a lazy leaf, a tensor, and TensorDicts, dicts, lists and tuples of these"
-            )
+            raise TypeError(_no_rows(source))
         given = [(job.path, job.target) for job in self._jobs if job.is_given and job.target.numel()]
         if given:
             read = [job.real for job in self._jobs if job.stored is None]
@@ -119,6 +124,17 @@ class Gather:
                     job.stored.use(job.target.nbytes)
                     is_mapped = is_mapped and job.stored.populate(job.target.nbytes)
                 _fill(job, is_mapped)
+
+
+def _no_rows(source: Any) -> str:
+    kind = type(source)
+    for method, instead in _BY_ITSELF.items():
+        if hasattr(kind, method):
+            return f"{an(kind)} is no view: {instead}"
+    return (
+        f"a value of type {kind.__qualname__} without a tensor has no rows: they are read from a view, a lazy leaf, a "
+        "tensor, and TensorDicts, dicts, lists and tuples of these"
+    )
 
 
 def _fill(job: Job, is_mapped: bool) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from memstore.wording import an
+
 _INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64})
 _LARGEST = np.iinfo(np.int64).max
 
@@ -70,7 +72,7 @@ def _as_tensor(index: Any) -> torch.Tensor:
             raise IndexError(f"row {index.max():,}: no tensor has so many")
         index = torch.from_numpy(index.astype(bool if index.dtype.kind == "b" else np.int64))
     if not isinstance(index, torch.Tensor):
-        raise _no_index(f"the number {index}" if isinstance(index, int) else f"a {type(index).__qualname__}")
+        raise _no_index(f"the number {index}" if isinstance(index, int) else f"{an(type(index))}")
     if index.dtype not in _INTEGERS and index.dtype != torch.bool:
         raise _no_index(f"a tensor of {index.dtype}")
     if index.ndim != 1:

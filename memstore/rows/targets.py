@@ -9,6 +9,7 @@ import torch
 
 from memstore.rows.path import Path, name_of
 from memstore.structure import traits
+from memstore.wording import an
 
 
 def matching(source: Any, out: Any, path: Path) -> Any:
@@ -38,7 +39,7 @@ def check_memory(out: torch.Tensor, path: Path) -> None:
     except RuntimeError:  # of a transform
         storage = address = None
     if storage is None or address is None:
-        raise ValueError(f"{name_of(path)} of out is a {type(out).__qualname__} that has no memory of its own")
+        raise ValueError(f"{name_of(path)} of out is {an(type(out))} that has no memory of its own")
     stop = out.storage_offset() + traits.reach(out.shape, out.stride())
     if out.numel() and (not address or stop * out.dtype.itemsize > storage.nbytes()):
         raise ValueError(f"{name_of(path)} of out is a tensor whose storage was freed or cut")

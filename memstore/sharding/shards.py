@@ -19,6 +19,7 @@ from memstore.sharding.copies import part
 from memstore.sharding.coverage import overlap
 from memstore.sharding.layout import Layout, Piece
 from memstore.sharding.placements import layout_of, loaded, shown
+from memstore.wording import an_instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,7 @@ def _plain(local: torch.Tensor) -> torch.Tensor:
 def _of_tensor_shard(value: TensorShard) -> ShardedLeaf:
     local: Any = value.local
     if not isinstance(local, torch.Tensor) or sharded_leaf(local) is not None:
-        raise UnsupportedValueError(
-            f"a TensorShard whose `local` is a {type(local).__qualname__}; it must be a plain tensor"
-        )
+        raise UnsupportedValueError(f"a TensorShard whose `local` is {an_instance(local)}; it must be a plain tensor")
     shape, offsets = _counts("global_shape", value.global_shape), _counts("offsets", value.offsets)
     shard = _shard("TensorShard", shape, offsets, local)
     return ShardedLeaf(shape, local.dtype, (shard,) * (not shard.box.is_empty), is_primary=True, is_replicated=True)

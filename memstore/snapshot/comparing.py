@@ -11,7 +11,7 @@ import torch
 from memstore.figures import compare
 from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.read import PICKLED, Leaf, Stored, leaves_of, read_tensor
-from memstore.snapshot.snapshot import Snapshot
+from memstore.snapshot.snapshot import Snapshot, stored_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def differences(first: Snapshot, second: Snapshot, done: Callable[[int, int], No
     Args:
         done: called with how many leaves have been compared, and how many there are.
     """
-    left, right = first.open(), second.open()
+    left, right = stored_of(first), stored_of(second)
     ours, theirs = _leaves(left), _leaves(right)
     paths = list(dict.fromkeys([*ours, *theirs]))
     known: dict[tuple[int, int], str] = {}

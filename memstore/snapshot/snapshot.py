@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+from memstore.engine import deadline_after
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.info import Progress
 from memstore.snapshot.format import Manifest, local_path
@@ -107,7 +108,7 @@ class Snapshot:
         options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
         prepared = prepare(path, app_state, pg, options)
         manifest = take(prepared, progress)
-        return cls.of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+        return cls._of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
     @classmethod
     def async_take(
@@ -152,11 +153,11 @@ class Snapshot:
         prepared = prepare(path, app_state, pg, options)
         meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
         pending, given = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
-        return PendingSnapshot(pending, lambda manifest: cls.of(manifest, pending.path, pg, given))
+        return PendingSnapshot(pending, lambda manifest: cls._of(manifest, pending.path, pg, given))
 
     @classmethod
-    def of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
-        """A snapshot whose manifest is known already. For memstore's own use."""
+    def _of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
+        """A snapshot whose manifest is known already."""
         snapshot = cls(path, pg, storage_options)
         snapshot._manifest = manifest
         return snapshot
@@ -183,7 +184,7 @@ class Snapshot:
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
         ranks = Ranks(self.pg, self._timeout)
-        restore(self.open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
+        restore(self._open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and nothing else of the snapshot.
@@ -200,7 +201,7 @@ class Snapshot:
             StructureMismatchError: `obj_out` has another shape or dtype.
             CorruptionError: the bytes are damaged.
         """
-        stored = self.open()
+        stored = self._open()
         leaf = find_leaf(stored, path, allow_pickle=self._allow_pickle)
         if leaf.tensor is None:
             return leaf.object
@@ -208,12 +209,12 @@ class Snapshot:
 
     def get_manifest(self) -> dict[str, Entry]:
         """Returns all tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
-        return entries_of(self.open(), allow_pickle=self._allow_pickle)
+        return entries_of(self._open(), allow_pickle=self._allow_pickle)
 
     @property
     def metadata(self) -> SnapshotMetadata:
         """Returns by which version, when and by how many ranks the snapshot was written, and its manifest."""
-        return metadata_of(self.open(), allow_pickle=self._allow_pickle)
+        return metadata_of(self._open(), allow_pickle=self._allow_pickle)
 
     def get_state_dict_for_key(self, key: str) -> dict[str, Any]:
         """Returns the state dict that was saved under a name of the app state, in new memory on the CPU.
@@ -221,7 +222,7 @@ class Snapshot:
         Raises:
             KeyNotFoundError: nothing was saved under this name.
         """
-        stored = self.open()
+        stored = self._open()
         rank = Ranks(self.pg).rank
         value = stored.value(rank, key)
         if value is None:
@@ -241,7 +242,7 @@ class Snapshot:
         Raises:
             CorruptionError: the manifest is damaged, or a file is missing or of another size.
         """
-        return view(self.open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
+        return view(self._open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
 
     def verify(self, *, progress: Progress | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.
@@ -253,10 +254,10 @@ class Snapshot:
             CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
         """
         self._stored = self._manifest = None
-        verify(self.open(), progress, allow_pickle=self._allow_pickle)
+        verify(self._open(), progress, allow_pickle=self._allow_pickle)
 
-    def open(self) -> Stored:
-        """What is read of the snapshot. For memstore's own use."""
+    def _open(self) -> Stored:
+        """What is read of the snapshot; see `stored_of`."""
         if self._stored is None:
             self._stored = Stored(self.path, self._manifest)
         return self._stored
@@ -303,11 +304,24 @@ class PendingSnapshot:
             UnknownOutcomeError: the folder has been removed since.
             MemstoreError, OSError: the error of this rank's writer, or of another rank's, which the message names.
         """
+        if timeout is not None:
+            deadline_after(timeout)  # raises for what is no number of seconds
         return self._snapshot_of(self._take.wait(timeout))
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         return self._take.done()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a PendingSnapshot can't be pickled: another process opens memstore.Snapshot(path) when its wait() has "
+            "returned here"
+        )
+
     def __repr__(self) -> str:
         return f"memstore.PendingSnapshot({self.path!r}, done={self.done()})"
+
+
+def stored_of(snapshot: Snapshot) -> Stored:
+    """What is read of a snapshot, for other parts of memstore. Raises NotAStoreError, CorruptionError."""
+    return snapshot._open()  # pyright: ignore[reportPrivateUsage]

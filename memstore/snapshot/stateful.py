@@ -52,6 +52,9 @@ class RNGState:
     are the same as those after the take.
     """
 
+    def __repr__(self) -> str:
+        return "memstore.RNGState()"
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "rng_state": torch.get_rng_state(),
@@ -86,6 +89,8 @@ def check_app_state(app_state: Any) -> AppState:
             key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"app_state has the name {key!r}: a lone surrogate is no Unicode text") from None
+        if isinstance(value, type):
+            raise TypeError(f"app_state[{key!r}] is the class {value.__qualname__}: give an instance of it")
         if not isinstance(value, Stateful):
             raise TypeError(
                 f"app_state[{key!r}] is {an(type(value))}, which has no state_dict and load_state_dict: wrap it "

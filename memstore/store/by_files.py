@@ -13,6 +13,7 @@ from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
+from memstore.wording import check_progress
 
 
 class ByFiles(Puts, Gets):
@@ -49,7 +50,8 @@ class ByFiles(Puts, Gets):
 
         Raises:
             CorruptionError: a file is truncated, or is not what its format says.
-            UnsupportedValueError: it has values that can't be served in place, or that only pickle can read.
+            UnsupportedValueError: it has values that can't be served in place, or that only pickle can read; or
+                `format` is another one than the files have.
             PermissionDeniedError: the folder has a link that leads out of it.
             FileNotFoundError: there is nothing at `path`.
             VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
@@ -113,6 +115,7 @@ class ByFiles(Puts, Gets):
         with between_forks():
             from memstore.formats import check_export, export_value, has_devices
 
+        check_progress(progress)
         target, limit = check_export(path, format, max_shard_size)
         root = self._opened()
         held = self._held(root, key)

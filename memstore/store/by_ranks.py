@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from memstore.arguments import expected_version, flag
+from memstore.arguments import expected_version, flag, seconds_of
 from memstore.engine import deadline_after
-from memstore.keys import encode_key
+from memstore.keys import check_key, encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
 from memstore.store.puts import Puts
@@ -23,6 +23,54 @@ if TYPE_CHECKING:
 class ByRanks(Puts, Gets):
     """What `Store` inherits."""
 
+    @overload
+    def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[True] = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int: ...
+    @overload
+    def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[False],
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> PendingPut: ...
+    @overload
+    def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: bool = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int | PendingPut: ...
     def put_sharded(
         self,
         key: str,
@@ -92,8 +140,7 @@ class ByRanks(Puts, Gets):
         encode_key(key)
         if expect_version is not None:
             expect_version = expected_version(expect_version)
-        if not (isinstance(lease, int | float) and lease >= 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"lease is seconds, 0 or more, and not {lease!r}")
+        lease = seconds_of("lease", lease)
         place = find_place(attempt, rank, world_size, process_group, key, root)
         put = put_sharded(
             root,
@@ -158,7 +205,7 @@ class ByRanks(Puts, Gets):
             from memstore.store.sharded import put_sharded
 
         root = self._writable()
-        encode_key(key)
+        check_key("save_model", key, model)
         meeting = meet(process_group, "put", key, root)
         if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
@@ -217,6 +264,7 @@ class ByRanks(Puts, Gets):
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
+        check_key("load_model", key, model)
         load = self._begin_load(key, process_group)
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from memstore import contents, listing, structure
+from memstore.arguments import seconds_of
 from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
@@ -102,8 +104,8 @@ class Gets(Keyspace):
         root = self._opened()
         name = encode_key(key)
         deadline = None if timeout is None else self._deadline(timeout)
-        if max_age is not None and not max_age >= 0:
-            raise ValueError(f"max_age is 0 seconds or more, or None, and not {max_age!r}")
+        if max_age is not None and max_age != 0:
+            max_age = seconds_of("max_age", max_age, otherwise=", or None")
         options = contents.PLAIN
         if out is not None or like is not None or device is not None or dtype is not None:
             options = contents.Options(out, like, device, dtype, non_blocking, strict)
@@ -203,10 +205,12 @@ class Gets(Keyspace):
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         root = self._opened()
-        if not float(lease) >= 0:
+        try:
+            seconds = seconds_of("lease", lease)
+        except (TypeError, ValueError):
             encode_key(key)
-            raise ValueError(f"lease is seconds, 0 or more, and not {lease}")
-        return Ref(self._pin(root, key, float(lease)))
+            raise
+        return Ref(self._pin(root, key, seconds))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
@@ -245,10 +249,10 @@ class Gets(Keyspace):
         try:
             return self._held(root, key, lazily=True)
         except MutableEntryError:
-            try:
-                return self._hold_rows(root, key)
-            except MutableEntryError:  # a buffer; or a dataset that was sealed just now
-                return self._held(root, key, lazily=True)
+            pass  # what comes of its rows is no consequence of it
+        with contextlib.suppress(MutableEntryError):
+            return self._hold_rows(root, key)
+        return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
 
     def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
         held = self._held(root, key)

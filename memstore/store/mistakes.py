@@ -13,6 +13,7 @@ import torch
 from memstore.errors import UnsupportedValueError
 from memstore.listing import UnknownKindError, outline
 from memstore.undecodable import UNDECODABLE
+from memstore.wording import an_instance
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|xla|mtia|meta)(:[0-9]+)?")
 
@@ -56,7 +57,7 @@ def as_items(items: Any) -> Mapping[str, Any]:
         return items  # pyright: ignore[reportUnknownVariableType]
     if not callable(getattr(items, "items", None)):
         raise TypeError(
-            f"put_many takes a dict of values by their keys, and this is a {type(items).__qualname__}: "
+            f"put_many takes a dict of values by their keys, and this is {an_instance(items)}: "
             "put_many({'key': value}), or put(key, value) for one"
         )
     return dict(items.items())  # a TensorDict, or another store: to iterate over them means something else

@@ -161,7 +161,7 @@ _Make = Callable[[torch.Tensor, Any], torch.Tensor]
 
 def _why_not_into(stored: Any, target: torch.Tensor) -> str | None:
     if not isinstance(stored, torch.Tensor):
-        return f"stored as a {type(stored).__qualname__}, here a tensor"
+        return f"stored as {an(type(stored))}, here a tensor"
     if stored.shape != target.shape:
         return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
     if stored.dtype != target.dtype:

@@ -102,7 +102,7 @@ def open(
     flag("allow_pickle", allow_pickle)
     _check_waits(mode, wait, cluster)
     creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
-    path = absolute_path(os.fspath(root) if isinstance(root, os.PathLike) else root)
+    path = absolute_path(root)
 
     def open_now(within: float | None = None) -> Store:
         with resource_errors(path):

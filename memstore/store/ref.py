@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from memstore import contents
 from memstore.engine import MappedEntry, Pin, resource_errors
 from memstore.view import view
+
+_OF_ANY_VERSION = ("timeout", "max_age")  # no lock is waited for here, and nobody asked which version is the last
+_OPTIONS = tuple(one.name for one in fields(contents.Options))
 
 
 class Ref:
@@ -39,8 +43,12 @@ class Ref:
             return default
         if held is None:
             raise pin.gone()
-        options.pop("timeout", None)  # of the store's locks, and none is waited for here
-        chosen = contents.Options(**options) if options else contents.PLAIN
+        for name in _OF_ANY_VERSION:
+            options.pop(name, None)
+        try:
+            chosen = contents.Options(**options) if options else contents.PLAIN
+        except TypeError as error:
+            raise _unknown_option(options) or error from None
         verify, allow_pickle = pin.options.verify, pin.options.allow_pickle
         return contents.read(pin.root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
 
@@ -67,3 +75,11 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"<memstore.Ref {self.key!r} version {self.version} in {self.root}>"
+
+
+def _unknown_option(options: dict[str, Any]) -> TypeError | None:
+    unknown = [name for name in options if name not in _OPTIONS]
+    if not unknown:
+        return None
+    takes = ", ".join(("default", *_OPTIONS, *_OF_ANY_VERSION))
+    return TypeError(f"Ref.get() got an unexpected keyword argument {unknown[0]!r}: it takes {takes}")

@@ -9,6 +9,7 @@ from memstore.engine import Content, FoundPart, Record, SegmentExtent, absolute_
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.info import Progress, RepairReport
 from memstore.late_imports import between_forks
+from memstore.wording import check_progress
 
 
 def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Progress | None = None) -> RepairReport:
@@ -41,7 +42,8 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
         >>> memstore.repair(root)
         memstore.RepairReport: 1 key recovered, 0 lost; 0 B given back
     """
-    path = absolute_path(os.fspath(root))
+    path = absolute_path(root)
+    check_progress(progress)
     with resource_errors(path):
         return repair_store(path, mend, merge, is_home, timeout, progress)
 

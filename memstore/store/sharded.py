@@ -120,6 +120,9 @@ class PendingPut:
                 self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
         return self._outcome is not None
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ("give_up_after", "wait_until")]  # of memstore's own
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PendingPut can't be pickled: another process finds the put in store.pending(key)")
 
@@ -208,9 +211,10 @@ def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> in
     try:
         return pending.wait_until(deadline, seconds)
     except StoreTimeoutError as error:
-        return pending.give_up_after(error)
+        reason = error
     except HomeUnavailableError as error:
-        return pending.give_up_after(StoreTimeoutError(str(error), key=error.key))
+        reason = StoreTimeoutError(str(error), key=error.key)
+    return pending.give_up_after(reason)
 
 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:

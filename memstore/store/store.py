@@ -17,11 +17,12 @@ from memstore.store.by_files import ByFiles
 from memstore.store.by_ranks import ByRanks
 from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
-from memstore.wording import ROWS, shown, table_html
+from memstore.wording import ROWS, check_progress, names_its_methods, shown, table_html
 
 _SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
 
 
+@names_its_methods
 class Store(ByRanks, ByRows, ByFiles, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
 
@@ -76,12 +77,16 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
             memstore.VerifyReport: nothing is damaged; 1 checked, 0 without checksums
         """
         root = self._opened()
+        check_progress(progress)
         names = None if keys is None else [encode_key(key) for key in several(keys)]
         return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._opened()
         return reopen, (self.root, self._mode, self._verify, self._allow_pickle, self._timeout)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "lend_root"]  # which is for other parts of memstore
 
     def _repr_html_(self) -> str:
         if self._root is None:
@@ -90,8 +95,8 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
             rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=_SHOWN_WITHIN)), ROWS))
             keys = shown(self._count(_SHOWN_WITHIN), "key", "keys")
         except MemstoreError as error:  # other hosts don't answer, or the catalog is damaged
-            return table_html((), (), f"{self.root}: {error}")
-        return table_html(listing.COLUMNS, rows, f"{self.root}: {keys}")
+            return table_html((), (), f"{self._title()}: {error}")
+        return table_html(listing.COLUMNS, rows, f"{self._title()}: {keys}")
 
 
 def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:

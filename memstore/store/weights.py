@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from memstore import structure
 from memstore.engine import Path
+from memstore.errors import UnsupportedValueError
 from memstore.store.store import Store
 from memstore.view import StoredTensor, load_leaf
-from memstore.wording import an, check_store
+from memstore.wording import an_instance, check_store
+
+_WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
 
 
 def iter_weights(
@@ -45,6 +49,7 @@ def iter_weights(
 
     Raises:
         KeyNotFoundError: no such key.
+        UnsupportedValueError: its value is a number or text, or another one without any part that could be a tensor.
         StoreTimeoutError: there was no newer version in time.
         HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         CorruptionError: a tensor is damaged, and the store verifies; the tensors before it were yielded.
@@ -62,7 +67,8 @@ def iter_weights(
     source: Any = store
     if not isinstance(source, Store):
         check_store(source, key)
-        raise TypeError(f"iter_weights reads a Store, and not {an(type(store))}")
+    if names is not None and not callable(names):
+        raise TypeError(f"names is a function of a name, and not {an_instance(names)}: {_of_mapping(names)}")
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
@@ -77,6 +83,10 @@ def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None]
     found: dict[str, torch.Tensor] = {}
     origins: dict[str, Path] = {}
     tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]
+    if isinstance(value, _WITHOUT_TENSORS):
+        raise UnsupportedValueError(
+            f"the value of {key!r} is {an_instance(value)}, and has no tensors to name", key=key
+        )
     chosen = [one for one in tensors if one[0].startswith(prefix)]
     if tensors and not chosen:
         raise ValueError(f"no tensor of {key!r} has a name that starts with {prefix!r}: the first is {tensors[0][0]!r}")
@@ -103,3 +113,11 @@ def _one_name(key: str, name: str, *paths: Path) -> ValueError:
         else "names= may rename one of them, or leave it out by returning None"
     )
     return ValueError(f"two tensors of {key!r} would be called {name!r}: {one} and {other}; {advice}")
+
+
+def _of_mapping(names: object) -> str:
+    return (
+        "write names=that_dict.get, which leaves out the names that it doesn't have"
+        if isinstance(names, Mapping)
+        else "it returns the new name, or None"
+    )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from memstore.view.run import index_leaf, plain_index, run
 from memstore.view.saving import goes_to_a_file, plain_tensor
 from memstore.view.source import Source
 from memstore.wording import size
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
@@ -47,7 +50,7 @@ class StoredTensor(LazyTensor):
 
     # --- slices -------------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> torch.Tensor:
         if _dispatch_modes() or _transform() is not None:
             with modes.put_aside():
                 return self._indexed(index)
@@ -61,7 +64,7 @@ class StoredTensor(LazyTensor):
         leaf.shown, leaf.stored = shown, stored  # what `wrap` does: a call less
         return leaf
 
-    def _indexed(self, index: Any) -> Any:
+    def _indexed(self, index: Any) -> torch.Tensor:
         if self.requires_grad and _grad_is_enabled():
             return _tensor_getitem(self, plain_index(index))  # for its history
         kind = type(index)
@@ -72,7 +75,7 @@ class StoredTensor(LazyTensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise refusal(self, "an assignment to its elements")
 
-    def distribute(self, mesh: Any, placements: Sequence[Any]) -> Any:
+    def distribute(self, mesh: Any, placements: Sequence[Any]) -> DTensor:
         """Reads this rank's part into a DTensor. No rank waits for another: there is no collective.
 
         Args:
@@ -157,6 +160,9 @@ class StoredTensor(LazyTensor):
         if goes_to_a_file():
             return plain_tensor(self).__reduce_ex__(protocol)
         return restore_leaf, (self.stored.source, pack(self))
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ("shown", "stored")]  # of memstore's own
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         device = "" if self.stored.place is None else f", device='{self.device}'"

@@ -127,8 +127,21 @@ def test_a_sample_that_a_rate_limiter_holds_stops_nobody(root: str) -> None:
         indices = await buffer.extend({"x": torch.ones(4, 2)})
         assert indices.tolist() == [0, 1, 2, 3]
         assert (await asyncio.wait_for(waiting, 60))["x"].sum() == 4
-        assert len(await buffer.opened()) == 4
+        assert len(await buffer.opened()) == len(buffer) == buffer.cursor == 4
+        assert buffer.capacity == 100 and buffer.spec == spec and "4 of 100 rows" in repr(buffer)
         assert await buffer.add({"x": torch.zeros(2)}) == 4
+
+    with_store(root, use)
+
+
+def test_a_buffer_that_is_not_opened_yet_says_so(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        buffer = memstore.aio.ReplayBuffer(store, "replay", ((), torch.int64), capacity=8)
+        assert buffer and "not opened yet" in repr(buffer)
+        with pytest.raises(memstore.MemstoreError, match="await the buffer first"):
+            len(buffer)
+        await buffer
+        assert len(buffer) == 0
 
     with_store(root, use)
 

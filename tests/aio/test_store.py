@@ -117,7 +117,7 @@ def test_opening_is_left_to_the_first_call(root: str) -> None:
         with memstore.open(root) as other:
             other.put("x", 1)
         assert await store.get("x") == 1  # the store is there by now
-        assert "open" in repr(store)
+        assert "(mode 'r+')" in repr(store)
         await store.close()
         await store.close()
         assert "closed" in repr(store)

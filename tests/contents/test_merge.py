@@ -257,7 +257,7 @@ def test_any_grid_of_boxes_gives_the_whole(store: memstore.Store, data: st.DataO
         ({"expect_version": 1.5}, TypeError, "expect_version is a whole number"),
         ({"lease": -1}, ValueError, "lease is seconds, 0 or more"),
         ({"lease": math.nan}, ValueError, "lease is seconds"),
-        ({"lease": "1"}, ValueError, "lease is seconds"),
+        ({"lease": "1"}, TypeError, "lease is seconds"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_written(

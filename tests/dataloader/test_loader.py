@@ -171,7 +171,7 @@ def test_torchdatas_loader_asks_for_the_state_itself(store: memstore.Store, work
 def test_a_wrong_row_is_an_error_of_the_loader(store: memstore.Store, workers: int) -> None:
     data = train(store)
     options: Any = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
-    wrong_row = pytest.raises(IndexError, match=r"row 100 of value\['x'\], which has 100")
+    wrong_row = pytest.raises(IndexError, match=r"row 100 of 'train', which has 100")
     with running(load(data, sampler=range(98, 101), **options)) as batches, wrong_row:
         next(batches)
 

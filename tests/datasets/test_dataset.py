@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused_whole(store: memstore.Store) -> None:
         data.extend({"x": torch.zeros(1, 3), "y": torch.zeros(1, dtype=torch.int64)})
     with pytest.raises(memstore.StructureMismatchError, match="2 and 3 rows"):
         data.extend(batch(2) | {"y": torch.zeros(3, dtype=torch.int64)})
-    with pytest.raises(ValueError, match="2 rows for 1 places"):
+    with pytest.raises(ValueError, match="2 rows for 1 place;"):
         data[0:1] = batch(2)
     with pytest.raises(IndexError, match="row 3 of 'data', which has 3 by now"):
         data[3] = _row()
@@ -297,7 +297,7 @@ def test_a_spec_that_is_none_says_what_one_is(store: memstore.Store, spec: Any, 
 
 @pytest.mark.parametrize(("capacity", "length"), [(0, 0), (-1, 0), (2.0, 0), (True, 0), (2, 3), (2, -1), (1 << 60, 0)])
 def test_a_capacity_that_makes_no_sense(store: memstore.Store, capacity: Any, length: Any) -> None:
-    with pytest.raises(ValueError, match="capacity|length"):
+    with pytest.raises(ValueError if type(capacity) is int else TypeError, match="capacity|length"):
         store.create_dataset("data", ((), torch.int8), capacity=capacity, length=length)
     assert "data" not in store
 

@@ -130,4 +130,19 @@ MISTAKES = [
         TypeError,
         "dtype is a floating-point dtype, such as torch.bfloat16, and not torch.int8",
     ),
+    Mistake(
+        "memstore.fake.is_fake(3)",
+        TypeError,
+        "is_fake takes a tensor, and not an int",
+    ),
+    Mistake(
+        "meta_like(3)",
+        TypeError,
+        "meta_like takes a tensor, and not an int",
+    ),
+    Mistake(
+        "memstore.deferred_init.is_deferred(3)",
+        ValueError,
+        "a tensor or a module is needed, and this is an int",
+    ),
 ]

@@ -210,4 +210,41 @@ MISTAKES = [
         "PATH/new.pt has the suffix of a torch file, and the target format is 'safetensors': leave target_as= out "
         "for torch, or choose another path",
     ),
+    Mistake(
+        'store.export("policy", path + "/policy.safetensors", progress=True)',
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/weights.safetensors", progress=True)',
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        'store.attach("fresh", path + "/~/weights.pt")',
+        FileNotFoundError,
+        '[Errno 2] there is nothing to attach; "~" is taken as a name: os.path.expanduser makes your home folder '
+        "of it: 'PATH/~/weights.pt'",
+    ),
+    Mistake(
+        'store.attach("fresh", "s3://bucket/weights.pt")',
+        FileNotFoundError,
+        "[Errno 2] there is nothing to attach; paths are those of this host, or of storage that is mounted there...",
+    ),
+    Mistake(
+        'store.export("policy", path + "/~/policy.safetensors")',
+        FileNotFoundError,
+        '[Errno 2] the folder to export to doesn\'t exist: "~" is taken as a name: os.path.expanduser makes your '
+        "home folder of it: 'PATH/~'",
+    ),
+    Mistake(
+        'store.attach("fresh", path + "/weights.pt", format="safetensors")',
+        UnsupportedValueError,
+        "PATH/weights.pt isn't of the format 'safetensors': it looks like 'torch', so leave format= out",
+    ),
+    Mistake(
+        'store.attach(path + "/weights.pt", path + "/key")',
+        FileNotFoundError,
+        "[Errno 2] there is nothing to attach; the key comes first, and then the path: 'PATH/key'",
+    ),
 ]

@@ -9,6 +9,7 @@ from memstore.errors import (
     ReadOnlyError,
     StoreClosedError,
     StructureMismatchError,
+    UnsupportedValueError,
 )
 from tests.mistakes.mistake import Mistake
 
@@ -130,7 +131,7 @@ MISTAKES = [
     Mistake(
         'store.get("policy", max_age=-1)',
         ValueError,
-        "max_age is 0 seconds or more, or None, and not -1",
+        "max_age is seconds, 0 or more, or None, and not -1",
     ),
     Mistake(
         'store.get("frames")',
@@ -183,6 +184,22 @@ MISTAKES = [
         'store.ref("policy", lease=-1)',
         ValueError,
         "lease is seconds, 0 or more, and not -1",
+    ),
+    Mistake(
+        'store.get("policy", devcie="cpu")',
+        TypeError,
+        "Store.get() got an unexpected keyword argument 'devcie'...",
+    ),
+    Mistake(
+        'store.wait("policy", older_than=1)',
+        TypeError,
+        "Store.wait() got an unexpected keyword argument 'older_than'",
+    ),
+    Mistake(
+        'store.ref("policy").get(devcie="cpu")',
+        TypeError,
+        "Ref.get() got an unexpected keyword argument 'devcie': it takes default, out, like, device, dtype, "
+        "non_blocking, strict, timeout, max_age",
     ),
     Mistake(
         'closed.get("policy")',
@@ -260,5 +277,56 @@ MISTAKES = [
         'list(memstore.iter_weights(store, "plicy"))',
         KeyNotFoundError,
         "no key 'plicy': did you mean 'policy'?",
+    ),
+    Mistake(
+        "store.get_many(None)",
+        TypeError,
+        "several keys are a list or another iterable of str, and not None",
+    ),
+    Mistake(
+        'store.get_many(b"policy")',
+        TypeError,
+        "several keys are a list or another iterable of str, and b'policy' is bytes: write [b'policy'.decode()]",
+    ),
+    Mistake(
+        "store.delete_many(None)",
+        TypeError,
+        "several keys are a list or another iterable of str, and not None",
+    ),
+    Mistake(
+        "store.verify(3)",
+        TypeError,
+        "several keys are a list or another iterable of str, and not 3",
+    ),
+    Mistake(
+        'store.get("policy", max_age="1")',
+        TypeError,
+        "max_age is seconds, 0 or more, or None, and not '1'",
+    ),
+    Mistake(
+        'store.ref("policy", lease="x")',
+        TypeError,
+        "lease is seconds, 0 or more, and not 'x'",
+    ),
+    Mistake(
+        'store.ref("policy", lease=None)',
+        TypeError,
+        "lease is seconds, 0 or more, and not None",
+    ),
+    Mistake(
+        "store.verify(progress=True)",
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        'list(memstore.iter_weights(store, "policy", names={"w": "weight"}))',
+        TypeError,
+        "names is a function of a name, and not a dict: write names=that_dict.get, which leaves out the names "
+        "that it doesn't have",
+    ),
+    Mistake(
+        'list(memstore.iter_weights(store, "seed"))',
+        UnsupportedValueError,
+        "the value of 'seed' is an int, and has no tensors to name",
     ),
 ]

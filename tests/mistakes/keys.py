@@ -232,4 +232,25 @@ MISTAKES = [
         TypeError,
         "missing_ok is True or False, and not 'no'",
     ),
+    Mistake(
+        'store.wait("halves", timeout=0)',
+        StoreTimeoutError,
+        "'halves' doesn't exist: no version newer than 0 within 0 s; attempt 'first' waits for rank 1; "
+        "abort('halves', 'first') gives it up",
+    ),
+    Mistake(
+        "len(store.keys())",
+        TypeError,
+        "keys() is read while it is iterated over, and has no length yet: list(store.keys()) has one",
+    ),
+    Mistake(
+        "store.keys()[0]",
+        TypeError,
+        "keys() is read while it is iterated over, and has no places: list(store.keys()) has them",
+    ),
+    Mistake(
+        "store.get(np.int64(3))",
+        InvalidKeyError,
+        "a key is a str, and this is an int64",
+    ),
 ]

@@ -220,4 +220,24 @@ MISTAKES = [
         ValueError,
         "unix_group is a group's name or its number, and not -1",
     ),
+    Mistake(
+        "memstore.repair(None)",
+        TypeError,
+        "root is the path of a folder, and not None",
+    ),
+    Mistake(
+        "memstore.repair(store)",
+        TypeError,
+        "root is the path of a folder, and not <memstore.Store PATH/store (mode 'a')>, whose root is one",
+    ),
+    Mistake(
+        'memstore.repair(path + "/empty", progress=True)',
+        TypeError,
+        "progress is a function of the bytes done and those in all, and not True: progress=print shows both",
+    ),
+    Mistake(
+        "memstore.join(None)",
+        TypeError,
+        "root is the path of a folder, and not None",
+    ),
 ]

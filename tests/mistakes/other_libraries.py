@@ -111,4 +111,9 @@ MISTAKES = [
         StoreClosedError,
         "the store PATH/store was closed: memstore.open it again",
     ),
+    Mistake(
+        'dcp.load({"w": torch.ones(2)}, checkpoint_id=path + "/nowhere")',
+        NotAStoreError,
+        "PATH/nowhere is no checkpoint: there is no such folder",
+    ),
 ]

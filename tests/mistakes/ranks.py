@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memstore.errors import (
+    InvalidKeyError,
     KeyNotFoundError,
     PartialCommitError,
     StoreTimeoutError,
@@ -47,7 +48,7 @@ MISTAKES = [
     ),
     Mistake(
         'store.put_sharded("new", shard, attempt="first", rank=0, world_size=2, lease="long", wait=False)',
-        ValueError,
+        TypeError,
         "lease is seconds, 0 or more, and not 'long'",
     ),
     Mistake(
@@ -109,5 +110,15 @@ MISTAKES = [
         'view["w"].distribute(None, [])',
         UnsupportedValueError,
         "expected a DeviceMesh of torch, found None",
+    ),
+    Mistake(
+        'store.save_model(module, "linear")',
+        InvalidKeyError,
+        "save_model takes the key and then the model, and the key here is a Linear: save_model('linear', ...)",
+    ),
+    Mistake(
+        'store.load_model(module, "linear")',
+        InvalidKeyError,
+        "load_model takes the key and then the model, and the key here is a Linear: load_model('linear', ...)",
     ),
 ]

@@ -24,13 +24,7 @@ MISTAKES = [
         'store.create_dataset("new", {"x": torch.float32}, capacity=8)',
         TypeError,
         "spec['x'] is torch.float32: a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
-        "or an example of a row",
-    ),
-    Mistake(
-        'store.create_dataset("new", {"x": (2, torch.float32)}, capacity=8)',
-        TypeError,
-        "spec['x'] is (2, torch.float32): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of "
-        "them, or an example of a row",
+        "or an example of a row, of tensors",
     ),
     Mistake(
         'store.create_dataset("new", {}, capacity=8)',
@@ -152,7 +146,7 @@ MISTAKES = [
     Mistake(
         'frames[0:2] = {"x": torch.ones(3, 2), "done": torch.zeros(3, dtype=torch.bool)}',
         ValueError,
-        "'frames': 3 rows for 2 places; it has 3 rows by now",
+        "'frames': 3 rows for 2 places; it has 3 by now",
     ),
     Mistake(
         'reader.open_dataset("frames", "r").extend({"x": torch.ones(1, 2), "done": torch.zeros(1, dtype=torch.bool)})',
@@ -306,5 +300,164 @@ MISTAKES = [
         AlreadyExistsError,
         "'replay' is there already, at version 8: it is a replay buffer, which memstore.ReplayBuffer(store, 'replay') "
         "opens: do that, or delete it",
+    ),
+    Mistake(
+        'memstore.Dataset(store, "frames")',
+        TypeError,
+        "store.open_dataset('frames') opens a dataset, and not Dataset(<memstore.Store PATH/store (mode 'a')>, ...)",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer({}, "x")',
+        TypeError,
+        "store is one of memstore.open, and not a dict",
+    ),
+    Mistake(
+        'StoreDataset(view, "x")',
+        TypeError,
+        "store is one of memstore.open, and not an OrderedDict",
+    ),
+    Mistake(
+        "memstore.read_rows(frames, [0])",
+        TypeError,
+        "a Dataset is no view: its own read_rows(index) reads its rows",
+    ),
+    Mistake(
+        "memstore.read_rows(replay, [0])",
+        TypeError,
+        "a ReplayBuffer is no view: its sample(batch_size) reads rows of it",
+    ),
+    Mistake(
+        "memstore.read_rows(store, [0])",
+        TypeError,
+        "a Store is no view: read_rows(store.view(key), index) reads rows of a key's value",
+    ),
+    Mistake(
+        'memstore.read_rows(StoreDataset(store, "policy/old"), [0])',
+        TypeError,
+        "a StoreDataset is no view: data[index] reads its rows",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "fresh", ROWS, capacity=4, sampler="prioritized", beta="a")',
+        TypeError,
+        "beta is a number, 0 at least, and not 'a'",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "fresh", ROWS, capacity=4, sampler="prioritized", alpha="a")',
+        TypeError,
+        "alpha is a number from 0 to 4, and not 'a'",
+    ),
+    Mistake(
+        'replay.update_priority(TensorDict({"index": torch.arange(2)}, [2]), 1.0)',
+        TypeError,
+        "index is integers, as batch['index'] of a sample, and not a TensorDict",
+    ),
+    Mistake(
+        'BlockShuffle(StoreDataset(store, "policy/old"))',
+        TypeError,
+        "length is an integer, 0 or more, and not <memstore.StoreDataset 'policy/old', 512 rows>: "
+        "BlockShuffle(len(dataset))",
+    ),
+    Mistake(
+        'BlockShuffle(8, seed="a")',
+        TypeError,
+        "seed is an integer, from 0 to 18446744073709551615, and not 'a'",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", ROWS, capacity="8")',
+        TypeError,
+        "capacity is a number of rows, 1 to 281,474,976,710,656, and not '8'",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", ROWS, capacity=8, length="2")',
+        TypeError,
+        "length is a number of rows, 0 or more, and not '2'",
+    ),
+    Mistake(
+        "memstore.RateLimiter(samples_per_insert=4.0, min_size=1.5, tolerance=8.0)",
+        TypeError,
+        "min_size is a number of rows, 1 at least, and not 1.5",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": ((2,), "float32")}, capacity=8)',
+        TypeError,
+        "spec['x'] is ((2,), 'float32'): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
+        "or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": ((2,), np.float32)}, capacity=8)',
+        TypeError,
+        "spec['x'] is ((2,), <class 'numpy.float32'>): a spec is (shape, dtype), as ((84, 84), torch.uint8), a "
+        "dict of them, or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": (torch.float32, (2,))}, capacity=8)',
+        TypeError,
+        "spec['x'] is (torch.float32, (2,)): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of "
+        "them, or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": (2, torch.float32)}, capacity=8)',
+        TypeError,
+        "spec['x'] is (2, torch.float32): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
+        "or an example of a row, of tensors: write ((2,), torch.float32)",
+    ),
+    Mistake(
+        'store.create_dataset("fresh", {"x": np.ones(2)}, capacity=8)',
+        TypeError,
+        "spec['x'] is array([1., 1.]): a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, or "
+        "an example of a row, of tensors: torch.as_tensor(...) of the array is one",
+    ),
+    Mistake(
+        'frames.extend([{"x": torch.ones(2), "done": torch.tensor(False)}] * 2)',
+        UnsupportedValueError,
+        "value is a list: rows are of tensors and numpy arrays: a batch is one dict, with torch.stack(...) of "
+        "what the rows have under each key",
+    ),
+    Mistake(
+        'frames.extend([TensorDict({"x": torch.ones(2), "done": torch.tensor(False)})] * 2)',
+        UnsupportedValueError,
+        "value is a list: rows are of tensors and numpy arrays: torch.stack(...) of it is a batch",
+    ),
+    Mistake(
+        'replay.add({"x": torch.ones(2), "done": False})',
+        UnsupportedValueError,
+        "value['done'] is a bool: rows are of tensors and numpy arrays: write torch.tensor(False)",
+    ),
+    Mistake(
+        'frames.extend({"x": [1.0, 2.0], "done": torch.zeros(1, dtype=torch.bool)})',
+        UnsupportedValueError,
+        "value['x'] is a list: rows are of tensors and numpy arrays: torch.tensor(...) of it is one",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", sampler="prioritized")',
+        StructureMismatchError,
+        "'replay' is there already, and it was made without priorities: leave sampler= out to take the buffer as "
+        "it is, or make one under another key",
+    ),
+    Mistake(
+        "frames.read_rows([99])",
+        IndexError,
+        "row 99 of 'frames', which has 3: rows are from -3 to 2",
+    ),
+    Mistake(
+        "frames[[0, 99]]",
+        IndexError,
+        "row 99 of 'frames', which has 3: rows are from -3 to 2",
+    ),
+    Mistake(
+        'StoreDataset(store, "policy/old")[[0, 999]]',
+        IndexError,
+        "row 999 of 'policy/old', which has 512: rows are from -512 to 511",
+    ),
+    Mistake(
+        "frames[...]",
+        TypeError,
+        "an ellipsis is no index of rows: it takes integers or booleans (uint8 might mean either), as a list, "
+        "array or tensor of one dimension, a slice or a range",
+    ),
+    Mistake(
+        'frames[0:1] = {"x": torch.ones(2, 2), "done": torch.zeros(2, dtype=torch.bool)}',
+        ValueError,
+        "'frames': 2 rows for 1 place; it has 3 by now: extend adds rows",
     ),
 ]

@@ -150,4 +150,40 @@ MISTAKES = [
         TypeError,
         "allow_pickle is True or False, and not 'no'",
     ),
+    Mistake(
+        "snapshot.read_object(3)",
+        TypeError,
+        "path is one of those that get_manifest() lists, as '0/model/layer.weight', and not 3",
+    ),
+    Mistake(
+        'snapshot.read_object("0/model/weight", memory_budget_bytes="1MB")',
+        TypeError,
+        "memory_budget_bytes is a whole number, and not '1MB'",
+    ),
+    Mistake(
+        "memstore.Snapshot(None)",
+        TypeError,
+        "path is that of a folder, as text, and not None",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(None, {"model": module})',
+        TypeError,
+        "path is that of a folder, as text, and not None",
+    ),
+    Mistake(
+        'memstore.Snapshot.take(path + "/new", {"model": torch.nn.Linear})',
+        TypeError,
+        "app_state['model'] is the class Linear: give an instance of it",
+    ),
+    Mistake(
+        'memstore.Snapshot.async_take(path + "/step-2", {"model": module}).wait("5")',
+        TypeError,
+        "a timeout is a number of seconds, and not '5'",
+    ),
+    Mistake(
+        'pickle.dumps(memstore.Snapshot.async_take(path + "/step-3", {"model": module}))',
+        TypeError,
+        "a PendingSnapshot can't be pickled: another process opens memstore.Snapshot(path) when its wait() has "
+        "returned here",
+    ),
 ]

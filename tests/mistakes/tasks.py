@@ -107,4 +107,14 @@ MISTAKES = [
         StoreClosedError,
         "the store PATH/store was closed: memstore.aio.open it again",
     ),
+    Mistake(
+        'memstore.aio.ReplayBuffer(memstore.aio.open(path + "/store"), "replay", sampler="random")',
+        ValueError,
+        "sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not 'random'",
+    ),
+    Mistake(
+        'memstore.aio.ReplayBuffer(memstore.aio.open(path + "/store"), "replay", sampel="fifo")',
+        TypeError,
+        "ReplayBuffer.__init__() got an unexpected keyword argument 'sampel'",
+    ),
 ]

@@ -145,4 +145,39 @@ MISTAKES = [
         "value: a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own: return it "
         "from the function, and use the result",
     ),
+    Mistake(
+        'store.put("fresh", {"where": store})',
+        UnsupportedValueError,
+        "value['where']: an object of type memstore.store.store.Store: put its root",
+    ),
+    Mistake(
+        'store.put("fresh", store.ref("policy"))',
+        UnsupportedValueError,
+        "value: an object of type memstore.store.ref.Ref: put its key, or what its get() returns",
+    ),
+    Mistake(
+        'store.put("fresh", snapshot)',
+        UnsupportedValueError,
+        "value: an object of type memstore.snapshot.snapshot.Snapshot: put its path",
+    ),
+    Mistake(
+        'store.put("fresh", frames)',
+        UnsupportedValueError,
+        "value: an object of type memstore.datasets.dataset.Dataset: put its key, which open_dataset takes",
+    ),
+    Mistake(
+        'store.put("fresh", replay)',
+        UnsupportedValueError,
+        "value: an object of type memstore.replay.buffer.ReplayBuffer: put its key, which ReplayBuffer takes",
+    ),
+    Mistake(
+        'store.put("fresh", type("Array", (), {"__array__": lambda self: np.ones(2)})())',
+        UnsupportedValueError,
+        "value: an object of type mistakes.Array: put numpy.asarray(...) of it",
+    ),
+    Mistake(
+        'store.put("fresh", type("Array", (), {"__dlpack__": lambda self: None})())',
+        UnsupportedValueError,
+        "value: an object of type mistakes.Array: put torch.from_dlpack(...) of it",
+    ),
 ]

@@ -67,6 +67,7 @@ def make(path: str) -> dict[str, Any]:
         "frames": frames,
         "replay": replay,
         "shard": shard,
+        "ROWS": ROWS,
         "module": module,
         "larger": torch.nn.Linear(8, 2),
         "optimizer": torch.optim.SGD(module.parameters(), lr=0.1),

@@ -273,7 +273,7 @@ def test_numbers_that_make_no_rate_limiter(numbers: tuple[float, int, float], me
     [
         (lambda buffer: buffer.sample(-1), ValueError, "batch_size is 0 or more, and not -1"),
         (lambda buffer: buffer.sample(1.5), TypeError, "batch_size is a number, and not 1.5"),
-        (lambda buffer: buffer.sample(1, out=3), TypeError, "out is a int, and not the TensorDict"),
+        (lambda buffer: buffer.sample(1, out=3), TypeError, "out is an int, and not the TensorDict"),
         (lambda buffer: buffer.sample(1, out={}, device="cpu"), TypeError, "leave device= out"),
         (lambda buffer: buffer.sample(1, timeout=float("nan")), ValueError, "and not nan"),
         (lambda buffer: buffer.sample_slices(1, 0), ValueError, "slice_len is 1 or more"),

@@ -17,6 +17,7 @@ from tests.store.backends import open_store
 
 def test_it_is_used_like_a_dict(store: memstore.Store) -> None:
     assert len(store) == 0 and not list(store) and "a" not in store
+    assert store, "`store or open(...)` opens another only where there is none"
     store["b"] = torch.arange(3)
     store["a"] = 1
     assert len(store) == 2 and list(store) == ["a", "b"]

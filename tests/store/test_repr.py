@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from tensordict import TensorDict, set_printoptions
 
 import memstore
+from memstore.integrations import dcp
 
 
 @pytest.fixture
@@ -141,7 +144,7 @@ def test_keys_are_drawn_as_a_tree(store: memstore.Store) -> None:
     assert len(tree) == 4 and len(store.tree("runs/1/")) == 2
     assert str(store.tree("runs/1/")).splitlines()[1].startswith("├── policy")
     assert str(store.tree("run")).splitlines()[1].startswith("└── runs/  3 keys")
-    assert tree._repr_html_().startswith("<pre>")
+    assert tree._repr_html_().startswith("<pre style='font-family:monospace;white-space:pre'>")
 
 
 def test_a_tree_of_odd_keys_is_drawn_too(store: memstore.Store) -> None:
@@ -203,3 +206,57 @@ def test_a_repair_says_what_it_did() -> None:
     lost = memstore.RepairReport(("a",), ("<b>", "c\nd"), 0)
     assert repr(lost).splitlines()[1:] == ["  lost", "  <b>", "  c\\nd"]
     assert "&lt;b&gt;" in lost._repr_html_() and "<b>" not in lost._repr_html_()
+
+
+@pytest.mark.embedded
+def test_rows_that_nobody_can_write_any_more_say_so(store: memstore.Store) -> None:
+    data = store.create_dataset_from("frames", torch.ones(3, 2))
+    data.seal()
+    assert repr(data).startswith("<memstore.Dataset 'frames' (sealed): 3 of 3 rows of ")
+    buffer = memstore.ReplayBuffer(store, "replay", torch.zeros(2), capacity=4)
+    store.delete("replay")
+    assert "'replay' (deleted): 0 of 4 rows" in repr(buffer) and "(deleted)" in buffer._repr_html_()
+
+
+def test_a_put_that_waits_for_ranks_says_how_long(store: memstore.Store) -> None:
+    shard = memstore.TensorShard(torch.ones(1, 4), global_shape=(2, 4), offsets=(0, 0))
+    store.put_sharded("halves", shard, attempt="first", rank=0, world_size=2, wait=False)
+    (one,) = store.pending()
+    assert re.fullmatch(
+        r"<memstore\.PendingInfo 'halves' attempt 'first': rank 0 of 2, [0-9.]+ K?i?B, expires in 10 min>", repr(one)
+    )
+
+
+@pytest.mark.embedded
+def test_what_is_made_of_files_is_a_line(tmp_path: Path) -> None:
+    snapshot = memstore.Snapshot.take(tmp_path / "step-3", {"rng": memstore.RNGState()})
+    assert re.fullmatch(
+        r"<memstore\.SnapshotMetadata: \d+ entries, .* of 1 rank, by memstore .*, \d+ s old>", repr(snapshot.metadata)
+    )
+    assert repr(memstore.RNGState()) == "memstore.RNGState()"
+    assert repr(dcp.StorageReader(tmp_path)) == f"<memstore.integrations.dcp.StorageReader '{tmp_path}'>"
+    assert repr(dcp.StorageWriter(tmp_path / "store", key="k")).endswith(f"StorageWriter 'k' in {tmp_path}/store>")
+
+
+def test_tab_shows_what_users_call(store: memstore.Store) -> None:
+    names = {"put", "get", "keys", "root"}
+    assert names <= set(dir(store)) and "lend_root" not in dir(store)
+    task = memstore.aio.open(store.root)
+    assert names <= set(dir(task)) and {"blocking", "lane_of", "end", "made"}.isdisjoint(dir(task))
+    store.put("w", torch.ones(3))
+    leaf = store.view("w")
+    assert {"distribute", "shape", "sum"} <= set(dir(leaf)) and {"shown", "stored"}.isdisjoint(dir(leaf))
+
+
+def test_the_module_shows_what_users_call() -> None:
+    shown = dir(memstore)
+    assert {*memstore.__all__, "aio", "convert", "integrations", "testing", "__version__"} <= set(shown)
+    assert {"Any", "TYPE_CHECKING", "os", "importlib", "between_forks"}.isdisjoint(shown)
+    first = inspect.getdoc(memstore)
+    assert first is not None and "memstore.open(" in first.splitlines()[2]
+
+
+@pytest.mark.parametrize("room", ["convert", "errors", "integrations", "testing"])
+def test_rooms_need_no_import_of_their_own(room: str) -> None:
+    code = f"import memstore, sys; assert 'torch' not in sys.modules; memstore.{room}"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -247,8 +247,8 @@ def test_a_model_of_transformers_takes_its_weights(store: memstore.Store, minilm
     ("source", "said"),
     [
         ("policy", r"not its path: write memstore\.open\('policy'\)"),
-        (None, "a Store, and not a NoneType"),
-        ({"w": torch.ones(3)}, "a Store, and not a dict"),
+        (None, "one of memstore.open, and not a NoneType"),
+        ({"w": torch.ones(3)}, "one of memstore.open, and not a dict"),
     ],
 )
 def test_weights_are_those_of_a_store(source: Any, said: str) -> None:

@@ -16,6 +16,7 @@ from memstore.convert.targets.parts import NewFile
 from memstore.engine import syscalls
 from memstore.errors import UnsupportedValueError
 from memstore.formats import Meter, make_memmap_folder
+from memstore.wording import an_instance
 
 
 def check(found: Found, rules: Rules, refusals: Refusals) -> None:
@@ -23,7 +24,7 @@ def check(found: Found, rules: Rules, refusals: Refusals) -> None:
     sharing = Sharing(refusals, untie=rules.untie)
     shown: Any = plain(found.value, Refusals("memmap"))
     if type(shown) not in (dict, OrderedDict, NoneType):
-        refusals.add((), f"a {type(shown).__name__}, and a TensorDict is a dict")
+        refusals.add((), f"{an_instance(shown)}, and a TensorDict is a dict")
         return
     entry: Any
     for path, entry in entries(shown, refusals, is_leaf=lambda _: True):

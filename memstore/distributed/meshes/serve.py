@@ -86,7 +86,7 @@ def serve(
             are raised too.
     """
     deadline = deadline_after(timeout)
-    path = absolute_path(os.fspath(root))
+    path = absolute_path(root)
     if len(path) > LONGEST_ROOT:
         raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")
     if transport not in get_args(Transport):

@@ -88,6 +88,9 @@ class Cluster:
     def _secret(self) -> bytes | None:
         return secret_of(self.root)
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "settled_in"]  # which is for who settles
+
     def __repr__(self) -> str:
         return f"memstore.Cluster({self.root!r})"
 

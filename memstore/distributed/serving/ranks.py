@@ -84,7 +84,7 @@ def join(
         NotAStoreError, PermissionDeniedError: as `memstore.open` of the folder. Its other errors are raised too.
     """
     deadline = deadline_after(timeout)
-    path = absolute_path(os.fspath(root))
+    path = absolute_path(root)
     seed = _seed_address(cluster)
     own = _own_address(seed)
     creation = Creation(shared="copy" if shared else None)

@@ -102,6 +102,11 @@ class MutableEntry:
         if self.root.catalog.is_released:
             reopen_root(self.root, deadline)
 
+    @property
+    def ended_as(self) -> str:
+        """ "deleted", "sealed", or "": it can be written. For who only looks."""
+        return "deleted" if self.page.is_gone else "sealed" if self.page.state == SEALED else ""
+
     def check_in_place(self) -> None:
         """Before rows are read or written. Raises NotAStoreError where the store was removed."""
         self.root.glance()

@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 from memstore.engine import syscalls
 from memstore.engine.files import LockFile
@@ -108,13 +108,18 @@ def give_to_group(fd: int, settings: Settings) -> None:
 
 
 def absolute_path(path: object) -> str:
-    if not isinstance(path, str) or not path:  # "" would be the working directory
-        raise TypeError(f"root is the path of a folder, and not {path!r:.100}")
-    if "://" in path:
-        raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {path!r}")
-    if "\0" in path:
-        raise ValueError(f"root is the path of a folder, and {path!r} has a NUL")
-    return os.path.abspath(path)
+    """Of the folder of a store, as a caller names it. Raises TypeError, ValueError for what is none."""
+    found: Any = path
+    if isinstance(path, os.PathLike):
+        found = os.fspath(cast("os.PathLike[str]", path))
+    if not isinstance(found, str) or not found:  # "" would be the working directory
+        instead = ", whose root is one" if hasattr(found, "lend_root") else ""
+        raise TypeError(f"root is the path of a folder, and not {found!r:.100}{instead}")
+    if "://" in found:
+        raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {found!r}")
+    if "\0" in found:
+        raise ValueError(f"root is the path of a folder, and {found!r} has a NUL")
+    return os.path.abspath(found)
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,10 @@
 """torch.distributed.checkpoint with memstore as its storage. The guide: docs/dcp.md. Decision 022.
 
+    dcp.save({"model": model.state_dict()}, checkpoint_id="/checkpoints/step-7")
+    dcp.load(state, checkpoint_id="/checkpoints/step-7")  # into the tensors of `state`
+
+For who works on it, the files:
+
 calls        save, load and async_save: torch's own, with what follows
 writer       StorageWriter, as torch calls it
 reader       StorageReader

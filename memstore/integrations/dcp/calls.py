@@ -14,6 +14,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
+from memstore.errors import NotAStoreError
 from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
 from memstore.integrations.dcp.reader import StorageReader
 from memstore.integrations.dcp.stager import Stager
@@ -82,13 +83,17 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
         checkpoint_id: the folder.
 
     Raises:
+        NotAStoreError: there is no such folder, and no process group.
         CheckpointException: torch's error, even with one rank. Its `failures` have the error of each rank:
             CorruptionError; VersionGoneError if a save overwrote the checkpoint meanwhile (load again);
             UnsupportedValueError for objects that only pickle could read; an AssertionError, which says so, if there
             is no checkpoint or its metadata are damaged.
     """
     _one_process_is_fine()
-    state_dict_loader.load(state_dict, storage_reader=StorageReader(checkpoint_id), planner=LoadPlanner())
+    reader = StorageReader(checkpoint_id)
+    if not _has_ranks() and not os.path.lexists(reader.checkpoint_id):  # else all ranks have to hear of it from torch
+        raise NotAStoreError(f"{reader.checkpoint_id} is no checkpoint: there is no such folder")
+    state_dict_loader.load(state_dict, storage_reader=reader, planner=LoadPlanner())
 
 
 def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata] | AsyncSaveResponse:
@@ -150,12 +155,17 @@ def _own_group() -> Any:
     """A group on the CPU for the collectives of saves, beside the default one, of the same ranks; None without one."""
     global _group
     distributed: Any = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not _has_ranks():
         return None
     default = distributed.group.WORLD
     if _group is None or _group[0]() is not default:
         _group = weakref.ref(default), distributed.new_group(backend="gloo")
     return _group[1]
+
+
+def _has_ranks() -> bool:
+    distributed: Any = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def _one_process_is_fine() -> None:

@@ -25,6 +25,7 @@ from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, 
 from memstore.sharding import TensorShards
 from memstore.snapshot.planned import PlannedBox, WrittenFile
 from memstore.view import StoredTensor
+from memstore.wording import an
 
 if TYPE_CHECKING:
     from memstore.store.ref import Ref
@@ -143,13 +144,11 @@ class EntryCheckpoint:
     def tensors(self, key: str) -> Mapping[str, Tensor]:
         value = self._view.get(key, {})
         if not isinstance(value, dict):
-            raise self.damaged(f"its {key!r} is a {type(value).__name__}, and no dict of tensors")
+            raise self.damaged(f"its {key!r} is {an(type(value))}, and no dict of tensors")
         found: dict[str, Tensor] = {}
         for name, leaf in cast("dict[Any, Any]", value).items():
             if not (isinstance(name, str) and isinstance(leaf, StoredTensor)):
-                raise self.damaged(
-                    f"its {key!r} has a {type(leaf).__name__} at {name!r:.100}, and no tensor with a name"
-                )
+                raise self.damaged(f"its {key!r} has {an(type(leaf))} at {name!r:.100}, and no tensor with a name")
             shape = tuple(leaf.shape)
             found[name] = Tensor(leaf.dtype, shape, [((0,) * len(shape), shape)])
         return found

@@ -23,6 +23,7 @@ from memstore.errors import KeyNotFoundError, StructureMismatchError, Unsupporte
 from memstore.integrations.dcp.places import BYTES, STATE, Part, Tensor
 from memstore.sharding import Box, whole
 from memstore.snapshot.planned import PlannedBox
+from memstore.wording import an
 
 
 class Planned(NamedTuple):
@@ -65,15 +66,13 @@ def _bytes_of(name: str, found: Any) -> bytearray:
         return bytearray(found.getbuffer())
     if isinstance(found, bytes | bytearray | memoryview):
         return bytearray(found)
-    raise UnsupportedValueError(
-        f"{name}: the planner gives a {type(found).__name__} for a bytes item, and not a BytesIO"
-    )
+    raise UnsupportedValueError(f"{name}: the planner gives {an(type(found))} for a bytes item, and not a BytesIO")
 
 
 def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     if not isinstance(found, torch.Tensor):
-        raise UnsupportedValueError(f"{item.index.fqn}: the planner gives a {type(found).__name__} for a tensor")
+        raise UnsupportedValueError(f"{item.index.fqn}: the planner gives {an(type(found))} for a tensor")
     if found.is_meta:
         raise UnsupportedValueError(
             f"{item.index.fqn}: the tensor is on the meta device and has no values: leave it out of the state dict, or "

@@ -138,6 +138,9 @@ class StorageReader(storage.StorageReader):
         """The id of the present load, which is also in the metadata that it returns."""
         return self._load
 
+    def __repr__(self) -> str:
+        return f"<memstore.integrations.dcp.StorageReader {self._where}>"
+
     def _opened(self) -> Checkpoint:
         if self._checkpoint is None:
             self.read_metadata()

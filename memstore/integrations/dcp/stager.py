@@ -21,6 +21,7 @@ from memstore.errors import UnsupportedValueError
 from memstore.integrations.dcp.items import settled
 from memstore.snapshot.staging import stage
 from memstore.structure import traits
+from memstore.wording import an
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -119,7 +120,7 @@ class _Walk:
             return self._visit_sharded(value)
         if hasattr(value, "__tensor_flatten__"):
             return self._visit_wrapper(value)
-        raise UnsupportedValueError(f"a {type(value).__qualname__} can't be staged")
+        raise UnsupportedValueError(f"{an(type(value))} can't be staged")
 
     def _visit_wrapper(self, value: torch.Tensor) -> Make:
         names, context = cast("Any", value).__tensor_flatten__()

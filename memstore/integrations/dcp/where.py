@@ -42,6 +42,12 @@ class Where:
         self._key = key
         self._in_store = self._path is None or key is not None
 
+    def __str__(self) -> str:
+        if not self._in_store:
+            return repr(self.id)
+        store = self._path if self._store is None else self._store.root
+        return f"{self._key!r} in {store}" if self._key is not None else f"in {store}"
+
     def move(self, checkpoint_id: str | os.PathLike[str]) -> None:
         """To another checkpoint: a key, where there is a store."""
         if self._in_store:

@@ -33,6 +33,7 @@ from memstore.integrations.dcp.places import Finished, Place, Ticket, WriteOptio
 from memstore.integrations.dcp.where import Where, is_possible
 from memstore.snapshot.planned import WrittenFile, new_save
 from memstore.structure import DTYPE_NAMES, DTYPES
+from memstore.wording import an
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
@@ -195,6 +196,9 @@ class StorageWriter(storage.StorageWriter):
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<memstore.integrations.dcp.StorageWriter {self._where}>"
+
     def _place(self) -> Place:
         place = self._where.place(self._options)
         return place.of_rank(self._rank) if self._alone else place
@@ -232,7 +236,7 @@ def _no_ticket(found: Any, planner: SavePlanner) -> MemstoreError:
         return MemstoreError("the plan has no storage_data: the planner dropped what the storage writer put there")
     kind = type(planner).__name__
     return MemstoreError(
-        f"the plan's storage_data is a {type(found).__name__}, of another storage: a planner that caches plans "
+        f"the plan's storage_data is {an(type(found))}, of another storage: a planner that caches plans "
         f"(enable_plan_caching) gives out those of an earlier save with that storage, for all planners called {kind}; "
         "use a planner without a cache, or of another class, for each storage"
     )

@@ -10,6 +10,7 @@ import torch
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from memstore.integrations.torchrl.storage import MemstoreStorage
+from memstore.wording import an
 
 
 class MemstoreWriter(RoundRobinWriter):
@@ -34,7 +35,7 @@ class MemstoreWriter(RoundRobinWriter):
     def register_storage(self, storage: Any) -> None:
         """Sets the storage. Raises TypeError unless it is a MemstoreStorage."""
         if not isinstance(storage, MemstoreStorage):
-            raise TypeError(f"MemstoreWriter writes to a MemstoreStorage, and not to a {type(storage).__qualname__}")
+            raise TypeError(f"MemstoreWriter writes to a MemstoreStorage, and not to {an(type(storage))}")
         self._storage = storage
 
     def add(self, data: Any) -> int | torch.Tensor:

@@ -91,9 +91,9 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
 
 def local_path(path: Any) -> str:
     """The absolute path of a folder; TypeError or ValueError for what is none."""
-    found = os.fspath(path)
+    found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(found, str) or not found or "\0" in found:
-        raise TypeError(f"path is that of a folder, as text, and not {path!r}")
+        raise TypeError(f"path is that of a folder, as text, and not {path!r:.100}")
     if "://" in found:
         scheme, _, rest = found.partition("://")
         if scheme not in ("file", "fs"):

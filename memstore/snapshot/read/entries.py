@@ -17,6 +17,7 @@ from memstore.snapshot.format import StoredTensor, path_of
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.structure import DTYPES, PICKLED, name_of
 from memstore.undecodable import UNDECODABLE
+from memstore.wording import age, count_of, size
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
 _COMPARED = 10_000  # paths, with one that is not there
@@ -76,6 +77,13 @@ class SnapshotMetadata:
     nbytes: int
     checksum: bool
     manifest: dict[str, Entry]
+
+    def __repr__(self) -> str:
+        entries, ranks = count_of(len(self.manifest), "entry", "entries"), count_of(self.world_size, "rank", "ranks")
+        return (
+            f"<memstore.SnapshotMetadata: {entries}, {size(self.nbytes)}, of {ranks}, by {self.version}, "
+            f"{age(self.created)} old>"
+        )
 
 
 def metadata_of(stored: Stored, *, allow_pickle: bool) -> SnapshotMetadata:
@@ -164,6 +172,11 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
         KeyNotFoundError: there is none.
         UnsupportedValueError: it is an object that was stored with pickle.
     """
+    given: Any = path
+    if not isinstance(given, str):
+        raise TypeError(
+            f"path is one of those that get_manifest() lists, as '0/model/layer.weight', and not {given!r:.100}"
+        )
     rank, _, rest = path.partition("/")
     key, _, _ = rest.partition("/")
     if rank.isascii() and rank.isdigit() and len(rank) < 10:

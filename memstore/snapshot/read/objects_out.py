@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memstore.arguments import whole_number
 from memstore.errors import StructureMismatchError
 from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read.reading import BUDGET, Want, read_into
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.snapshot.read.targets import find_targets, new_target, why_not_filled
+from memstore.wording import an
 
 
 def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, budget: int | None) -> Any:
     """As `Snapshot.read_object`."""
-    if budget is not None and budget < 1:
+    if budget is not None and whole_number("memory_budget_bytes", budget) < 1:
         raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {budget!r}")
     stored.check_files([tensor])
     if obj_out is None:
@@ -23,9 +25,7 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
     else:
         found = find_targets(obj_out).get(())
         if found is None:
-            raise StructureMismatchError(
-                f"{path} is a tensor, and obj_out a {type(obj_out).__name__}, which has no memory"
-            )
+            raise StructureMismatchError(f"{path} is a tensor, and obj_out {an(type(obj_out))}, which has no memory")
         problem = why_not_filled(tensor, found)
         if problem:
             raise StructureMismatchError(f"{path}: {problem}")

@@ -21,6 +21,7 @@ from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import Footprints, locate_tensors, traits
 from memstore.structure.tree import Node, ObjectNode, TensorNode, Tree, compile_tree, walk_names
 from memstore.structure.walk import Facts, take_apart
+from memstore.wording import an
 
 _LISTED = 20  # differences in one message
 _CACHED_MATCHES = 64
@@ -238,7 +239,7 @@ def raise_differences(differences: Sequence[str], what: str, value: Any) -> None
     """Raises StructureMismatchError if there are any, of a target that is `out` or `like`."""
     if differences and isinstance(value, torch.nn.Module):
         raise StructureMismatchError(
-            f"{what} is a {type(value).__name__}, a module, and no container of tensors: store.load_model(key, module) "
+            f"{what} is {an(type(value))}, a module, and no container of tensors: store.load_model(key, module) "
             f"fills one that save_model has stored; for a stored state_dict, {what}=module.state_dict()"
         )
     if differences:

@@ -36,6 +36,17 @@ _INSTEAD: tuple[tuple[tuple[type, ...], str], ...] = (
 )
 
 
+_OF_OURS = {  # by their classes' names: their rooms stand above this one
+    "Store": "put its root",
+    "AsyncStore": "put its root",
+    "Ref": "put its key, or what its get() returns",
+    "Snapshot": "put its path",
+    "Dataset": "put its key, which open_dataset takes",
+    "ReplayBuffer": "put its key, which ReplayBuffer takes",
+    "StoreDataset": "put its key",
+}
+
+
 def why_refused(value: Any) -> str:
     """The reason, for an object that only pickle could store, with what to put instead."""
     kind = type_name(type(value))
@@ -54,6 +65,13 @@ def alternative(value: Any) -> str | None:
             return text
     if callable(getattr(type(value), "state_dict", None)):  # a scheduler, a GradScaler, a sampler
         return "put its state_dict()"
+    kind = type(value)
+    if kind.__name__ in _OF_OURS and kind.__module__.startswith("memstore."):
+        return _OF_OURS[kind.__name__]
+    if hasattr(kind, "__dlpack__"):
+        return "put torch.from_dlpack(...) of it"
+    if hasattr(kind, "__array__"):
+        return "put numpy.asarray(...) of it"
     named: Any = value if isinstance(value, (type, types.FunctionType)) else type(value)
     if "<locals>" in named.__qualname__ or "<lambda>" in named.__qualname__:
         return f"{_NAMELESS}, or put what it is made of" if named is value else f"its class: {_NAMELESS}"

@@ -12,12 +12,13 @@ from memstore.structure.put.planning import unsupported
 from memstore.structure.tensors import modes
 from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names
 from memstore.structure.walk import Facts
+from memstore.wording import an
 
 
 def check_dtype(dtype: Any) -> None:
     """Raises TypeError for what no floating leaf can be stored as."""
     if not isinstance(dtype, torch.dtype):
-        given = f"{dtype!r}, a {type(dtype).__qualname__}"
+        given = f"{dtype!r}, {an(type(dtype))}"
         raise TypeError(f"dtype={given}: a put casts to a torch.dtype, as torch.bfloat16")
     if not dtype.is_floating_point:
         raise TypeError(

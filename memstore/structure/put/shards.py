@@ -23,6 +23,7 @@ from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import PLAIN, Traits, traits
 from memstore.structure.tree import TENSOR, TensorNode, Tree, compile_tree, leaf_names
 from memstore.structure.walk import Walk, check_held, take_apart
+from memstore.wording import an
 
 
 class HeldLeaf(NamedTuple):
@@ -93,7 +94,7 @@ def _check(leaf: ShardedLeaf) -> None:
     for _, local in leaf.shards:
         if traits.is_cut(local):
             if type(local) is not torch.Tensor:  # a lazy leaf of a view
-                raise RefusedError(f"a shard that is a {type(local).__qualname__}, without memory: put its clone()")
+                raise RefusedError(f"a shard that is {an(type(local))}, without memory: put its clone()")
             raise RefusedError(
                 "a shard whose storage was freed or cut: its bytes aren't there: put it while it has them"
             )

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from memstore import Snapshot
 from memstore.errors import CorruptionError, VersionGoneError
 from memstore.integrations.dcp import StorageReader, StorageWriter
+from memstore.snapshot import load_manifest
 from tests.integrations.dcp.states import load, save
 
 
@@ -65,7 +66,7 @@ def test_a_load_of_what_is_removed_meanwhile_says_so(scratch: str) -> None:
 
 def test_damage_is_damage_while_the_manifest_stays(scratch: str) -> None:
     save_number(scratch, 1.0)
-    (file,) = [one.name for one in Snapshot(scratch).open().manifest.files]
+    (file,) = [one.name for one in load_manifest(scratch).files]
 
     def damage() -> None:
         with open(f"{scratch}/{file}", "r+b") as found:
@@ -77,7 +78,7 @@ def test_damage_is_damage_while_the_manifest_stays(scratch: str) -> None:
 def test_snapshots_that_are_open_say_it_too(scratch: str) -> None:
     save_number(scratch, 1.0)
     snapshot = Snapshot(scratch)
-    snapshot.open()
+    snapshot.get_manifest()
     save_number(scratch, 2.0)
     with pytest.raises(VersionGoneError, match="was overwritten"):
         snapshot.view()
