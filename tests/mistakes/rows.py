@@ -146,7 +146,7 @@ MISTAKES = [
     Mistake(
         'frames[0:2] = {"x": torch.ones(3, 2), "done": torch.zeros(3, dtype=torch.bool)}',
         ValueError,
-        "'frames': 3 rows for 2 places; it has 3 by now",
+        "'frames': 3 rows for 2 places; it has 3 by now: extend adds rows",
     ),
     Mistake(
         'reader.open_dataset("frames", "r").extend({"x": torch.ones(1, 2), "done": torch.zeros(1, dtype=torch.bool)})',
