@@ -81,8 +81,15 @@ def run(root: str, options: argparse.Namespace) -> int:
 
 
 def start(target: Callable[..., None], *arguments: Any) -> Any:
+    """Ctrl-C meanwhile is taken when it has started: half started, nobody would know it to end it."""
     process = processes_from.Process(target=target, args=arguments, daemon=True)
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     process.start()
+    signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        process.kill()
+        raise KeyboardInterrupt
     return process
 
 
