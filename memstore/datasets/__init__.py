@@ -21,7 +21,7 @@ from memstore.datasets.dataset import Dataset, SharedRows, shared_rows
 from memstore.datasets.opening import create_dataset, create_dataset_from, hold_rows, open_dataset
 from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, arrays_over
-from memstore.datasets.spec import Spec, rows_of_spec, spec_of, spec_of_batch
+from memstore.datasets.spec import Spec, check_capacity, rows_of_spec, spec_of, spec_of_batch
 from memstore.datasets.tables import rows_html, rows_text
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "put_entry",
     "reduce",
     "rows_html",
+    "check_capacity",
     "rows_of_spec",
     "rows_text",
     "shared_rows",

@@ -29,6 +29,13 @@ row: a tensor, a TensorDict, a tensorclass, or a dict of tensors.
 CAPACITY_LIMIT = 1 << 48  # rows: so that no product of it overflows
 
 
+def check_capacity(capacity: Any) -> None:
+    """Raises TypeError, ValueError for what is no number of rows that there may be room for."""
+    if type(capacity) is not int or not 0 < capacity <= CAPACITY_LIMIT:
+        kind = ValueError if type(capacity) is int else TypeError
+        raise kind(f"capacity is a number of rows, 1 to {CAPACITY_LIMIT:,}, and not {capacity!r:.100}")
+
+
 def rows_of_spec(spec: Spec, capacity: int) -> Any:
     """A value of `capacity` rows, of no memory: each leaf is one element, seen often.
 
@@ -36,9 +43,7 @@ def rows_of_spec(spec: Spec, capacity: int) -> Any:
         TypeError, ValueError: it is no spec; the message names the leaf, and says what one is.
         UnsupportedValueError: a leaf that can't be written in place.
     """
-    if type(capacity) is not int or not 0 < capacity <= CAPACITY_LIMIT:
-        kind = ValueError if type(capacity) is int else TypeError
-        raise kind(f"capacity is a number of rows, 1 to {CAPACITY_LIMIT:,}, and not {capacity!r:.100}")
+    check_capacity(capacity)
     if is_tensor_collection(spec):
         return _of_collection(spec, capacity)
     if isinstance(spec, Mapping):

@@ -37,7 +37,7 @@ _FOREIGN = frozenset(
 def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int | str | None) -> tuple[str, int | None]:
     """The path as text, and the limit in bytes."""
     if format not in FORMATS:
-        raise ValueError(f"format is {', '.join(map(repr, FORMATS))}, and not {format!r}")
+        raise ValueError(f"format is {', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}, and not {format!r}")
     if max_shard_size is not None and format != "safetensors":
         raise ValueError(f"max_shard_size is for format='safetensors', and not for {format!r}")
     name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path

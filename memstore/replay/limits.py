@@ -36,6 +36,9 @@ class RateLimiter:
     tolerance: float
 
     def __post_init__(self) -> None:
+        for name in ("samples_per_insert", "tolerance"):
+            if isinstance(getattr(self, name), (str, bytes)):
+                raise TypeError(f"{name} is a number, and not {getattr(self, name)!r:.100}")
         ratio, tolerance = float(self.samples_per_insert), float(self.tolerance)
         if not (math.isfinite(ratio) and ratio > 0):
             raise ValueError(f"samples_per_insert is a number above 0, and not {self.samples_per_insert!r}")

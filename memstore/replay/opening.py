@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from memstore import structure
-from memstore.datasets import Spec, spec_of
+from memstore.datasets import Spec, check_capacity, spec_of
 from memstore.engine import MutableEntry, Root, deadline_after, open_mutable, resource_errors
 from memstore.errors import (
     AlreadyExistsError,
@@ -56,6 +56,8 @@ def open_or_create(
     with resource_errors(root.path, key, root), modes.put_aside():
         if mode not in ("a", "r+", "x"):
             raise ValueError(f"mode is 'a', 'r+' or 'x', and not {mode!r}")
+        if capacity is not None:
+            check_capacity(capacity)
         if mode == "x" and not writable:
             raise ReadOnlyError(f"the store was opened with mode 'r', and can't make {key!r}", key=key)
         while True:

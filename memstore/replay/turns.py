@@ -61,7 +61,8 @@ class Turn:
         is_insert = self._side == INSERTS
         most = count_of(limiter.most_at_once(is_insert=is_insert), "row", "rows")
         advice = "extend it in parts" if is_insert else "sample fewer at a time"
-        return f"{self._ring.key!r}: {limiter} lets {most} through at once, and never {self._rows:,}: {advice}"
+        after = f" beyond the first {limiter.min_size:,}" if is_insert and limiter.min_size > 1 else ""
+        return f"{self._ring.key!r}: {limiter} lets {most} through at once{after}, and never {self._rows:,}: {advice}"
 
     def leave(self) -> None:
         """Gives the turn to the next, who is to be woken: see `has_left`."""

@@ -16,9 +16,11 @@ def matching(source: Any, out: Any, path: Path) -> Any:
     """`out`, once it has the keys of `source`; an empty dict if there is none."""
     if out is None:
         return {}
-    keys, found = set(source.keys()), set(out.keys()) if hasattr(out, "keys") else None
+    if not hasattr(out, "keys"):
+        raise ValueError(f"{name_of(path)} of out is {an(type(out))}, and that of the source has entries by name")
+    keys, found = set(source.keys()), set(out.keys())
     if found != keys:
-        has = "it has no keys" if found is None else f"missing {list(keys - found)}, too many {list(found - keys)}"
+        has = f"missing {list(keys - found)}, too many {list(found - keys)}"
         raise ValueError(f"{name_of(path)} of out has other entries than the source: {has}")
     return out
 

@@ -269,7 +269,7 @@ class ByRanks(Puts, Gets):
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
         wait = None if newer_than is None else partial(self.wait, key, newer_than=newer_than, timeout=seconds)
-        return load.fill(model, optimizer, strict=strict, wait=wait, deadline=deadline, timeout=seconds)
+        return load.fill(model, optimizer, strict=flag("strict", strict), wait=wait, deadline=deadline, timeout=seconds)
 
     def _begin_load(self, key: str, process_group: Any) -> ModelLoad:
         """See `begin_load`."""

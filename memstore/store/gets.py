@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from memstore import contents, listing, structure
-from memstore.arguments import seconds_of
+from memstore.arguments import flag, seconds_of
 from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
@@ -108,7 +108,7 @@ class Gets(Keyspace):
             max_age = seconds_of("max_age", max_age, otherwise=", or None")
         options = contents.PLAIN
         if out is not None or like is not None or device is not None or dtype is not None:
-            options = contents.Options(out, like, device, dtype, non_blocking, strict)
+            options = contents.Options(out, like, device, dtype, non_blocking, flag("strict", strict))
         lazily = (out is not None or like is not None) and is_served(root)
         lazily = lazily and (structure.has_shards(out) or structure.has_shards(like))
         held = self._hold(root, key, name, deadline, lazily=lazily, max_age=max_age)

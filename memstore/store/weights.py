@@ -67,6 +67,9 @@ def iter_weights(
     source: Any = store
     if not isinstance(source, Store):
         check_store(source, key)
+    given: Any = prefix
+    if not isinstance(given, str):
+        raise TypeError(f"prefix is a str, and not {given!r:.100}")
     if names is not None and not callable(names):
         raise TypeError(f"names is a function of a name, and not {an_instance(names)}: {_of_mapping(names)}")
     if newer_than is not None:

@@ -94,7 +94,7 @@ MISTAKES = [
     Mistake(
         'store.export("policy", path + "/out.csv", format="csv")',
         ValueError,
-        "format is 'safetensors', 'memmap', 'torch', and not 'csv'",
+        "format is 'safetensors', 'memmap' or 'torch', and not 'csv'",
     ),
     Mistake(
         'store.export("policy", path + "/out.pt", format="torch", max_shard_size="1GB")',

@@ -94,7 +94,8 @@ MISTAKES = [
     Mistake(
         'store.get("model", like={"weight": torch.zeros(2, 4, dtype=torch.float16)})',
         StructureMismatchError,
-        "like differs from the stored value, nothing was written; strict=False fills what both have:\n"
+        "like differs from the stored value, nothing was written; strict=False takes from like what only like has, and "
+        "leaves out the rest:\n"
         "  value['bias']: a tensor is stored, but there is none in like",
     ),
     Mistake(
@@ -328,5 +329,15 @@ MISTAKES = [
         'list(memstore.iter_weights(store, "seed"))',
         UnsupportedValueError,
         "the value of 'seed' is an int, and has no tensors to name",
+    ),
+    Mistake(
+        'store.get("policy", out={"w": torch.zeros(512, 4)}, strict="False")',
+        TypeError,
+        "strict is True or False, and not 'False'",
+    ),
+    Mistake(
+        'list(memstore.iter_weights(store, "policy", prefix=5))',
+        TypeError,
+        "prefix is a str, and not 5",
     ),
 ]

@@ -460,4 +460,19 @@ MISTAKES = [
         ValueError,
         "'frames': 2 rows for 1 place; it has 3 by now: extend adds rows",
     ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", capacity="10")',
+        TypeError,
+        "capacity is a number of rows, 1 to 281,474,976,710,656, and not '10'",
+    ),
+    Mistake(
+        'memstore.RateLimiter(samples_per_insert="8", min_size=1, tolerance=500.0)',
+        TypeError,
+        "samples_per_insert is a number, and not '8'",
+    ),
+    Mistake(
+        "memstore.read_rows(view, [0], out=5)",
+        ValueError,
+        "value of out is an int, and that of the source has entries by name",
+    ),
 ]

@@ -246,5 +246,8 @@ def raise_differences(differences: Sequence[str], what: str, value: Any) -> None
         more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
         is_strict = any("there is none in" in one or "but none is stored" in one for one in differences)
-        hint = "; strict=False fills what both have" if is_strict else ""
+        fills = (
+            "fills what both have" if what == "out" else "takes from like what only like has, and leaves out the rest"
+        )
+        hint = f"; strict=False {fills}" if is_strict else ""
         raise StructureMismatchError(f"{what} differs from the stored value, nothing was written{hint}:{lines}{more}")

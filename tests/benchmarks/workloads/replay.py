@@ -101,7 +101,7 @@ def _rates(by: str, found: Measured, cases: list[Case], peers: Sequence[ReplayPe
             sum(lap.sampled.rows for lap in found[case][peer.name] if lap.sampled),
             spread(_ratios(found[case][peer.name], found[case][StoreBuffer.name])),
             x=float(case.size if by == "size" else case.writers),
-            note=_note(peer, cases, found),
+            note=_note(peer, cases, found, "sizes" if by == "size" else "numbers of writers"),
         )
         for case in cases
         for peer in peers
@@ -114,9 +114,9 @@ def _rates(by: str, found: Measured, cases: list[Case], peers: Sequence[ReplayPe
     return Series(f"sampled-by-{by}", title, "n/s", figures, "memstore", x_title, unit)
 
 
-def _note(peer: ReplayPeer, cases: list[Case], found: Measured) -> str:
+def _note(peer: ReplayPeer, cases: list[Case], found: Measured, of_all: str) -> str:
     torn = sum(_torn_of(found[case][peer.name]) for case in cases)
-    return f"{peer.settings}{f'; {torn:,} of these rows were torn' if torn else ''}"
+    return f"{peer.settings}{f'; {torn:,} of its rows were torn, over all {of_all}' if torn else ''}"
 
 
 def _written(found: Measured, cases: list[Case], peers: Sequence[ReplayPeer]) -> Series:
