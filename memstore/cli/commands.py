@@ -28,10 +28,9 @@ import memstore.cli.listing  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.cli import nowhere, render
+from memstore.cli import nowhere, render, words
 from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED
 from memstore.cli.group import cli
-from memstore.cli.words import in_words
 from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError, PartialCommitError
 
 _NAME, _COMPLETE = "memstore", "_MEMSTORE_COMPLETE"
@@ -85,5 +84,5 @@ def _show(error: click.ClickException) -> None:
 
 
 def _fail(error: Exception, code: int, text: str | None = None) -> NoReturn:
-    render.complain(text or in_words(str(error)) or type(error).__name__)
+    render.complain(text or words.told(error) or type(error).__name__)
     sys.exit(code)

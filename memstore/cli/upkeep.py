@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 
 import click
 
 import memstore
-from memstore.cli import render
+from memstore.cli import nowhere, render
 from memstore.cli.codes import DAMAGED
 from memstore.cli.group import as_json, cli, complete_key, complete_prefix, opened_to_read, root
-from memstore.cli.words import in_words
+from memstore.cli.words import in_words, told
 from memstore.engine import is_served
-from memstore.errors import CorruptionError, StoreTimeoutError
+from memstore.errors import CorruptionError, NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport, VerifyReport, rows_of_space
 from memstore.listing import open_keyspace, opened
 
@@ -47,15 +49,27 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
             report = store.verify(keys or None, progress=advance)
     except CorruptionError as error:  # it keeps the store from being opened
         report = VerifyReport(0, 0, (error,), False)
+    except NotAStoreError as error:
+        report = VerifyReport(0, 0, (_damage(root, error),), False)
     if as_json:
         render.print_json(report)
     else:
         for error in report.damaged:
-            render.console.print(f"[bold red]damaged[/]  {render.printable(in_words(str(error)))}")
+            render.console.print(f"[bold red]damaged[/]  {render.printable(told(error))}")
         unchecked = f", {report.unchecked:,} without checksums" if report.unchecked else ""
         render.console.print(f"{report.checked:,} checked{unchecked}, {len(report.damaged):,} damaged")
     if not report.ok:
         sys.exit(DAMAGED)
+
+
+def _damage(root: str, error: NotAStoreError) -> CorruptionError:
+    """What is wrong with the memstore.json of a store that can't be opened. Raises the error if there is no store."""
+    path = os.path.join(os.path.abspath(root), "memstore.json")
+    if nowhere.has_lost_settings(os.path.dirname(path)):
+        return CorruptionError(path=path, detail=f"missing: {nowhere.PUT_BACK}")
+    if re.search(r"memstore\.json is (foreign or )?damaged", str(error)):
+        return CorruptionError(str(error), path=path)
+    raise error
 
 
 @cli.command(short_help="Make a new catalog of all intact entries.")

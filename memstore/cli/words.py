@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from memstore.errors import CorruptionError
+
 _SNAPSHOT = r"(?: \(a snapshot with [^)]*\))?"
 
 # What the library says -> what the command line says. Each is tried, in this order.
@@ -72,6 +74,13 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
 )
 _COMPILED = tuple((re.compile(pattern), words) for pattern, words in WORDS)
+
+
+def told(error: BaseException) -> str:
+    """An error's message, in words; of a damaged catalog with what mends it."""
+    text = in_words(str(error))
+    is_of_catalog = isinstance(error, CorruptionError) and (error.path or "").endswith("/data.mdb")
+    return f"{text}: run `memstore repair`" if is_of_catalog and "`memstore repair`" not in text else text
 
 
 def in_words(text: str) -> str:

@@ -129,7 +129,8 @@ def test_verify_tells_damage_with_which_a_store_can_not_be_opened(root: str, dam
     with memstore.open(root) as store:
         store.put("weights", torch.ones(1000))
     damage(f"{root}/catalog/local/data.mdb")
-    assert "data.mdb" in call("ls", root, code=3)
+    said = call("ls", root, code=3)
+    assert "data.mdb" in said and "run `memstore repair`" in " ".join(said.split())
     (found,) = call_json("verify", root, code=1)["damaged"]
     assert "data.mdb" in found
     lines = call("verify", root, code=1).splitlines()
