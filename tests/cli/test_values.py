@@ -97,6 +97,38 @@ def test_what_is_not_there_is_named(filled: str, arguments: tuple[str, ...], cod
     assert not os.path.exists("x.npy")
 
 
+@pytest.mark.parametrize(
+    ("key", "leaf", "shape"),
+    [
+        ("dotted", "a.b", [2]),
+        ("dotted", "a/b", [4]),
+        ("dotted", "a", [3]),
+        ("nested", "a.b", [3]),
+        ("nested", "a/b", [3]),
+        ("nested", "value", [5]),
+        ("bare", "value", [1]),
+    ],
+)
+def test_a_leaf_that_another_could_be_taken_for_is_the_one_of_this_very_name(
+    root: str, tmp_path: Path, key: str, leaf: str, shape: list[int]
+) -> None:
+    with memstore.open(root) as store:
+        store.put("dotted", {"a.b": torch.ones(2), "a": {"b": torch.ones(3)}, "a/b": torch.ones(4)})
+        store.put("nested", {"a": {"b": torch.ones(3)}, "value": torch.ones(5)})
+        store.put("bare", torch.ones(1))
+    (found,) = call_json("get", root, key, leaf)["leaves"]
+    assert found["shape"] == shape
+    call("get", root, key, leaf, "-o", str(tmp_path / "x.npy"))
+    assert list(np.load(tmp_path / "x.npy").shape) == shape
+
+
+def test_of_many_leaves_those_with_names_like_it_are_named(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("many", {f"layer{i}": {"weight": torch.ones(1)} for i in range(20)})
+    said = " ".join(call("get", root, "many", "layer15/wieght", code=4).split())
+    assert said.startswith("memstore: 'many' has no leaf 'layer15/wieght': did you mean 'layer15/weight'")
+
+
 def test_other_kinds_of_values(root: str) -> None:
     with memstore.open(root) as store:
         store.put("jagged", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
