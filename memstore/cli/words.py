@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, KeyNotFoundError
+from memstore.listing.globs import GLOB
 
 _SNAPSHOT = r"(?: \(a snapshot with [^)]*\))?"
 
@@ -45,6 +46,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"until the timeout: open the store with mode 'r\+', which .*$", "until the timeout: try it again"),
     (r"; wait\(.*\) waits for its first put$", ""),
     (r"\bkeys\(\) (lists|names) ", r"`memstore ls` \1 "),
+    (r"\bkeys\((.+)\) lists (the|those) ", r"`memstore ls ROOT \1` lists \2 "),
     (r"(is a key, and .* a part of its value): get\(.*$", r"\1: say KEY and LEAF apart"),
     (r"abort\(.*\) gives it up", "`memstore abort` gives it up"),
     (r"there is nothing to attach", "there is no such file or folder"),
@@ -79,6 +81,8 @@ _COMPILED = tuple((re.compile(pattern), words) for pattern, words in WORDS)
 def told(error: BaseException) -> str:
     """An error's message, in words; of a damaged catalog with what mends it."""
     text = in_words(str(error))
+    if isinstance(error, KeyNotFoundError) and GLOB.intersection(error.key or ""):
+        return f"{text}. A KEY is plain text, and not a pattern"
     is_of_catalog = isinstance(error, CorruptionError) and (error.path or "").endswith("/data.mdb")
     return f"{text}: run `memstore repair`" if is_of_catalog and "`memstore repair`" not in text else text
 
