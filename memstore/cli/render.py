@@ -32,6 +32,7 @@ __all__ = [
     "head",
     "is_utf8",
     "leaf_tree",
+    "left_out",
     "print_items",
     "print_json",
     "printable",
@@ -129,6 +130,11 @@ def printable(text: str) -> str:
 def is_utf8() -> bool:
     """Whether lines and blocks can be drawn."""
     return console.encoding.replace("-", "").lower() == "utf8"
+
+
+def left_out() -> str:
+    """What stands for what isn't shown: of one column."""
+    return "…" if is_utf8() else "~"
 
 
 def leaf_tree(title: str, leaves: Sequence[Leaf], notes: Mapping[Path, str] = MappingProxyType({})) -> Tree:

@@ -135,4 +135,4 @@ def _cut(text: str, width: int) -> str:
         return text + " " * missing
     start = (width - 1) // 2
     end = set_cell_size(text[::-1], width - 1 - start)[::-1]
-    return set_cell_size(text, start) + ("…" if render.is_utf8() else "~") + end
+    return set_cell_size(text, start) + render.left_out() + end

@@ -274,6 +274,9 @@ def test_info_shows_which_rank_has_put_what(sharded: str) -> None:
     assert "(1)  [6, 4]  right: dim 0\n0                           3                           6\n┌─────" in text
     assert "│             0             │             1             │" in text
     assert "204 B" in text.splitlines()[0]
+    plain = in_terminal("info", sharded, "model", environment={"PYTHONIOENCODING": "ascii"})
+    assert plain.text.isascii() and any(line.startswith("+-----") for line in plain.screen), plain.screen
+    assert any(line.startswith("|     ") for line in plain.screen) and r"\u" not in plain.text
     found = call_json("info", sharded, "model")
     assert [(one["rank"], one["offsets"], one["shape"]) for one in found["leaves"][0]["shards"]] == [
         (0, [0, 0], [3, 4]),
