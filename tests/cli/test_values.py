@@ -174,13 +174,33 @@ def test_datasets_buffers_and_sharded_entries(root: str) -> None:
     assert "int64 [6, 4]" in shown and "[0 0 0 0]" in shown and "24 elements: 12 zero" in shown
 
 
+@pytest.mark.parametrize("key", ["frames", "ring"])
+def test_the_rows_that_are_there_are_written(root: str, tmp_path: Path, key: str) -> None:
+    with memstore.open(root) as store:
+        spec = {"a": {"x": ((2,), torch.float32)}, "y": ((), torch.int64)}
+        rows = {"a": {"x": torch.ones(5, 2)}, "y": torch.arange(5)}
+        data = store.create_dataset("frames", spec, capacity=10_000)
+        buffer = memstore.ReplayBuffer(store, "ring", spec, capacity=10_000)
+        data.extend(rows)
+        buffer.extend(rows)
+        del data, buffer
+    assert "KiB written" in call("get", root, key, "-o", str(tmp_path / "x.pt"))
+    found = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert found["y"].tolist() == [0, 1, 2, 3, 4] and torch.equal(found["a"]["x"], torch.ones(5, 2))
+    call("get", root, key, "-o", str(tmp_path / "x.safetensors"))
+    assert set(safetensors.torch.load_file(tmp_path / "x.safetensors")) == {"a.x", "y"}
+    call("get", root, key, "y", "-o", str(tmp_path / "y.pt"))
+    assert torch.load(tmp_path / "y.pt", weights_only=True).tolist() == [0, 1, 2, 3, 4]
+    assert all(os.path.getsize(path) < 10_000 for path in tmp_path.glob("*.pt"))
+
+
 def test_nothing_is_unpickled_unasked(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = tmp_path / "canary"
     monkeypatch.setenv("MEMSTORE_TEST_CANARY", str(canary))
     with memstore.open(root, allow_pickle=True) as store:
         store.put("pickled", {"w": torch.ones(3), "bad": Ours()})
     shown = call("get", root, "pickled")
-    assert "bad  <stored with pickle>" in shown and "w " in shown
+    assert "bad   <stored with pickle>" in shown and "w " in shown
     assert call("diff", root, "pickled", "pickled").startswith("equal")
     text = call("get", root, "pickled", "-o", str(tmp_path / "x.pt"), code=3)
     assert "say --allow-pickle if you trust" in " ".join(text.split()) and "allow_pickle=" not in text
@@ -241,6 +261,19 @@ def test_what_a_person_sees_fits_the_window(filled: str, size: tuple[int, int]) 
         assert seen.code == 0 and all(
             len(line) <= size[0] for line in seen.text.replace("\r", "").split("\n") if "\x1b" not in line
         )
+
+
+def test_an_object_is_whole_where_it_is_asked_for_alone(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("state", {"groups": [["word" * 3] * 20], "b": {"x": torch.ones(2)}})
+        store.put("text", "word " * 40)
+    assert call("get", root, "text").splitlines()[1] == repr("word " * 40)
+    assert call("get", root, "state", "groups").splitlines()[1] == repr([["word" * 3] * 20])
+    with memstore.open(root) as store:
+        store.put("mixed", {"some name": "word " * 40, "x": torch.ones(2)})
+    lines = [line.rstrip() for line in in_terminal("get", root, "mixed", size=(50, 24)).screen]
+    (start,) = (i for i, line in enumerate(lines) if line.startswith("some name"))
+    assert lines[start].endswith(" word") and lines[start + 1].startswith(" " * 11 + "word"), lines
 
 
 def test_bars_of_plain_characters_where_there_are_no_others(filled: str) -> None:
