@@ -11,6 +11,7 @@ import os
 import sys
 import textwrap
 import traceback
+import warnings
 from typing import NoReturn
 
 import click
@@ -29,9 +30,16 @@ import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import nowhere, render, words
-from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED
+from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED, WRONG
 from memstore.cli.group import cli
-from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError, PartialCommitError
+from memstore.errors import (
+    InvalidAddressError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    MemstoreError,
+    NotAStoreError,
+    PartialCommitError,
+)
 
 _NAME, _COMPLETE = "memstore", "_MEMSTORE_COMPLETE"
 
@@ -41,6 +49,7 @@ def run() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding hasn't is shown as an escape
             stream.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")  # torch's, of any look at such a tensor
     command: str | None = None
     try:
         asked = os.environ.get(_COMPLETE)
@@ -61,6 +70,8 @@ def run() -> NoReturn:
         sys.exit(INTERRUPTED)
     except (KeyNotFoundError, PartialCommitError) as error:
         _fail(error, MISSING)
+    except (InvalidKeyError, InvalidAddressError) as error:
+        _fail(error, WRONG)
     except BrokenPipeError:  # `memstore ls ROOT | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

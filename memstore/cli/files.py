@@ -14,6 +14,7 @@ import memstore
 from memstore.arguments import LARGEST_VERSION
 from memstore.cli import looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
+from memstore.cli.words import in_words
 from memstore.engine import resource_errors
 from memstore.keys import encode_key
 
@@ -124,9 +125,20 @@ def export(
         if path.endswith(".npy"):
             raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
+    _check_target(path, format, max_shard_size)
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
         nbytes = store.info(key).nbytes
     render.tell(
         {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
     )
+
+
+def _check_target(path: str, format: str, max_shard_size: str | None) -> None:
+    """Raises UsageError for options that don't fit each other or the path."""
+    from memstore.formats import check_export
+
+    try:
+        check_export(path, format, max_shard_size)
+    except ValueError as error:
+        raise click.UsageError(in_words(str(error))) from None

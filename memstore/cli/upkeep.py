@@ -11,7 +11,7 @@ import click
 import memstore
 from memstore.cli import nowhere, render
 from memstore.cli.codes import DAMAGED
-from memstore.cli.group import as_json, cli, complete_key, complete_prefix, opened_to_read, root
+from memstore.cli.group import Seconds, as_json, cli, complete_key, complete_prefix, opened_to_read, root
 from memstore.cli.words import in_words, told
 from memstore.engine import is_served
 from memstore.errors import CorruptionError, NotAStoreError, StoreTimeoutError
@@ -74,7 +74,13 @@ def _damage(root: str, error: NotAStoreError) -> CorruptionError:
 
 @cli.command(short_help="Make a new catalog of all intact entries.")
 @root
-@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait for processes that use the store.")
+@click.option(
+    "--timeout",
+    default=30.0,
+    show_default=True,
+    type=Seconds(0.0),
+    help="Seconds to wait for processes that use the store.",
+)
 @as_json
 def repair(root: str, timeout: float, as_json: bool) -> None:
     """Make a new catalog of all intact entries. No other process may use the store. Exit code 1 if keys were lost."""
@@ -115,9 +121,7 @@ def gc(root: str, as_json: bool) -> None:
 @cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
 @root
 @click.argument("prefix", default="", shell_complete=complete_prefix)
-@click.option(
-    "--interval", default=0.5, show_default=True, type=click.FloatRange(0.01, 86_400), help="Seconds between looks."
-)
+@click.option("--interval", default=0.5, show_default=True, type=Seconds(0.01, 86_400), help="Seconds between looks.")
 @click.option("--count", default=0, type=click.IntRange(0), help="End after so many looks; 0: run until interrupted.")
 @as_json
 def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:

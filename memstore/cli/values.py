@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import memstore
 from memstore.cli import columns, looking, render
@@ -35,6 +36,7 @@ def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pic
 
     LEAF is a name as in `memstore info`, with its parts joined by "/" or "."; it may stand for all leaves below it.
     """
+    _check_options(output, allow_pickle=allow_pickle)
     if output is not None:
         _write(root, key, leaf, output, allow_pickle=allow_pickle, as_json=as_json)
         return
@@ -44,6 +46,15 @@ def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pic
             render.print_json(_described(key, shown, bins))
         else:
             _show(key, leaf, shown, bins)
+
+
+def _check_options(output: str | None, *, allow_pickle: bool) -> None:
+    """Refuses what would have no effect."""
+    if output is None and allow_pickle:
+        raise click.UsageError("--allow-pickle is for -o: what is shown is never unpickled, so leave it out")
+    source = click.get_current_context().get_parameter_source("bins")
+    if output is not None and source is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--bins is for what is shown, and -o writes a file: leave one of them out")
 
 
 def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:

@@ -22,6 +22,10 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"say target_as='([\w-]+)'", r"say --to \1"),
     (r"say target_as= \(of ", "say --to FORMAT ("),
     (r"export as 'torch'", "write a .pt file"),
+    (r": give the value a name$", ": say one"),
+    (r"^root is (the path of a folder|a folder of)", r"ROOT is \1"),
+    (r"\(--address; of memstore\.join MEMSTORE_ADDRESS\)", "(--address)"),
+    (r"\(memstore\.join, (memstore serve --join)\)", r"(`\1`)"),
     (
         r"max_shard_size is for format='safetensors', and not for '(\w+)'",
         r"--max-shard-size is for --format safetensors",
@@ -68,14 +72,31 @@ WORDS: tuple[tuple[str, str], ...] = (
         "load it in a program, and put the array from there",
     ),
     (r"load it with numpy\.load, and put the array.*$", "load it in a program, and put the array from there"),
+    (r"load it with numpy\.load$", "load it in a program"),
     (r"load it with torch\.jit\.load, and put its state_dict\(\)", "load it in a program, and put its state dict"),
-    (r"put dict\(numpy\.load\(path\)\), or attach the \.npy of each by itself", "put the .npy files in it one by one"),
+    (
+        r"put dict\(numpy\.load\(path\)\), or attach the \.npy of each by itself",
+        "unpack it, and use its .npy files one by one",
+    ),
     (r"numpy\.save\(path, store\.get\(key\)\)", "`memstore get ROOT KEY LEAF -o FILE`"),
     (r"numpy\.savez\(path, \*\*store\.get\(key\)\)", "a program that uses NumPy"),
     (r"\bformat='(\w+)'", r"--format \1"),
     (r"^\[Errno -?\d+\] (.+): '(.+)'$", r"\2: \1"),
 )
-_COMPILED = tuple((re.compile(pattern), words) for pattern, words in WORDS)
+
+# What torch, numpy and Python say, as it stands in the library's messages.
+_OTHERS = (
+    (r"^tensor: (it is of torch\.\w+, which)", r"\1"),
+    (r"\btorch\.((?:b?float|q?u?int|complex|bool)\w*)", r"\1"),
+    (
+        r"'utf-8' codec can't decode bytes? ([\w-]+) in position ([\d-]+): (?:invalid \w+ byte|unexpected end of data)",
+        r"no text, for \1 at byte \2",
+    ),
+    (r"the magic string is not correct; expected .*, got b(['\"]).*?\1", "it doesn't begin as a .npy file does"),
+)
+_PART = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+_LEAF = re.compile(rf"\bvalue((?:{_PART.pattern.replace('(', '(?:')})+)")  # value['layer'][0], which is LEAF "layer/0"
+_COMPILED = tuple((re.compile(pattern), words) for pattern, words in (*WORDS, *_OTHERS))
 
 
 def told(error: BaseException) -> str:
@@ -91,4 +112,4 @@ def in_words(text: str) -> str:
     """The same message, with options in the place of arguments."""
     for pattern, words in _COMPILED:
         text = pattern.sub(words, text)
-    return text
+    return _LEAF.sub(lambda match: repr("/".join(two[0] or two[1] for two in _PART.findall(match[1]))), text)

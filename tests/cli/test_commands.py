@@ -201,7 +201,7 @@ def test_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [
         (("ls", "/nowhere/at/all"), 3, "doesn't exist"),
         (("info", "ROOT", "nothing"), 4, "no key 'nothing'"),
-        (("info", "ROOT", ""), 3, "key"),
+        (("info", "ROOT", ""), 2, "key"),
         (("rm", "ROOT"), 2, "Missing argument"),
         (("frobnicate",), 2, "No such command"),
         (("ls", "ROOT", "--bogus"), 2, "No such option"),

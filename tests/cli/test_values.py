@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tensordict import TensorDict
 
 import memstore
 from tests.cli.terminals import in_terminal
-from tests.cli.test_commands import call, call_json
+from tests.cli.test_commands import COMMAND, call, call_json
 
 
 class Ours:
@@ -261,6 +262,14 @@ def test_what_a_person_sees_fits_the_window(filled: str, size: tuple[int, int]) 
         assert seen.code == 0 and all(
             len(line) <= size[0] for line in seen.text.replace("\r", "").split("\n") if "\x1b" not in line
         )
+
+
+def test_torch_warns_nobody_who_only_looks(root: str) -> None:
+    with memstore.open(root) as store, pytest.warns(UserWarning, match="ComplexHalf"):
+        store.put("half", torch.ones(3).to(torch.complex32))
+        warnings.warn("ComplexHalf", UserWarning, stacklevel=1)  # torch warns once
+    done = subprocess.run([*COMMAND, "get", root, "half"], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and "complex32 [3]" in done.stdout
 
 
 def test_an_object_is_whole_where_it_is_asked_for_alone(root: str) -> None:
