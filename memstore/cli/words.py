@@ -60,8 +60,8 @@ WORDS: tuple[tuple[str, str], ...] = (
         "no command sets the capacity: a program that opens the store with a larger one sets it for all",
     ),
     (
-        r"have one home\. put_many and delete_many take keys home by home with atomic=False; get such keys one by one",
-        "have one home, so run the command once for each such text",
+        r"\. put_many and delete_many take keys home by home with atomic=False; get such keys one by one",
+        ": run the command once for each such text",
     ),
     (r"serve it with transport='tcp', or with 'auto', which takes what there is", "say --transport tcp, or auto"),
     (r"or one with durability='disk'", "or a store on a disk, made with the durability 'disk'"),

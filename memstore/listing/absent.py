@@ -121,8 +121,9 @@ def _starting(root: Root, key: str) -> str:
     if not found:
         return ""
     are_all = len(found) < _LOOKED_AT and not is_served(root)
-    which = f"the {count_of(len(found), 'that starts', 'that start')}" if are_all else "those that start"
-    return f"keys({key!r}) lists {which} so"
+    if not are_all:
+        return f"keys({key!r}) lists those that start so"
+    return f"keys({key!r}) lists the {count_of(len(found), 'that starts', 'that start')} so"
 
 
 # --- a leaf of another key's value ------------------------------------------------------------------------------------
