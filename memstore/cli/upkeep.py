@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import sys
+from collections.abc import Generator
 
 import click
 
@@ -17,6 +20,7 @@ from memstore.engine import is_served
 from memstore.errors import CorruptionError, NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport, VerifyReport, rows_of_space
 from memstore.listing import open_keyspace, opened
+from memstore.wording import count_of
 
 _PATIENCE = 1.0  # seconds before a wait is told
 
@@ -83,18 +87,43 @@ def _damage(root: str, error: NotAStoreError) -> CorruptionError:
 )
 @as_json
 def repair(root: str, timeout: float, as_json: bool) -> None:
-    """Make a new catalog of all intact entries. No other process may use the store. Exit code 1 if keys were lost."""
-    with render.progress("repairing") as advance:
+    """Make a new catalog of all intact entries. No other process may use the store.
+
+    Exit code 1 if keys were lost, or may have been without anybody knowing which.
+    """
+    with render.progress("repairing") as advance, _warnings() as warned:
         report = _repair(root, timeout, advance)
+    may_have_lost = any("lost" in text for text in warned)
     if as_json:
-        render.print_json(report)
+        render.print_json({**render.plain(report), "may_have_lost_more": may_have_lost, "warnings": warned})
     else:
+        for text in warned:
+            render.complain(text)
         for name in report.lost:
             render.console.print(f"[bold red]lost[/]  {render.printable(name)}")
+        recovered = count_of(len(report.recovered), "key", "keys")
+        more = ", and perhaps others" if may_have_lost else ""
         freed = render.size(report.swept_bytes)
-        render.console.print(f"{len(report.recovered):,} keys recovered, {len(report.lost):,} lost, {freed} given back")
-    if report.lost:
+        render.console.print(f"{recovered} recovered, {len(report.lost):,} lost{more}, {freed} given back")
+    if report.lost or may_have_lost:
         sys.exit(DAMAGED)
+
+
+@contextlib.contextmanager
+def _warnings() -> Generator[list[str]]:
+    """What the library warns of meanwhile, which it would else write to standard error by itself."""
+    found: list[str] = []
+    handler, log = logging.Handler(logging.WARNING), logging.getLogger("memstore")
+    handler.emit = lambda record: found.append(record.getMessage())
+    log.addHandler(handler)
+    try:
+        yield found
+    except BaseException:
+        for text in found:
+            render.complain(text)
+        raise
+    finally:
+        log.removeHandler(handler)
 
 
 def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:

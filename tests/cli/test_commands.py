@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -135,8 +136,15 @@ def test_verify_tells_damage_with_which_a_store_can_not_be_opened(root: str, dam
     assert "data.mdb" in found
     lines = call("verify", root, code=1).splitlines()
     assert lines[0].startswith("damaged  ") and "data.mdb" in lines[0] and lines[-1] == "0 checked, 1 damaged"
-    assert "1 keys recovered" in call("repair", root)
+    copy = f"{root}-copy"
+    shutil.copytree(root, copy)
+    code, output, errors = in_child(run, ("repair", root))  # small values lie in the catalog alone
+    assert code == 1 and output.startswith("1 key recovered, 0 lost, and perhaps others, ")
+    assert "memstore: " in errors and "others may be lost, and nobody can say which" in " ".join(errors.split())
+    found = call_json("repair", copy, code=1)
+    assert found["may_have_lost_more"] and "nobody can say which" in found["warnings"][0] and not found["lost"]
     assert call_json("verify", root)["ok"]
+    assert call_json("repair", root)["warnings"] == []
 
 
 def test_gc_rm_and_cp(filled: str, tmp_path: Path) -> None:
