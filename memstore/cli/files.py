@@ -96,8 +96,9 @@ def _check_order(root: str, key: str, file: str) -> None:
     encode_key(key)
     if os.path.isfile(key) and not os.path.lexists(file):
         raise click.UsageError(f"there is no file {file!r}, but there is {key!r}: say ROOT, KEY, and then the file")
-    if os.path.isfile(root) and looking.is_store(file):
-        raise click.UsageError(f"{root!r} is a file, and {file!r} a store: say ROOT, KEY, and then the file")
+    store = next(filter(looking.is_store, (file, key)), None)
+    if os.path.isfile(root) and store is not None:
+        raise click.UsageError(f"{root!r} is a file, and {store!r} a store: say ROOT, KEY, and then the file")
 
 
 def _said_of_new(root: str) -> str:

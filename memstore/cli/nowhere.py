@@ -44,6 +44,11 @@ def told(text: str, command: str | None, words: Sequence[str] = ()) -> str | Non
     path = found["path"]
     if has_lost_settings(path):
         return f"{path}/memstore.json is missing, though the folder has the rest of a store: {PUT_BACK}"
+    above = _store_above(path)
+    if above:
+        rest = path[len(above) :].lstrip("/")
+        key = "" if os.path.lexists(path) else f", and {rest!r} as the KEY"
+        return f"there is no store at {path}: it lies within the store {above}: say that as ROOT{key}"
     missing = _first_missing(path)
     stores = _stores_near(path, missing)
     if stores:
@@ -56,6 +61,14 @@ def told(text: str, command: str | None, words: Sequence[str] = ()) -> str | Non
 def has_lost_settings(path: str) -> bool:
     """Whether a folder has all of a store but its memstore.json."""
     return not _is_store(path) and all(os.path.isdir(f"{path}/{name}") for name in ("catalog", "segments"))
+
+
+def _store_above(path: str) -> str:
+    """The nearest folder above the path that is a store, or empty."""
+    above = os.path.dirname(path)
+    while above != os.path.dirname(above) and not _is_store(above):
+        above = os.path.dirname(above)
+    return above if _is_store(above) else ""
 
 
 def _first_missing(path: str) -> str:

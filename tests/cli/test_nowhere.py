@@ -74,7 +74,7 @@ def test_a_store_that_is_not_said_first_is_named(tmp_path: Path, arguments: tupl
     assert said.endswith(f"; '{tmp_path}/runs' is a store: say it first, as ROOT")
 
 
-@pytest.mark.parametrize("arguments", [("STORE", "FILE", "key"), ("FILE", "key", "STORE")])
+@pytest.mark.parametrize("arguments", [("STORE", "FILE", "key"), ("FILE", "key", "STORE"), ("FILE", "STORE", "key")])
 @pytest.mark.parametrize("command", ["put", "attach"])
 def test_a_file_in_the_place_of_another_argument_is_named(
     tmp_path: Path, command: str, arguments: tuple[str, ...]
@@ -84,6 +84,15 @@ def test_a_file_in_the_place_of_another_argument_is_named(
     places = {"STORE": f"{tmp_path}/runs", "FILE": f"{tmp_path}/x.npy"}
     said = " ".join(call(command, *(places.get(word, word) for word in arguments), code=2).split())
     assert said.endswith("say ROOT, KEY, and then the file") and f"{tmp_path}/x.npy" in said
+
+
+def test_a_path_within_a_store_names_it(tmp_path: Path) -> None:
+    root = f"{tmp_path}/runs"
+    memstore.open(root).close()
+    said = " ".join(call("ls", f"{root}/segments", code=3).split())
+    assert said == f"memstore: there is no store at {root}/segments: it lies within the store {root}: say that as ROOT"
+    said = " ".join(call("get", f"{root}/model/w", "b", code=3).split())
+    assert said.endswith(f"it lies within the store {root}: say that as ROOT, and 'model/w' as the KEY")
 
 
 def test_a_snapshot_in_the_place_of_a_store_and_a_store_in_that_of_a_snapshot(tmp_path: Path) -> None:
