@@ -14,7 +14,7 @@ import click
 import memstore
 from memstore.cli import looking, render
 from memstore.cli.codes import MISSING
-from memstore.cli.group import as_json, cli, complete_key, key, opened_to_read, root
+from memstore.cli.group import as_json, cli, complete_attempt, complete_key, complete_pending, key, opened_to_read, root
 from memstore.cli.listing import tell_pattern
 from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
@@ -29,8 +29,8 @@ _IN_PLACE = ("dataset", "buffer")  # kinds whose rows are written in place, and 
 
 @cli.command(short_help="Give up a sharded put that waits for other ranks.")
 @root
-@key
-@click.argument("attempt")
+@click.argument("key", shell_complete=complete_pending)
+@click.argument("attempt", shell_complete=complete_attempt)
 @as_json
 def abort(root: str, key: str, attempt: str, as_json: bool) -> None:
     """Give up a sharded put that waits for parts, for all its ranks: `memstore ls --pending` lists them."""

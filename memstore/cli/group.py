@@ -8,7 +8,13 @@ from typing import Any
 import click
 
 import memstore
-from memstore.cli.completing import complete_key, complete_leaf, complete_prefix
+from memstore.cli.completing import (
+    complete_attempt,
+    complete_key,
+    complete_leaf,
+    complete_pending,
+    complete_prefix,
+)
 from memstore.errors import PermissionDeniedError
 
 __all__ = [
@@ -16,8 +22,10 @@ __all__ = [
     "allow_pickle",
     "as_json",
     "cli",
+    "complete_attempt",
     "complete_key",
     "complete_leaf",
+    "complete_pending",
     "complete_prefix",
     "key",
     "opened_to_read",
