@@ -12,14 +12,16 @@ from collections.abc import Generator
 import click
 
 import memstore
-from memstore.cli import nowhere, render
+from memstore.cli import columns, nowhere, render
 from memstore.cli.codes import DAMAGED
 from memstore.cli.group import Seconds, as_json, cli, complete_key, complete_prefix, opened_to_read, root
+from memstore.cli.listing import tell_pattern
 from memstore.cli.words import in_words, told
 from memstore.engine import is_served
 from memstore.errors import CorruptionError, NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport, VerifyReport, rows_of_space
 from memstore.listing import open_keyspace, opened
+from memstore.listing.globs import GLOB
 from memstore.wording import count_of
 
 _PATIENCE = 1.0  # seconds before a wait is told
@@ -37,7 +39,7 @@ def stats(root: str, as_json: bool) -> None:
         render.print_json(found)
         return
     rows = [("keys", f"{found.keys:,}", here), *rows_of_space(found)]
-    render.console.print(render.table(("", "", ""), rows))
+    columns.write(("", "", ""), rows, is_headed=False)
 
 
 @cli.command(short_help="Compare everything with its checksums.")
@@ -158,6 +160,8 @@ def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) ->
     from memstore.cli.watch import follow
 
     with open_keyspace(root, "r") as store:
+        if GLOB.intersection(prefix) and next(store.keys(prefix), None) is None:
+            tell_pattern(prefix)
         follow(store, prefix, interval, count, as_json=as_json)
 
 
