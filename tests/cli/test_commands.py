@@ -103,7 +103,8 @@ def test_stats_say_who_holds_what(filled: str) -> None:
         store.delete("policy/td")
         found = json.loads(start("stats", filled, "--json"))
         assert found["keys"] == 4 and found["pinned_bytes"] > 24_000 and found["pinned_by"] == [os.getpid()]
-        assert f"by pid {os.getpid()}" in start("stats", filled)
+        shown = start("stats", filled)
+        assert f"by pid {os.getpid()}" in shown and all(line == line.rstrip() for line in shown.splitlines())
         del held
 
 
@@ -200,7 +201,8 @@ def test_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(one["seconds"] > 0 for one in found["results"]) and os.listdir(tmp_path) == []
     assert found["versions"]["python"] == platform.python_version() and found["versions"]["torch"] == torch.__version__
     assert found["memory"] > 1 << 28 and platform.release() in found["system"]
-    assert "GB/s" in call("bench", str(tmp_path))
+    shown = call("bench", str(tmp_path))
+    assert "GB/s" in shown and all(line == line.rstrip() for line in shown.splitlines())
     call("bench", str(tmp_path / "nowhere"), code=2)
 
 
