@@ -54,7 +54,11 @@ def info(root: str, key: str, as_json: bool) -> None:
     """Show one entry: its leaves with shapes and dtypes, its bytes and files."""
     if as_json:
         with memstore.open(root, "r") as store:
-            render.print_json(store.info(key))
+            found = render.plain(store.info(key))
+            if found["kind"] in _IN_PLACE:
+                rows, capacity = looking.rows_of(store, key, found["kind"])
+                found |= {"rows": rows, "capacity": capacity}
+            render.print_json(found)
         return
     with open_keyspace(root, "r") as keyspace:
         record = index.find(opened(keyspace), encode_key(key))

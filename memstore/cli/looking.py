@@ -113,7 +113,7 @@ def _look(root: Root, key: str) -> Looked:
     if record.is_mutable:
         held = _rows_of_dataset(root, key)
     found = parts_of(root, key, held, PinOptions("r", _TIMEOUT, False, False))
-    shown = f"a dataset of {found.structure}" if record.is_mutable else found.structure
+    shown = filled(root, key, record) if record.is_mutable else found.structure
     return Looked(f"{key!r}", shown, found.tensors, found.objects, record)
 
 
@@ -124,8 +124,19 @@ def filled(root: Root, key: str, record: Record) -> str:
 
         return _slots(look_at_rows(root, key, _TIMEOUT))
     with memstore.open(root.path, "r") as store:
-        rows = store.open_dataset(key, "r")
-        return f"a dataset with {len(rows):,} of {rows.capacity:,} rows"
+        rows, capacity = rows_of(store, key, "dataset")
+        return f"a dataset with {rows:,} of {capacity:,} rows"
+
+
+def rows_of(store: memstore.Store, key: str, kind: str) -> tuple[int, int]:
+    """How many rows a dataset or replay buffer has, and how many it has room for."""
+    if kind == "buffer":
+        from memstore.replay import look_at_rows
+
+        found = look_at_rows(opened(store), key, _TIMEOUT)
+        return found.rows, found.capacity
+    rows = store.open_dataset(key, "r")
+    return len(rows), rows.capacity
 
 
 def _rows_of_dataset(root: Root, key: str) -> MappedEntry:

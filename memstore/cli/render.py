@@ -59,14 +59,14 @@ console, errors = consoles()
 
 
 def plain(value: Any) -> Any:
-    """For JSON: dataclasses as objects, names of leaves as arrays, all else as text."""
+    """For JSON: dataclasses as objects, names of leaves as arrays, all else as text, dtypes as "float32"."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): plain(entry) for key, entry in cast(dict[Any, Any], value).items()}
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in cast(list[Any], value)]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value).removeprefix("torch.")
 
 
 def print_json(value: object) -> None:

@@ -93,7 +93,7 @@ def test_info_shows_the_tree_of_leaves(filled: str) -> None:
     assert "TensorDict[3]" in call("info", filled, "policy/td")
     assert "values" in call("info", filled, "jagged")  # with torch
     found = call_json("info", filled, "policy/weights")
-    assert found["leaves"][0]["name"] == ["layer", "w"] and found["leaves"][0]["dtype"] == "torch.float32"
+    assert found["leaves"][0]["name"] == ["layer", "w"] and found["leaves"][0]["dtype"] == "float32"
     assert found["kind"] == "segment" and len(found["files"]) == 1
 
 

@@ -168,8 +168,12 @@ def test_datasets_buffers_and_sharded_entries(root: str) -> None:
             shard = memstore.TensorShard(torch.full((3, 4), rank), (6, 4), (3 * rank, 0))
             store.put_sharded("model", {"w": shard}, attempt="a", rank=rank, world_size=2, wait=False)
         del data, buffer
-    assert "a dataset of" in call("get", root, "frames") and "float32 [5, 2]" in call("get", root, "frames")
+    assert "a dataset with 5 of 100 rows" in call("get", root, "frames") and "float32 [5, 2]" in call(
+        "get", root, "frames"
+    )
     assert "int64 [3]" in call("get", root, "ring") and "max 2" in call("get", root, "ring")
+    assert [call_json("info", root, key)["rows"] for key in ("frames", "ring")] == [5, 3]
+    assert [call_json("info", root, key)["capacity"] for key in ("frames", "ring")] == [100, 8]
     assert call("info", root, "ring").startswith("ring  a replay buffer with 3 rows in 8 slots, version 2, ")
     shown = call("get", root, "model", "w")
     assert "int64 [6, 4]" in shown and "[0 0 0 0]" in shown and "24 elements: 12 zero" in shown
