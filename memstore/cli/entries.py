@@ -14,6 +14,7 @@ import click
 import memstore
 from memstore.cli import looking, render
 from memstore.cli.codes import MISSING
+from memstore.cli.files import left_over_told
 from memstore.cli.group import as_json, cli, complete_attempt, complete_key, complete_pending, key, opened_to_read, root
 from memstore.cli.listing import tell_pattern
 from memstore.cli.shards import number_layouts
@@ -165,6 +166,7 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
         chosen = _chosen(source, key, is_prefix=prefix)
         total, done, store = sum(nbytes for _, nbytes in chosen), 0, None
         with contextlib.ExitStack() as stack, render.progress("copying") as advance:
+            stack.enter_context(left_over_told(target))
             stack.enter_context(_part_told(copied, len(chosen)))
             for name, nbytes in chosen:
                 with _key_named(name):

@@ -5,7 +5,9 @@ A store is only created for a file that is there and can be read, and a command 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from typing import Any
 
 import click
@@ -75,7 +77,7 @@ def _put(
         value = looking.loaded(key, file, format, allow_pickle=allow_pickle)
     made = _said_of_new(root)
     mode = "r+" if expect_version else "a"  # a new store has no version of it
-    with memstore.open(root, mode, allow_pickle=allow_pickle) as store:
+    with left_over_told(root), memstore.open(root, mode, allow_pickle=allow_pickle) as store:
         version = store.put(key, value, expect_version=expect_version)
         return version, store.info(key).nbytes, made
 
@@ -86,7 +88,7 @@ def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) 
     if made:
         with resource_errors(root, key):
             looking.check_served(key, file, format, allow_pickle=allow_pickle)
-    with memstore.open(root, allow_pickle=allow_pickle) as store:
+    with left_over_told(root), memstore.open(root, allow_pickle=allow_pickle) as store:
         version = store.attach(key, file, format=format)
         return version, store.info(key).nbytes, made
 
@@ -99,6 +101,18 @@ def _check_order(root: str, key: str, file: str) -> None:
     store = next(filter(looking.is_store, (file, key)), None)
     if os.path.isfile(root) and store is not None:
         raise click.UsageError(f"{root!r} is a file, and {store!r} a store: say ROOT, KEY, and then the file")
+
+
+@contextlib.contextmanager
+def left_over_told(root: str) -> Generator[None]:
+    """A command that has created a store, and fails, says that it stays: another may be using it by then."""
+    is_there = looking.is_store(root)
+    try:
+        yield
+    except BaseException:
+        if not is_there and looking.is_store(root):
+            render.complain(f"{os.path.abspath(root)} is a new store, and stays, although this failed")
+        raise
 
 
 def _said_of_new(root: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,3 +75,12 @@ def test_an_attempt_that_does_not_wait_is_an_error_that_names_those_that_do(fill
         "memstore: no attempt 'step 1' of 'waiting' waits for parts: of this key 'step 12' does"
     )
     assert "`memstore ls ROOT --pending` lists what does" in " ".join(call("abort", filled, "x", "y", code=4).split())
+
+
+def test_a_new_store_that_a_failed_put_leaves_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    full = memstore.errors.StoreFullError("no space left: nothing was changed", code=errno.ENOSPC)
+    monkeypatch.setattr(memstore.Store, "put", lambda *_, **__: (_ for _ in ()).throw(full))
+    said = " ".join(call("put", f"{tmp_path}/new", "key", f"{tmp_path}/x.npy", code=3).split())
+    assert said.startswith(f"memstore: {tmp_path}/new is a new store, and stays, although this failed memstore: no ")
+    assert "a new store" not in call("put", f"{tmp_path}/new", "key", f"{tmp_path}/x.npy", code=3)
