@@ -152,8 +152,8 @@ def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
     by = f" by pid {', '.join(map(str, stats.pinned_by))}" if stats.pinned_by else ""
     return (
         ("live", size(stats.live_bytes), room),
-        ("reusable", size(stats.reusable_bytes), "retired, and kept for the next puts"),
-        ("pinned", size(stats.pinned_bytes), f"retired, and held{by}"),
+        ("reusable", size(stats.reusable_bytes), "replaced, and kept for the next puts"),
+        ("pinned", size(stats.pinned_bytes), f"replaced, and held{by}"),
         ("filling", size(stats.filling_bytes), "being written"),
         ("pending", size(stats.pending_bytes), "parts of sharded puts that wait for other ranks"),
         ("catalog", size(stats.catalog_bytes), "with the small values, which have no file of their own"),

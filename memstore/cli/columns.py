@@ -33,6 +33,7 @@ def write(
     right: Collection[str] = (),
     widths: Sequence[int] = (),
     page: int = _PAGE,
+    is_headed: bool = True,
 ) -> int:
     """Writes rows under their titles, if there are any. Returns how many.
 
@@ -44,6 +45,7 @@ def write(
         right: the titles of columns that are aligned to the right.
         widths: what columns take at least, where that is known before the rows are.
         page: how many rows are waited for before the first of them is written.
+        is_headed: whether the titles are written.
     """
     sides = [title in right for title in titles]
     wide = [max(len(title), least) for title, least in zip(titles, [*widths, *[0] * len(titles)], strict=False)]
@@ -56,7 +58,7 @@ def write(
         room = _room(wide, is_text=not sides[-1])
         firsts = [wide[0], *(width(row[0]) for row in shown)]
         wide[0] = max([first for first in firsts if first <= room], default=_INDENT)
-        if not count:
+        if not count and is_headed:
             render.console.print(escape(_line(titles, wide, sides)), style="bold")
         count += len(some)
         for row in shown:
@@ -94,7 +96,7 @@ def cut(text: str, room: int) -> str:
     shown = render.escaped(text)
     if width(shown) <= room:
         return shown
-    return set_cell_size(shown, room - 1).rstrip() + ("…" if render.is_utf8() else "~")
+    return set_cell_size(shown, room - 1).rstrip() + render.left_out()
 
 
 def _room(widths: Sequence[int], *, is_text: bool) -> int:

@@ -11,6 +11,7 @@ import os
 import sys
 import textwrap
 import traceback
+import warnings
 from typing import NoReturn
 
 import click
@@ -28,11 +29,17 @@ import memstore.cli.listing  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.cli import nowhere, render
-from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED
+from memstore.cli import nowhere, render, words
+from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED, WRONG
 from memstore.cli.group import cli
-from memstore.cli.words import in_words
-from memstore.errors import KeyNotFoundError, MemstoreError, NotAStoreError, PartialCommitError
+from memstore.errors import (
+    InvalidAddressError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    MemstoreError,
+    NotAStoreError,
+    PartialCommitError,
+)
 
 _NAME, _COMPLETE = "memstore", "_MEMSTORE_COMPLETE"
 
@@ -45,6 +52,7 @@ def run() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding hasn't is shown as an escape
             stream.reconfigure(errors="backslashreplace")
+    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")  # torch's, of any look at such a tensor
     command: str | None = None
     try:
         asked = os.environ.get(_COMPLETE)
@@ -65,6 +73,8 @@ def run() -> NoReturn:
         sys.exit(INTERRUPTED)
     except (KeyNotFoundError, PartialCommitError) as error:
         _fail(error, MISSING)
+    except (InvalidKeyError, InvalidAddressError) as error:
+        _fail(error, WRONG)
     except BrokenPipeError:  # `memstore ls ROOT | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
@@ -88,5 +98,5 @@ def _show(error: click.ClickException) -> None:
 
 
 def _fail(error: Exception, code: int, text: str | None = None) -> NoReturn:
-    render.complain(text or in_words(str(error)) or type(error).__name__)
+    render.complain(text or words.told(error) or type(error).__name__)
     sys.exit(code)

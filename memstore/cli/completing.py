@@ -26,6 +26,28 @@ def complete_key(context: click.Context, parameter: click.Parameter, incomplete:
 complete_prefix = complete_key
 
 
+def complete_pending(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Keys that wait for parts of a sharded put."""
+    return _pending(context.params.get("root", ""), None, incomplete)
+
+
+def complete_attempt(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The attempts of the key that stands before."""
+    return _pending(context.params.get("root", ""), context.params.get("key"), incomplete)
+
+
+def _pending(root: str, key: str | None, incomplete: str) -> list[str]:
+    """The keys that wait, or the attempts of one."""
+    from memstore.listing import open_keyspace
+
+    try:
+        with open_keyspace(_expanded(root), "r", timeout=_PATIENCE) as store:
+            names = [one.key if key is None else one.attempt for one in store.pending() if key in (None, one.key)]
+    except (MemstoreError, OSError, TypeError):
+        return []
+    return [name for name in sorted(set(names)) if name.startswith(incomplete) and name.isprintable()][:_OFFERED]
+
+
 def complete_leaf(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of leaves of the key that stands before."""
     from memstore.engine import index

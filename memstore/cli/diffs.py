@@ -16,7 +16,7 @@ from memstore.cli.codes import DIFFERENT
 from memstore.cli.completing import keys_of
 from memstore.cli.group import allow_pickle, as_json, cli
 from memstore.engine import Path
-from memstore.errors import UnsupportedValueError
+from memstore.errors import KeyNotFoundError, UnsupportedValueError
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,8 @@ def _sides(names: tuple[str, ...]) -> tuple[Side, Side]:
     if len(names) != 3:
         raise click.UsageError("say ROOT KEY OTHER, ROOT KEY OTHER_ROOT OTHER_KEY, or FILE OTHER")
     root, key, other = names
+    if os.path.isfile(key) and looking.has_key(root, other) and not looking.has_key(root, key):
+        raise click.UsageError(f"{key!r} is a file, and {other!r} a key of {root}: say ROOT, KEY, and then the file")
     if looking.has_key(root, other) or not os.path.lexists(other):
         return Side(root, key), Side(root, other)
     return Side(root, key), Side(other, key) if looking.is_store(other) else Side(other)
@@ -98,7 +100,12 @@ def _sides(names: tuple[str, ...]) -> tuple[Side, Side]:
 @contextlib.contextmanager
 def _opened(side: Side, *, allow_pickle: bool) -> Generator[looking.Looked]:
     if side.key is not None:
-        with looking.key_of(side.path, side.key) as found:
+        with contextlib.ExitStack() as stack:
+            try:
+                found = stack.enter_context(looking.key_of(side.path, side.key))
+            except KeyNotFoundError as error:  # of which of the two
+                error.message = f"{side.path}: {error.message}"
+                raise
             yield found
         return
     if looking.is_store(side.path):

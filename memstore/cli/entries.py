@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import sys
+from collections.abc import Generator
 
 import click
 
 import memstore
 from memstore.cli import looking, render
 from memstore.cli.codes import MISSING
-from memstore.cli.group import as_json, cli, complete_key, key, opened_to_read, root
+from memstore.cli.files import left_over_told
+from memstore.cli.group import as_json, cli, complete_attempt, complete_key, complete_pending, key, opened_to_read, root
+from memstore.cli.listing import tell_pattern
 from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
+from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.info import EntryInfo
 from memstore.keys import encode_key
-from memstore.listing import Leaf, UnknownKindError, entries, no_value, open_keyspace, opened, outline
+from memstore.listing import Keyspace, Leaf, UnknownKindError, entries, no_value, open_keyspace, opened, outline
+from memstore.wording import count_of
+
+_IN_PLACE = ("dataset", "buffer")  # kinds whose rows are written in place, and aren't copied
 
 
 @cli.command(short_help="Give up a sharded put that waits for other ranks.")
 @root
-@key
-@click.argument("attempt")
+@click.argument("key", shell_complete=complete_pending)
+@click.argument("attempt", shell_complete=complete_attempt)
 @as_json
 def abort(root: str, key: str, attempt: str, as_json: bool) -> None:
     """Give up a sharded put that waits for parts, for all its ranks: `memstore ls --pending` lists them."""
     with memstore.open(root, "r+") as store:
         is_given_up = store.abort(key, attempt)
-    text = "given up" if is_given_up else "no such attempt waits for parts: `memstore ls --pending` lists those that do"
-    render.tell({"aborted": is_given_up}, text, as_json=as_json)
+        waiting = [] if is_given_up else [one.attempt for one in store.pending() if one.key == key]
+    if is_given_up or as_json:
+        render.tell({"aborted": is_given_up}, "given up", as_json=as_json)
     if not is_given_up:
+        others = f"of this key {', '.join(map(repr, waiting))} {'does' if len(waiting) == 1 else 'do'}"
+        advice = others if waiting else "`memstore ls ROOT --pending` lists what does"
+        render.complain(f"no attempt {attempt!r} of {key!r} waits for parts: {advice}")
         sys.exit(MISSING)
 
 
@@ -43,7 +55,11 @@ def info(root: str, key: str, as_json: bool) -> None:
     """Show one entry: its leaves with shapes and dtypes, its bytes and files."""
     if as_json:
         with memstore.open(root, "r") as store:
-            render.print_json(store.info(key))
+            found = render.plain(store.info(key))
+            if found["kind"] in _IN_PLACE:
+                rows, capacity = looking.rows_of(store, key, found["kind"])
+                found |= {"rows": rows, "capacity": capacity}
+            render.print_json(found)
         return
     with open_keyspace(root, "r") as keyspace:
         record = index.find(opened(keyspace), encode_key(key))
@@ -90,9 +106,36 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
     if prefix and "" in keys:
         raise click.UsageError("an empty prefix would delete every key; to start anew, remove the folder ROOT")
     with open_keyspace(root, "r+") as store:
-        names = [one.key for start in keys for one in entries(store, start)] if prefix else list(keys)
-        deleted = store.delete_many(names, missing_ok=missing_ok or prefix) if names else 0
+        found = {start: [one.key for one in entries(store, start)] for start in keys} if prefix else {}
+        names = list(itertools.chain.from_iterable(found.values())) if prefix else list(keys)
+        with _prefix_advised(store):
+            deleted = store.delete_many(names, missing_ok=missing_ok or prefix) if names else 0
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
+    for start, there in found.items():
+        if not there:
+            tell_pattern(start)
+
+
+@contextlib.contextmanager
+def _prefix_advised(store: Keyspace) -> Generator[None]:
+    """Of a key that isn't there and is a prefix of others, the error says so."""
+    try:
+        yield
+    except KeyNotFoundError as error:
+        if error.key and next(store.keys(error.key), None) is not None:
+            error.message += f". With --prefix, {error.key!r} means all keys that start so"
+        raise
+
+
+@contextlib.contextmanager
+def _key_named(key: str) -> Generator[None]:
+    """Errors about one of many keys say which."""
+    try:
+        yield
+    except MemstoreError as error:
+        if repr(key) not in error.message:
+            error.message = f"{key!r}: {error.message}"
+        raise
 
 
 @cli.command(short_help="Copy a key, into another store or to another key.")
@@ -120,21 +163,49 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
     copied: dict[str, int] = {}
     is_new = not looking.is_store(target)
     with opened_to_read(root, allow_pickle=allow_pickle) as source:
-        chosen = [(one.key, one.nbytes) for one in entries(source, key)] if prefix else [(key, source.info(key).nbytes)]
-        for name, _ in chosen:
-            source.view(name)  # a dataset can't be copied: nothing is made for it
+        chosen = _chosen(source, key, is_prefix=prefix)
         total, done, store = sum(nbytes for _, nbytes in chosen), 0, None
         with contextlib.ExitStack() as stack, render.progress("copying") as advance:
+            stack.enter_context(left_over_told(target))
+            stack.enter_context(_part_told(copied, len(chosen)))
             for name, nbytes in chosen:
-                value = source.get(name)
-                if store is None:  # created only for a value that could be read
-                    store = stack.enter_context(memstore.open(target, allow_pickle=allow_pickle))
-                copied[target_key or name] = store.put(target_key or name, value)
+                with _key_named(name):
+                    value = source.get(name)
+                    if store is None:  # created only for a value that could be read
+                        store = stack.enter_context(memstore.open(target, allow_pickle=allow_pickle))
+                    copied[target_key or name] = store.put(target_key or name, value)
                 advance(done := done + nbytes, total)
     place = render.printable(os.path.abspath(target))
     into = f"; {place} is a new store" if is_new else f", into {place}"
     none = f"no keys that start with {render.printable(repr(key))}: nothing was copied"
     render.tell(copied, f"{len(copied):,} copied, {render.size(total)}{into}" if copied else none, as_json=as_json)
+    if prefix and not copied:
+        tell_pattern(key)
     if copied and is_new and not prefix and not target_key and os.sep not in target:
         meant = shlex.join(["memstore", "cp", root, key, root, target])
         render.complain(f"{target!r} was taken as the folder of a store: to copy to a key of ROOT, say `{meant}`")
+
+
+def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[str, int]]:
+    """Keys and their bytes. Raises what would keep any of them from being copied, as far as nothing has to be read."""
+    if not is_prefix:
+        with _prefix_advised(source):
+            return [(key, source.info(key).nbytes)]
+    found = list(entries(source, key))
+    for one in found:
+        with _key_named(one.key):
+            if one.kind in _IN_PLACE:
+                source.get(one.key)  # which refuses it
+            source.view(one.key)
+    return [(one.key, one.nbytes) for one in found]
+
+
+@contextlib.contextmanager
+def _part_told(copied: dict[str, int], chosen: int) -> Generator[None]:
+    """A copy that ends early says how many keys it had copied."""
+    try:
+        yield
+    except BaseException:
+        if copied:
+            render.complain(f"it ended after {len(copied):,} of {count_of(chosen, 'key', 'keys')} had been copied")
+        raise

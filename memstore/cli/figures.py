@@ -51,10 +51,10 @@ def rows(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[Sequence[str]
             yield (*start, *ends, f"{found.nans:,}", f"{found.infinities:,}")
 
 
-def shown_object(value: object) -> str:
-    """In one line."""
+def shown_object(value: object, *, is_whole: bool = False) -> str:
+    """In one line: its start, unless it is asked for alone."""
     text = render.escaped(repr(value))
-    return text if len(text) <= _OBJECT else f"{text[: _OBJECT - 1]}…"
+    return text if is_whole or len(text) <= _OBJECT else f"{text[: _OBJECT - 1]}{render.left_out()}"
 
 
 # --- one tensor -------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def head(tensor: torch.Tensor, width: int) -> list[str]:
     )
     lines = text.split("\n")
     title = [f"[{', '.join(map(str, index))}, :, :]"] if index else []
-    return [*title, *lines[:_LINES], *(["…"] if len(lines) > _LINES else [])]
+    return [*title, *lines[:_LINES], *([render.left_out()] if len(lines) > _LINES else [])]
 
 
 def _edges(tensor: torch.Tensor) -> np.ndarray | None:

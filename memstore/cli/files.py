@@ -5,7 +5,9 @@ A store is only created for a file that is there and can be read, and a command 
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from typing import Any
 
 import click
@@ -14,6 +16,7 @@ import memstore
 from memstore.arguments import LARGEST_VERSION
 from memstore.cli import looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
+from memstore.cli.words import in_words
 from memstore.engine import resource_errors
 from memstore.keys import encode_key
 
@@ -74,7 +77,7 @@ def _put(
         value = looking.loaded(key, file, format, allow_pickle=allow_pickle)
     made = _said_of_new(root)
     mode = "r+" if expect_version else "a"  # a new store has no version of it
-    with memstore.open(root, mode, allow_pickle=allow_pickle) as store:
+    with left_over_told(root), memstore.open(root, mode, allow_pickle=allow_pickle) as store:
         version = store.put(key, value, expect_version=expect_version)
         return version, store.info(key).nbytes, made
 
@@ -85,7 +88,7 @@ def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) 
     if made:
         with resource_errors(root, key):
             looking.check_served(key, file, format, allow_pickle=allow_pickle)
-    with memstore.open(root, allow_pickle=allow_pickle) as store:
+    with left_over_told(root), memstore.open(root, allow_pickle=allow_pickle) as store:
         version = store.attach(key, file, format=format)
         return version, store.info(key).nbytes, made
 
@@ -95,8 +98,21 @@ def _check_order(root: str, key: str, file: str) -> None:
     encode_key(key)
     if os.path.isfile(key) and not os.path.lexists(file):
         raise click.UsageError(f"there is no file {file!r}, but there is {key!r}: say ROOT, KEY, and then the file")
-    if os.path.isfile(root) and looking.is_store(file):
-        raise click.UsageError(f"{root!r} is a file, and {file!r} a store: say ROOT, KEY, and then the file")
+    store = next(filter(looking.is_store, (file, key)), None)
+    if os.path.isfile(root) and store is not None:
+        raise click.UsageError(f"{root!r} is a file, and {store!r} a store: say ROOT, KEY, and then the file")
+
+
+@contextlib.contextmanager
+def left_over_told(root: str) -> Generator[None]:
+    """A command that has created a store, and fails, says that it stays: another may be using it by then."""
+    is_there = looking.is_store(root)
+    try:
+        yield
+    except BaseException:
+        if not is_there and looking.is_store(root):
+            render.complain(f"{os.path.abspath(root)} is a new store, and stays, although this failed")
+        raise
 
 
 def _said_of_new(root: str) -> str:
@@ -124,12 +140,23 @@ def export(
         if path.endswith(".npy"):
             raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
+    _check_target(path, format, max_shard_size)
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
     nbytes = _size_of(path)
     render.tell(
         {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
     )
+
+
+def _check_target(path: str, format: str, max_shard_size: str | None) -> None:
+    """Raises UsageError for options that don't fit each other or the path."""
+    from memstore.formats import check_export
+
+    try:
+        check_export(path, format, max_shard_size)
+    except ValueError as error:
+        raise click.UsageError(in_words(str(error))) from None
 
 
 def _size_of(path: str) -> int:

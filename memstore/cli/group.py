@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
 
 import memstore
-from memstore.cli.completing import complete_key, complete_leaf, complete_prefix
+from memstore.cli.completing import (
+    complete_attempt,
+    complete_key,
+    complete_leaf,
+    complete_pending,
+    complete_prefix,
+)
 from memstore.errors import PermissionDeniedError
 
 __all__ = [
+    "Seconds",
     "allow_pickle",
     "as_json",
     "cli",
+    "complete_attempt",
     "complete_key",
     "complete_leaf",
+    "complete_pending",
     "complete_prefix",
     "key",
     "opened_to_read",
     "path",
     "root",
 ]
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds within a range, where click takes "nan" too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return found
 
 
 root = click.argument("root", type=click.Path(readable=False))

@@ -55,7 +55,7 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _names(one: Holding) -> str:
-    keys = list(dict.fromkeys([*one.keys, *one.replaced]))
+    keys = [*dict.fromkeys(one.keys), *(f"{key} (replaced)" for key in dict.fromkeys(one.replaced))]
     if not keys:
         return "(open)"
     more = len(keys) - _NAMED

@@ -9,7 +9,7 @@ import click
 
 from memstore.cli import columns, render
 from memstore.cli.codes import SILENT
-from memstore.cli.group import as_json, cli, root
+from memstore.cli.group import Seconds, as_json, cli, root
 from memstore.info import ClusterStatus, HostStatus
 
 _TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
@@ -64,7 +64,7 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
 )
 @click.option(
     "--hang-after",
-    type=click.FloatRange(min=0.5),
+    type=Seconds(min=0.5),
     default=10.0,
     show_default=True,
     help="Seconds until an index process counts as hung.",

@@ -13,10 +13,10 @@ from memstore.cli import columns, render
 from memstore.cli.group import as_json, cli, complete_prefix, root
 from memstore.info import PendingInfo
 from memstore.listing import COLUMNS, Keyspace, Listed, cells, entries, open_keyspace
+from memstore.listing.globs import GLOB
 from memstore.wording import count_of
 
 _LONG = ("key", "type", "content", "kind", "bytes", "version", "created")
-_PATTERN = "*?["  # what patterns of shells have
 
 _SORTS: dict[str, Callable[[Listed], Any]] = {
     "key": lambda one: one.key.encode(),
@@ -92,10 +92,15 @@ def _say_none(what: str, prefix: str) -> None:
         render.console.print(f"no {what}")
         return
     render.console.print(f"no {what} that start with {render.printable(repr(prefix))}")
-    place = min((prefix.find(char) for char in _PATTERN if char in prefix), default=-1)
+    tell_pattern(prefix)
+
+
+def tell_pattern(prefix: str) -> None:
+    """Says of a prefix that looks like a pattern, and that no key starts with, what a prefix is."""
+    place = min((prefix.find(char) for char in GLOB if char in prefix), default=-1)
     if place >= 0:
-        start = f"{prefix[:place]!r} lists all keys that start so" if place else "without one, all keys are listed"
-        render.complain(f"a PREFIX is plain text, and not a pattern: {start}")
+        start = f"{prefix[:place]!r} means all keys that start so" if place else "all keys start with none"
+        render.complain(f"a prefix is plain text, and not a pattern: {start}")
 
 
 def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:

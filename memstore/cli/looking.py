@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from memstore.engine import (
 )
 from memstore.errors import KeyNotFoundError
 from memstore.keys import encode_key
-from memstore.listing import no_value, open_keyspace, opened
+from memstore.listing import near, no_value, open_keyspace, opened
 from memstore.wording import count_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memstore.replay import BufferRows
 
 _TIMEOUT = 30.0  # seconds
+_NAMED = 8  # leaves, in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class Looked:
 
     def below(self, leaf: str) -> Looked:
         """Just the leaf of this name, or all leaves below it. Raises KeyNotFoundError."""
-        names = [name for name in (*self.tensors, *self.objects) if is_below(name, leaf)]
+        names = named([*self.tensors, *self.objects], leaf)
         if not names:
-            raise KeyNotFoundError(f"{self.title} has no leaf {leaf!r}: {self._has()}")
+            raise KeyNotFoundError(f"{self.title} has no leaf {leaf!r}: {self._has(leaf)}")
         tensors = {name: self.tensors[name] for name in names if name in self.tensors}
         objects = {name: self.objects[name] for name in names if name in self.objects}
         return Looked(self.title, self.structure, tensors, objects, self.record)
@@ -64,12 +65,15 @@ class Looked:
         objects = count_of(len(self.objects), "object", "objects")
         return f"{leaves} and {objects}" if self.tensors and self.objects else objects if self.objects else leaves
 
-    def _has(self) -> str:
+    def _has(self, leaf: str) -> str:
         names = [text_of(name) for name in (*self.tensors, *self.objects)]
         if names == ["value"]:
             return "its value is a single leaf"
-        more = f", and {len(names) - 8:,} more: `memstore info` lists them" if len(names) > 8 else ""
-        return f"it has {', '.join(map(repr, names[:8]))}{more}"
+        alike = near(leaf, names) if len(names) > _NAMED else []
+        if alike:
+            return f"did you mean {' or '.join(map(repr, alike))}?"
+        more = f", and {len(names) - _NAMED:,} more: `memstore info` lists them" if len(names) > _NAMED else ""
+        return f"it has {', '.join(map(repr, names[:_NAMED]))}{more}"
 
 
 def text_of(name: Path) -> str:
@@ -77,9 +81,16 @@ def text_of(name: Path) -> str:
     return "/".join(map(str, name)) if name else "value"
 
 
-def is_below(name: Path, leaf: str) -> bool:
-    """Whether `leaf` is the name, or a start of it, with its parts joined by "/" or "."."""
-    return any(joiner.join(map(str, name[:end])) == leaf for joiner in "/." for end in range(1, len(name) + 1))
+def named(names: Sequence[Path], leaf: str) -> list[Path]:
+    """Those that `leaf` is the name or a start of: as it stands, else as parts joined by "/", else by "."."""
+    found = [name for name in names if name and str(name[0]) == leaf]
+    for joiner in "/.":
+        found = found or [name for name in names if _starts_with(name, leaf, joiner)]
+    return found or [name for name in names if text_of(name) == leaf]  # "value", of a value that is a single leaf
+
+
+def _starts_with(name: Path, leaf: str, joiner: str) -> bool:
+    return any(joiner.join(map(str, name[:end])) == leaf for end in range(1, len(name) + 1))
 
 
 @contextlib.contextmanager
@@ -104,7 +115,7 @@ def _look(root: Root, key: str) -> Looked:
     if record.is_mutable:
         held = _rows_of_dataset(root, key)
     found = parts_of(root, key, held, PinOptions("r", _TIMEOUT, False, False))
-    shown = f"a dataset of {found.structure}" if record.is_mutable else found.structure
+    shown = filled(root, key, record) if record.is_mutable else found.structure
     return Looked(f"{key!r}", shown, found.tensors, found.objects, record)
 
 
@@ -115,8 +126,19 @@ def filled(root: Root, key: str, record: Record) -> str:
 
         return _slots(look_at_rows(root, key, _TIMEOUT))
     with memstore.open(root.path, "r") as store:
-        rows = store.open_dataset(key, "r")
-        return f"a dataset with {len(rows):,} of {rows.capacity:,} rows"
+        rows, capacity = rows_of(store, key, "dataset")
+        return f"a dataset with {rows:,} of {capacity:,} rows"
+
+
+def rows_of(store: memstore.Store, key: str, kind: str) -> tuple[int, int]:
+    """How many rows a dataset or replay buffer has, and how many it has room for."""
+    if kind == "buffer":
+        from memstore.replay import look_at_rows
+
+        found = look_at_rows(opened(store), key, _TIMEOUT)
+        return found.rows, found.capacity
+    rows = store.open_dataset(key, "r")
+    return len(rows), rows.capacity
 
 
 def _rows_of_dataset(root: Root, key: str) -> MappedEntry:

@@ -16,6 +16,7 @@ _NONE = tuple(  # the library's messages: up to what they advise
         r"(?P<path>.+) is no store: it has (no memstore\.json|neither memstore\.json nor segments)\b.*",
     )
 )
+PUT_BACK = "put it back, or write it as docs/format.md has it, and run `memstore repair`"
 _LOOKED_AT = 1000  # names of a folder
 _NAMED = 3
 
@@ -41,6 +42,13 @@ def told(text: str, command: str | None, words: Sequence[str] = ()) -> str | Non
     if found is None:
         return None
     path = found["path"]
+    if has_lost_settings(path):
+        return f"{path}/memstore.json is missing, though the folder has the rest of a store: {PUT_BACK}"
+    above = _store_above(path)
+    if above:
+        rest = path[len(above) :].lstrip("/")
+        key = "" if os.path.lexists(path) else f", and {rest!r} as the KEY"
+        return f"there is no store at {path}: it lies within the store {above}: say that as ROOT{key}"
     missing = _first_missing(path)
     stores = _stores_near(path, missing)
     if stores:
@@ -48,6 +56,19 @@ def told(text: str, command: str | None, words: Sequence[str] = ()) -> str | Non
     else:
         advice = _of_swapped(path, command, words) or _advice(path, missing, command)
     return f"there is no store at {path}: {_what(path, missing)}; {advice}"
+
+
+def has_lost_settings(path: str) -> bool:
+    """Whether a folder has all of a store but its memstore.json."""
+    return not _is_store(path) and all(os.path.isdir(f"{path}/{name}") for name in ("catalog", "segments"))
+
+
+def _store_above(path: str) -> str:
+    """The nearest folder above the path that is a store, or empty."""
+    above = os.path.dirname(path)
+    while above != os.path.dirname(above) and not _is_store(above):
+        above = os.path.dirname(above)
+    return above if _is_store(above) else ""
 
 
 def _first_missing(path: str) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "head",
     "is_utf8",
     "leaf_tree",
+    "left_out",
     "print_items",
     "print_json",
     "printable",
@@ -59,7 +60,7 @@ console, errors = consoles()
 
 
 def plain(value: Any) -> Any:
-    """For JSON: dataclasses as objects, names of leaves as arrays, all else as text."""
+    """For JSON: dataclasses as objects, names of leaves as arrays, all else as text, dtypes as "float32"."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -68,7 +69,7 @@ def plain(value: Any) -> Any:
         return [plain(entry) for entry in cast(list[Any], value)]
     if isinstance(value, float) and not math.isfinite(value):  # which JSON hasn't
         return str(value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value).removeprefix("torch.")
 
 
 def print_json(value: object) -> None:
@@ -132,6 +133,11 @@ def printable(text: str) -> str:
 def is_utf8() -> bool:
     """Whether lines and blocks can be drawn."""
     return console.encoding.replace("-", "").lower() == "utf8"
+
+
+def left_out() -> str:
+    """What stands for what isn't shown: of one column."""
+    return "…" if is_utf8() else "~"
 
 
 def leaf_tree(title: str, leaves: Sequence[Leaf], notes: Mapping[Path, str] = MappingProxyType({})) -> Tree:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
-from memstore.cli import render
+from memstore.cli import columns, render
 
 _PACKAGES = ("tensordict", "lmdb", "msgspec", "numpy")
 _LARGE = 64 << 20  # bytes
@@ -121,7 +121,7 @@ def show(found: Selftest) -> None:
         )
         for one in found.results
     ]
-    render.console.print(render.table(("", "time", "bandwidth", "of the machine's"), rows, right=("time", "bandwidth")))
+    columns.write(("", "time", "bandwidth", "of the machine's"), rows, right=("time", "bandwidth"))
 
 
 def _time(seconds: float) -> str:

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from memstore.cli import render
 from memstore.info import LeafInfo
 
 _SHOWN = 8  # intervals of a dimension at most; those in the middle are left out
@@ -35,6 +36,7 @@ _LINES = {
     _UP | _LEFT | _RIGHT: "┴",
     _UP | _DOWN | _LEFT | _RIGHT: "┼",
 }
+_PLAIN_LINES = {**dict.fromkeys(_LINES, "+"), _UP | _DOWN: "|", _LEFT | _RIGHT: "-"}  # where these can't be drawn
 
 _Shard = tuple[tuple[int, ...], tuple[int, ...], int]  # offsets, shape, rank
 Layout = tuple[tuple[int, ...], tuple[_Shard, ...]]
@@ -168,7 +170,7 @@ def _grid(parts: Sequence[_Part], down: list[int] | None, across: list[int], wid
     for part in parts:
         columns, rows = x.find(part.columns), y.find(part.rows)
         is_left_out = x.gap == columns or y.gap == rows
-        canvas.draw(columns, rows, "…" if is_left_out else part.label)
+        canvas.draw(columns, rows, render.left_out() if is_left_out else part.label)
     named = {place: str(cut) for cut, place in y.at.items()} if down else {}
     text = [f"{named.get(i, ''):>{margin - 1}} {line}" if down else line for i, line in enumerate(canvas.lines())]
     return [" " * margin + _ruler(x), *text]
@@ -202,7 +204,8 @@ class _Canvas:
         self._labels.append(((left + right + 1 - len(label)) // 2, (top + bottom) // 2, label))
 
     def lines(self) -> list[str]:
-        made = [[_LINES.get(mask, " ") for mask in line] for line in self._lines]
+        signs = _LINES if render.is_utf8() else _PLAIN_LINES
+        made = [[signs.get(mask, " ") for mask in line] for line in self._lines]
         for x, y, label in self._labels:
             made[y][x : x + len(label)] = label
         return ["".join(line).rstrip() for line in made]

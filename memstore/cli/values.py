@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import memstore
 from memstore.cli import columns, looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, complete_leaf, key, root
 from memstore.errors import UnsupportedValueError
+from memstore.info import Progress
 
-_LABEL = 40  # columns, at most, with which objects are aligned
+if TYPE_CHECKING:
+    import torch
+
 _ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "safetensors"}
 
 
@@ -34,6 +38,7 @@ def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pic
 
     LEAF is a name as in `memstore info`, with its parts joined by "/" or "."; it may stand for all leaves below it.
     """
+    _check_options(output, allow_pickle=allow_pickle)
     if output is not None:
         _write(root, key, leaf, output, allow_pickle=allow_pickle, as_json=as_json)
         return
@@ -43,6 +48,15 @@ def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pic
             render.print_json(_described(key, shown, bins))
         else:
             _show(key, leaf, shown, bins)
+
+
+def _check_options(output: str | None, *, allow_pickle: bool) -> None:
+    """Refuses what would have no effect."""
+    if output is None and allow_pickle:
+        raise click.UsageError("--allow-pickle is for -o: what is shown is never unpickled, so leave it out")
+    source = click.get_current_context().get_parameter_source("bins")
+    if output is not None and source is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--bins is for what is shown, and -o writes a file: leave one of them out")
 
 
 def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
@@ -68,10 +82,13 @@ def _show(key: str, leaf: str, found: looking.Looked, bins: int) -> None:
     elif found.tensors:
         widths = shown.widths(found.tensors.items(), found.objects)
         columns.write(shown.TITLES, shown.rows(found.tensors.items()), right=shown.RIGHT, widths=widths, page=1)
-    label = max(columns.width(looking.text_of(name)) for name in names) if len(names) > 1 else 0
-    for name, value in found.objects.items():
-        text = f"{looking.text_of(name):<{min(label, _LABEL)}}  " if label else ""
-        render.console.print(render.printable(f"{text}{shown.shown_object(value)}"))
+    if len(names) == 1:
+        for value in found.objects.values():
+            render.console.print(render.printable(shown.shown_object(value, is_whole=True)))
+        return
+    rows = [(looking.text_of(name), shown.shown_object(value)) for name, value in found.objects.items()]
+    label = max([len("leaf") * bool(found.tensors), *(columns.width(looking.text_of(name)) for name in names)])
+    columns.write(("", ""), rows, widths=(label,), is_headed=False)
 
 
 def _described(key: str, found: looking.Looked, bins: int) -> dict[str, Any]:
@@ -104,16 +121,33 @@ def _write(root: str, key: str, leaf: str, output: str, *, allow_pickle: bool, a
         raise click.UsageError(f"-o writes {', '.join(_ENDINGS)}, and {output!r} ends with none of them")
     with render.progress("writing") as advance:
         if leaf or kind == "npy":
-            nbytes = _write_leaf(root, key, leaf, output, advance)
-        else:
+            _write_leaf(root, key, leaf, output, advance)
+        elif not _write_rows(root, key, output, advance):
             with memstore.open(root, "r", allow_pickle=allow_pickle) as store:
                 store.export(key, output, format=kind, progress=advance)
-            nbytes = os.path.getsize(output)
+        nbytes = os.path.getsize(output)
     text = f"{render.size(nbytes)} written to {render.printable(output)}"
     render.tell({"path": output, "nbytes": nbytes}, text, as_json=as_json)
 
 
-def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> int:
+def _write_rows(root: str, key: str, output: str, advance: Progress) -> bool:
+    """Writes the rows that a dataset or replay buffer has now; whether the key is one of these."""
+    with looking.key_of(root, key) as found:
+        if found.record is None or not found.record.is_mutable:
+            return False
+        from memstore.formats import write_tensors
+
+        write_tensors(output, {name: _without_free_slots(one, found) for name, one in found.tensors.items()}, advance)
+    return True
+
+
+def _without_free_slots(tensor: torch.Tensor, found: looking.Looked) -> torch.Tensor:
+    """Of a replay buffer, whose tensors torch.save would write with all slots."""
+    record = found.record
+    return tensor.clone() if record is not None and record.is_mutable and record.mutable_kind == "buffer" else tensor
+
+
+def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Progress) -> None:
     from memstore.formats import write_tensor
 
     with looking.key_of(root, key) as found:
@@ -130,5 +164,4 @@ def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Any) -> in
                 text = f"{what} has {shown.count()} ({some}), and this file takes a single tensor: {which}"
             raise UnsupportedValueError(text, key=key)
         ((name, tensor),) = shown.tensors.items()
-        write_tensor(output, ".".join(map(str, name)) or "tensor", tensor, advance)
-        return os.path.getsize(output)
+        write_tensor(output, ".".join(map(str, name)) or "tensor", _without_free_slots(tensor, found), advance)

@@ -19,6 +19,7 @@ from memstore.wording import count_of
 _TITLES = ("key", "version", "size", "age", "puts/s", "bytes/s")
 _LEAST = ("age", "version", "size", "bytes/s")  # columns that a narrow window does without, in this order
 _KEY = 16  # columns of it
+_LEAST_KEY = 6  # where other columns were left out already
 _FRAME = 2  # lines: titles and footer
 _ROWS = 1000  # of a look that goes to a file
 
@@ -99,7 +100,7 @@ def lines(look: Look, height: int, width: int) -> list[str]:
     wide = [max(map(columns.width, column)) for column in zip(*rows, strict=True)]
     chosen = _fitting(wide, width)
     room = width - sum(wide[i] + 2 for i in chosen)
-    wide[0] = min(wide[0], max(room, _KEY)) if width else wide[0]
+    wide[0] = min(wide[0], max(room, 1)) if width else wide[0]
     made = ["  ".join([_cut(row[0], wide[0]), *(f"{row[i]:>{wide[i]}}" for i in chosen)]) for row in rows]
     footer = _footer(look, len(shown), width)
     return [line[: width or None] for line in [*made[: max(height - 1, 0)], footer]]
@@ -111,16 +112,18 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
     for least in map(_TITLES.index, _LEAST):
         if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _KEY) > width:
             chosen.remove(least)
+    if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _LEAST_KEY) > width:
+        return []
     return chosen
 
 
 def _footer(look: Look, shown: int, width: int) -> str:
-    """What there is of all keys: in words, or, in a narrow window, in few."""
-    keys = count_of(len(look.entries), "key", "keys")
+    """What there is of all keys: as much of it as the window has room for."""
+    keys = count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
     left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
     rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
-    text = f"{keys}{left_out}; {rates}"
-    return text if not width or len(text) <= width else f"{keys}; {rates}"
+    texts = (f"{keys}{left_out}; {rates}", f"{keys}; {rates}", f"{keys}; {look.puts:.1f} puts/s")
+    return next((text for text in texts if not width or len(text) <= width), keys)
 
 
 def _cells(one: Listed, rate: float | None) -> tuple[str, ...]:
@@ -135,4 +138,4 @@ def _cut(text: str, width: int) -> str:
         return text + " " * missing
     start = (width - 1) // 2
     end = set_cell_size(text[::-1], width - 1 - start)[::-1]
-    return set_cell_size(text, start) + ("…" if render.is_utf8() else "~") + end
+    return set_cell_size(text, start) + render.left_out() + end

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from memstore.figures.pieces import Numbers, bits, numbers, pieces
+from memstore.wording import count_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Unequal:
     Attributes:
         count: how many elements are others; of two dtypes, how many are other numbers.
         total: how many there are.
-        largest: the largest difference between two that are numbers; None: there is none, or it can't be told.
+        largest: the largest difference between two that are numbers; None: there is none, or it can't be told; 0: all
+            are equal as numbers, and differ by the sign of zero or the bits of NaN.
     """
 
     count: int
@@ -25,14 +27,17 @@ class Unequal:
     largest: float | None
 
     def __str__(self) -> str:
-        text = f"{self.count:,} of {self.total:,} elements differ"
+        differ = "differs" if self.count == 1 else "differ"
+        text = f"{self.count:,} of {count_of(self.total, 'element', 'elements')} {differ}"
+        if self.largest == 0:
+            return f"{text}, and only by the sign of zero or the bits of NaN"
         return text if self.largest is None else f"{text}, by up to {self.largest:.3g}"
 
 
 def compare(one: torch.Tensor, other: torch.Tensor) -> Unequal | None:
     """Compares two tensors of one shape. None: their bits, or of two dtypes their numbers, are the same."""
     same_dtype = one.dtype == other.dtype
-    count, largest = 0, -1.0
+    count, largest, has_unknown = 0, -1.0, False
     for left, right in zip(pieces(one), pieces(other), strict=True):
         if same_dtype:
             unequal = (bits(left) != bits(right)).any(1)
@@ -47,11 +52,12 @@ def compare(one: torch.Tensor, other: torch.Tensor) -> Unequal | None:
         if not same_dtype:
             count += int((apart != 0).sum())
         known = apart[~np.isnan(apart)]
+        has_unknown = has_unknown or known.size < apart.size
         if known.size:
             largest = max(largest, float(known.max()))
     if not count:
         return None
-    is_number = one.dtype != torch.bool and largest >= 0
+    is_number = one.dtype != torch.bool and (largest > 0 or (largest == 0 and not has_unknown))
     return Unequal(count, one.numel(), largest if is_number else None)
 
 

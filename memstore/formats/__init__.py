@@ -7,7 +7,7 @@ torch_save          files that torch.save writes; torch_zip: the zip that these 
 torch_tensors       single tensors that torch.save wrote into larger files
 npy                 numpy's
 documents           the JSON that lies beside the tensors
-export, output      values as files of these formats, each of which appears whole or not at all; single: one tensor
+export, output      values as files of these formats, whole or not at all; single: bare tensors
 
 A Store imports this package when it is first needed, `between_forks`; tensordict comes later still, with memmap.
 """
@@ -34,7 +34,7 @@ from memstore.formats.safetensors import (
     shards_of,
     why_not,
 )
-from memstore.formats.single import write_tensor
+from memstore.formats.single import write_tensor, write_tensors
 from memstore.formats.torch_tensors import Frames, PlacedTensor, locate_tensor
 from memstore.formats.torch_zip import is_legacy
 
@@ -67,4 +67,5 @@ __all__ = [
     "what_special",
     "why_not",
     "write_tensor",
+    "write_tensors",
 ]

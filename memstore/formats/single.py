@@ -1,13 +1,19 @@
-"""One tensor as a file: `.npy`, `.safetensors`, or one of torch.save. Written piece by piece, whole or not at all."""
+"""Tensors, which may be lazy, as a file: `.npy`, `.safetensors`, or one of torch.save.
+
+It is written piece by piece, whole or not at all.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
+from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.formats.export import save_torch
 from memstore.formats.output import Meter, NewFile, Progress, new_file
@@ -46,6 +52,42 @@ def write_tensor(path: str, name: str, tensor: torch.Tensor, progress: Progress 
     else:
         raise ValueError(f"a tensor is written as .npy, .safetensors or .pt, and not as {ending!r}")
     meter.finish()
+
+
+def write_tensors(path: str, tensors: Mapping[Path, torch.Tensor], progress: Progress | None = None) -> None:
+    """Writes tensors, which may be lazy: into a .safetensors by their names joined by dots, else as nested dicts.
+
+    Raises:
+        UnsupportedValueError: safetensors hasn't a dtype, or two have one name there. Nothing was written.
+        AlreadyExistsError: a folder is there.
+    """
+    meter = Meter(sum(tensor.numel() * tensor.itemsize for tensor in tensors.values()), progress)
+    if os.path.splitext(path)[1] == ".safetensors":
+        named = {".".join(map(str, name)) or "tensor": tensor for name, tensor in tensors.items()}
+        refused = {name: why_not(name, tensor) for name, tensor in named.items()}
+        reason = next((f"{name}: {why}, which safetensors hasn't" for name, why in refused.items() if why), "")
+        if len(named) < len(tensors):
+            reason = "two tensors have one name, when names are joined by dots as safetensors has them"
+        if reason:
+            raise UnsupportedValueError(f"{reason}: write a .pt")
+        write_safetensors(os.path.abspath(path), named, meter, durable=False)
+    else:
+        with new_file(os.path.abspath(path), meter, durable=False) as file:
+            save_torch(_nested(tensors), file)
+    meter.finish()
+
+
+def _nested(tensors: Mapping[Path, torch.Tensor]) -> Any:
+    """In dicts, by the parts of their names."""
+    value: dict[str | int, Any] = {}
+    for name, tensor in tensors.items():
+        if not name:
+            return tensor
+        inner = value
+        for part in name[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[name[-1]] = tensor
+    return value
 
 
 def _npy_header(name: str, tensor: torch.Tensor) -> bytes:

@@ -18,7 +18,7 @@ from memstore.engine import Path, Root, index, is_served, no_version
 from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError, StoreTimeoutError
 from memstore.listing.outline import UnknownKindError, outline
 from memstore.undecodable import UNDECODABLE
-from memstore.wording import no_key
+from memstore.wording import count_of, no_key
 
 _LOOKED_AT = 128  # keys from each place where one that was meant may stand
 _COMPARED = 16  # of them, by difflib
@@ -100,7 +100,10 @@ def _advice(root: Root, key: str) -> str:
         if path:
             brackets = "".join(f"[{part!r}]" for part in path)
             return f"{whole!r} is a key, and {rest!r} a part of its value: get({whole!r}){brackets}"
-    found = _near(root, key, {whole for whole, *_ in inside})
+    starting = _starting(root, key)
+    if starting and key.endswith("/"):
+        return starting
+    found = _near(root, key, {whole for whole, *_ in inside}) or starting
     if found:
         return found
     for whole, rest, _, has in inside:
@@ -114,6 +117,17 @@ def _advice(root: Root, key: str) -> str:
         return f"keys() lists the {count:,} that the store has"
     only = next(index.keys_from(lambda: root, b"", 0.0), b"")
     return f"the store's only key is {only.decode()!r}"
+
+
+def _starting(root: Root, key: str) -> str:
+    """Of a key that others start with; or nothing."""
+    found = root.catalog.view(lambda transaction: transaction.keys(key.encode(), None, _LOOKED_AT))
+    if not found:
+        return ""
+    are_all = len(found) < _LOOKED_AT and not is_served(root)
+    if not are_all:
+        return f"keys({key!r}) lists those that start so"
+    return f"keys({key!r}) lists the {count_of(len(found), 'that starts', 'that start')} so"
 
 
 # --- a leaf of another key's value ------------------------------------------------------------------------------------

@@ -54,6 +54,15 @@ def test_commands_keys_and_leaves_are_offered(filled: str) -> None:
     assert offered("memstore info /no") == ["file,/no"]
 
 
+def test_what_waits_is_offered_to_be_given_up(filled: str) -> None:
+    part = memstore.TensorShard(torch.ones(3), (6,), (0,))
+    with memstore.open(filled) as store:
+        for key, attempt in (("model", "one"), ("model", "other"), ("next", "two")):
+            store.put_sharded(key, {"w": part}, attempt=attempt, rank=0, world_size=2, wait=False)
+    assert offered(f"memstore abort {filled} ") == ["plain,model", "plain,next"]
+    assert offered(f"memstore abort {filled} model o") == ["plain,one", "plain,other"]
+
+
 def test_keys_that_no_shell_can_be_sent_are_left_out(filled: str) -> None:
     assert keys_of(filled, "") == sorted(set(KEYS) - {"line\nbreak"}, key=str.encode)
     assert keys_of(filled, "line") == [] and keys_of("/nowhere", "") == [] and keys_of("", "") == []

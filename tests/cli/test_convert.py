@@ -34,7 +34,7 @@ def test_it_converts_and_says_what_it_did(source: str, tmp_path: Path) -> None:
 def test_refusals_have_their_exit_code(source: str, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3), "[bold]": 7}, source)
     said = call("convert", source, f"{tmp_path}/model.safetensors", code=3)
-    assert "value['[bold]']: int, and no tensor" in said.replace("\n", " ").replace("  ", " ")
+    assert "'[bold]': int, and no tensor" in said.replace("\n", " ").replace("  ", " ")
     assert "is there already" in call("convert", source, source, code=3)
     call("put", f"{tmp_path}/store", "key", source)
     assert "is a store" in call("convert", f"{tmp_path}/store", f"{tmp_path}/x", code=3)

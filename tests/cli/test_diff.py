@@ -104,3 +104,14 @@ def test_long_objects_are_told_where_they_differ(root: str) -> None:
         store.put("two", {"text": "a" * 100 + "c" + "d" * 100})
     (found,) = call_json("diff", root, "one", "two", code=1)
     assert found["what"] == f"from character 101 on: ...b' and ...c{'d' * 59}..."
+
+
+def test_a_key_that_is_in_one_store_only_is_told_with_the_other(root: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    with memstore.open(root) as store, memstore.open(tmp_path / "other") as other:
+        store.put("key", torch.ones(3))
+        other.put("another", torch.ones(3))
+    said = " ".join(call("diff", root, "key", f"{tmp_path}/other", code=4).split())
+    assert said.startswith(f"memstore: {tmp_path}/other: no key 'key': ")
+    said = " ".join(call("diff", root, f"{tmp_path}/x.npy", "key", code=2).split())
+    assert said.endswith(f"x.npy' is a file, and 'key' a key of {root}: say ROOT, KEY, and then the file")

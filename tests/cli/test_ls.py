@@ -74,7 +74,7 @@ def test_a_store_without_keys_says_so(root: str) -> None:
 def test_a_pattern_gets_a_hint(odd: str) -> None:
     seen = in_terminal("ls", odd, "a*")
     assert seen.code == 0 and seen.screen[0] == "no keys that start with 'a*'"
-    assert "not a pattern: 'a' lists all" in " ".join(seen.screen)
+    assert "not a pattern: 'a' means all" in " ".join(seen.screen)
     assert "pattern" not in " ".join(in_terminal("ls", odd, "[bold]").screen)  # a key that starts so
 
 
@@ -108,9 +108,9 @@ def test_in_a_narrow_window_each_key_has_a_line_for_itself(odd: str) -> None:
 
 def test_messages_are_broken_between_words(odd: str) -> None:
     assert in_terminal("ls", odd, "a*", size=(30, 24)).screen[1:4] == [
-        "memstore: a PREFIX is plain",
+        "memstore: a prefix is plain",
         "text, and not a pattern: 'a'",
-        "lists all keys that start so",
+        "means all keys that start so",
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import memstore
 from memstore.cli.nowhere import told
-from tests.cli.test_commands import call
+from tests.cli.test_commands import call, call_json
 
 
 def test_a_mistyped_root_names_the_store_beside_it(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_store_that_is_not_said_first_is_named(tmp_path: Path, arguments: tupl
     assert said.endswith(f"; '{tmp_path}/runs' is a store: say it first, as ROOT")
 
 
-@pytest.mark.parametrize("arguments", [("STORE", "FILE", "key"), ("FILE", "key", "STORE")])
+@pytest.mark.parametrize("arguments", [("STORE", "FILE", "key"), ("FILE", "key", "STORE"), ("FILE", "STORE", "key")])
 @pytest.mark.parametrize("command", ["put", "attach"])
 def test_a_file_in_the_place_of_another_argument_is_named(
     tmp_path: Path, command: str, arguments: tuple[str, ...]
@@ -84,6 +84,15 @@ def test_a_file_in_the_place_of_another_argument_is_named(
     places = {"STORE": f"{tmp_path}/runs", "FILE": f"{tmp_path}/x.npy"}
     said = " ".join(call(command, *(places.get(word, word) for word in arguments), code=2).split())
     assert said.endswith("say ROOT, KEY, and then the file") and f"{tmp_path}/x.npy" in said
+
+
+def test_a_path_within_a_store_names_it(tmp_path: Path) -> None:
+    root = f"{tmp_path}/runs"
+    memstore.open(root).close()
+    said = " ".join(call("ls", f"{root}/segments", code=3).split())
+    assert said == f"memstore: there is no store at {root}/segments: it lies within the store {root}: say that as ROOT"
+    said = " ".join(call("get", f"{root}/model/w", "b", code=3).split())
+    assert said.endswith(f"it lies within the store {root}: say that as ROOT, and 'model/w' as the KEY")
 
 
 def test_a_snapshot_in_the_place_of_a_store_and_a_store_in_that_of_a_snapshot(tmp_path: Path) -> None:
@@ -110,3 +119,23 @@ def test_a_repair_says_for_whom_it_waits(root: str, monkeypatch: pytest.MonkeyPa
     with memstore.open(root):
         said = " ".join(call("repair", root, "--timeout", "0.11", code=3).split())
     assert said.count("to close the store") == 2 and "It waits up to 0.1 s more" in said
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_store_without_its_settings_is_damaged(tmp_path: Path, is_gone: bool) -> None:
+    (tmp_path / "one").mkdir()
+    memstore.open(tmp_path / "two").close()
+    root, settings = f"{tmp_path}/one", tmp_path / "one/memstore.json"
+    with memstore.open(root) as store:
+        store.put("key", np.ones(3))
+    if is_gone:
+        settings.unlink()
+    else:
+        settings.write_bytes(b"")
+    what = f"{settings}: missing: put it back, or" if is_gone else f"{settings} is foreign or damaged: "
+    assert what in " ".join(call("verify", root, code=1).split())
+    assert call_json("verify", root, code=1)["damaged"][0].startswith(what)
+    said = " ".join(call("ls", root, code=3).split())
+    assert f"{settings} is " in said and "put" in said and "did you mean" not in said
+    assert ("run `memstore repair`" in said) is is_gone
+    call("verify", f"{tmp_path}/none", code=3)

@@ -29,10 +29,10 @@ def test_who_holds_what(root: str) -> None:
         lines = call("top", root).splitlines()
         assert lines[0].split() == ["pid", "held", "replaced", "command", "keys"]
         (line,) = [line for line in lines if line.split()[0] == str(child.pid)]
-        assert "KiB" in line and line.endswith("  key")
+        assert "KiB" in line and line.endswith("  key (replaced)")
         screen = in_terminal("top", root).screen  # of 80 columns: each process still has one line
         assert screen[0].split() == lines[0].split()
-        assert [line.split()[0] for line in screen[1:] if line.endswith("  key")] == [str(child.pid)]
+        assert [line.split()[0] for line in screen[1:] if line.endswith("  key (replaced)")] == [str(child.pid)]
         assert all(len(line) <= 80 for line in screen)
         (line,) = [line for line in in_terminal("top", root, size=(400, 50)).screen if line.startswith(str(child.pid))]
         assert " ".join(child_command(child.pid)) in line

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tensordict import TensorDict
 
 import memstore
 from tests.cli.terminals import in_terminal
-from tests.cli.test_commands import call, call_json
+from tests.cli.test_commands import COMMAND, call, call_json
 
 
 class Ours:
@@ -97,6 +98,38 @@ def test_what_is_not_there_is_named(filled: str, arguments: tuple[str, ...], cod
     assert not os.path.exists("x.npy")
 
 
+@pytest.mark.parametrize(
+    ("key", "leaf", "shape"),
+    [
+        ("dotted", "a.b", [2]),
+        ("dotted", "a/b", [4]),
+        ("dotted", "a", [3]),
+        ("nested", "a.b", [3]),
+        ("nested", "a/b", [3]),
+        ("nested", "value", [5]),
+        ("bare", "value", [1]),
+    ],
+)
+def test_a_leaf_that_another_could_be_taken_for_is_the_one_of_this_very_name(
+    root: str, tmp_path: Path, key: str, leaf: str, shape: list[int]
+) -> None:
+    with memstore.open(root) as store:
+        store.put("dotted", {"a.b": torch.ones(2), "a": {"b": torch.ones(3)}, "a/b": torch.ones(4)})
+        store.put("nested", {"a": {"b": torch.ones(3)}, "value": torch.ones(5)})
+        store.put("bare", torch.ones(1))
+    (found,) = call_json("get", root, key, leaf)["leaves"]
+    assert found["shape"] == shape
+    call("get", root, key, leaf, "-o", str(tmp_path / "x.npy"))
+    assert list(np.load(tmp_path / "x.npy").shape) == shape
+
+
+def test_of_many_leaves_those_with_names_like_it_are_named(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("many", {f"layer{i}": {"weight": torch.ones(1)} for i in range(20)})
+    said = " ".join(call("get", root, "many", "layer15/wieght", code=4).split())
+    assert said.startswith("memstore: 'many' has no leaf 'layer15/wieght': did you mean 'layer15/weight'")
+
+
 def test_other_kinds_of_values(root: str) -> None:
     with memstore.open(root) as store:
         store.put("jagged", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))
@@ -135,11 +168,35 @@ def test_datasets_buffers_and_sharded_entries(root: str) -> None:
             shard = memstore.TensorShard(torch.full((3, 4), rank), (6, 4), (3 * rank, 0))
             store.put_sharded("model", {"w": shard}, attempt="a", rank=rank, world_size=2, wait=False)
         del data, buffer
-    assert "a dataset of" in call("get", root, "frames") and "float32 [5, 2]" in call("get", root, "frames")
+    assert "a dataset with 5 of 100 rows" in call("get", root, "frames") and "float32 [5, 2]" in call(
+        "get", root, "frames"
+    )
     assert "int64 [3]" in call("get", root, "ring") and "max 2" in call("get", root, "ring")
+    assert [call_json("info", root, key)["rows"] for key in ("frames", "ring")] == [5, 3]
+    assert [call_json("info", root, key)["capacity"] for key in ("frames", "ring")] == [100, 8]
     assert call("info", root, "ring").startswith("ring  a replay buffer with 3 rows in 8 slots, version 2, ")
     shown = call("get", root, "model", "w")
     assert "int64 [6, 4]" in shown and "[0 0 0 0]" in shown and "24 elements: 12 zero" in shown
+
+
+@pytest.mark.parametrize("key", ["frames", "ring"])
+def test_the_rows_that_are_there_are_written(root: str, tmp_path: Path, key: str) -> None:
+    with memstore.open(root) as store:
+        spec = {"a": {"x": ((2,), torch.float32)}, "y": ((), torch.int64)}
+        rows = {"a": {"x": torch.ones(5, 2)}, "y": torch.arange(5)}
+        data = store.create_dataset("frames", spec, capacity=10_000)
+        buffer = memstore.ReplayBuffer(store, "ring", spec, capacity=10_000)
+        data.extend(rows)
+        buffer.extend(rows)
+        del data, buffer
+    assert "KiB written" in call("get", root, key, "-o", str(tmp_path / "x.pt"))
+    found = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert found["y"].tolist() == [0, 1, 2, 3, 4] and torch.equal(found["a"]["x"], torch.ones(5, 2))
+    call("get", root, key, "-o", str(tmp_path / "x.safetensors"))
+    assert set(safetensors.torch.load_file(tmp_path / "x.safetensors")) == {"a.x", "y"}
+    call("get", root, key, "y", "-o", str(tmp_path / "y.pt"))
+    assert torch.load(tmp_path / "y.pt", weights_only=True).tolist() == [0, 1, 2, 3, 4]
+    assert all(os.path.getsize(path) < 10_000 for path in tmp_path.glob("*.pt"))
 
 
 def test_nothing_is_unpickled_unasked(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +205,7 @@ def test_nothing_is_unpickled_unasked(root: str, tmp_path: Path, monkeypatch: py
     with memstore.open(root, allow_pickle=True) as store:
         store.put("pickled", {"w": torch.ones(3), "bad": Ours()})
     shown = call("get", root, "pickled")
-    assert "bad  <stored with pickle>" in shown and "w " in shown
+    assert "bad   <stored with pickle>" in shown and "w " in shown
     assert call("diff", root, "pickled", "pickled").startswith("equal")
     text = call("get", root, "pickled", "-o", str(tmp_path / "x.pt"), code=3)
     assert "say --allow-pickle if you trust" in " ".join(text.split()) and "allow_pickle=" not in text
@@ -209,6 +266,27 @@ def test_what_a_person_sees_fits_the_window(filled: str, size: tuple[int, int]) 
         assert seen.code == 0 and all(
             len(line) <= size[0] for line in seen.text.replace("\r", "").split("\n") if "\x1b" not in line
         )
+
+
+def test_torch_warns_nobody_who_only_looks(root: str) -> None:
+    with memstore.open(root) as store, pytest.warns(UserWarning, match="ComplexHalf"):
+        store.put("half", torch.ones(3).to(torch.complex32))
+        warnings.warn("ComplexHalf", UserWarning, stacklevel=1)  # torch warns once
+    done = subprocess.run([*COMMAND, "get", root, "half"], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and "complex32 [3]" in done.stdout
+
+
+def test_an_object_is_whole_where_it_is_asked_for_alone(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("state", {"groups": [["word" * 3] * 20], "b": {"x": torch.ones(2)}})
+        store.put("text", "word " * 40)
+    assert call("get", root, "text").splitlines()[1] == repr("word " * 40)
+    assert call("get", root, "state", "groups").splitlines()[1] == repr([["word" * 3] * 20])
+    with memstore.open(root) as store:
+        store.put("mixed", {"some name": "word " * 40, "x": torch.ones(2)})
+    lines = [line.rstrip() for line in in_terminal("get", root, "mixed", size=(50, 24)).screen]
+    (start,) = (i for i, line in enumerate(lines) if line.startswith("some name"))
+    assert lines[start].endswith(" word") and lines[start + 1].startswith(" " * 11 + "word"), lines
 
 
 def test_bars_of_plain_characters_where_there_are_no_others(filled: str) -> None:

@@ -13,9 +13,9 @@ import memstore
 from memstore.cli.rates import Rates
 from memstore.cli.watch import Look, lines
 from memstore.listing import Listed, open_keyspace, opened
-from tests.children import Child, Wire
+from tests.children import Child, Wire, in_child
 from tests.cli.terminals import in_terminal
-from tests.cli.test_commands import call
+from tests.cli.test_commands import call, run
 
 
 class Looker:
@@ -132,3 +132,13 @@ def test_a_narrow_window_does_without_the_columns_that_matter_least() -> None:
     assert titles[80] == ["key", "version", "size", "age", "puts/s", "bytes/s"]
     assert titles[45] == ["key", "version", "size", "puts/s", "bytes/s"]
     assert titles[30] == ["key", "puts/s", "bytes/s"] and titles[22] == ["key", "puts/s"]
+    assert [lines(look, 5, width)[0].split() for width in (14, 13, 8)] == [["key", "puts/s"], ["key"], ["key"]]
+    assert [lines(look, 5, width)[-1] for width in (24, 19, 10)] == [*["1 key; 1.0 puts/s"] * 2, "1 key"]
+    whole = Look(time.time(), 1.0, 10.0, look.entries, {"run/policy": 12345.6})
+    assert all(lines(whole, 5, width)[1].endswith("  12345.6") for width in (15, 18, 22))
+
+
+def test_a_store_without_keys_is_told_as_such(root: str) -> None:
+    memstore.open(root).close()
+    code, output, errors = in_child(run, ("watch", root, "d/*", "--count", "1"))
+    assert code == 0 and "no keys; 0.0 puts/s" in output and "not a pattern: 'd/' means all" in errors

@@ -54,7 +54,18 @@ def filled(root: str) -> Iterator[str]:
         (("abort", "ROOT", "nothing", "a"), 4),
         (("export", "ROOT", "complex", "TMP/x"), 3),
         (("export", "ROOT", "complex", "TMP/x", "--format", "torch"), 3),
-        (("export", "ROOT", "key", "TMP/x", "--format", "torch", "--max-shard-size", "5GB"), 3),
+        (("export", "ROOT", "key", "TMP/x", "--format", "torch", "--max-shard-size", "5GB"), 2),
+        (("export", "ROOT", "key", "TMP/x", "--max-shard-size", "5QB"), 2),
+        (("export", "ROOT", "key", "TMP/x", "--max-shard-size", "-5"), 2),
+        (("export", "ROOT", "key", "TMP/x.pt", "--format", "safetensors"), 2),
+        (("serve", "TMP/none", "--address", "127.0.0.1:1"), 2),
+        (("repair", "ROOT", "--timeout", "nan"), 2),
+        (("repair", "ROOT", "--timeout", "-1"), 2),
+        (("watch", "ROOT", "--interval", "nan"), 2),
+        (("info", "ROOT", ""), 2),
+        (("put", "ROOT", "", "TMP/x.npy"), 2),
+        (("get", "ROOT", "key", "--allow-pickle"), 2),
+        (("get", "ROOT", "key", "-o", "TMP/x.npy", "--bins", "3"), 2),
         (("export", "ROOT", "frames", "TMP/x"), 3),
         (("export", "ROOT", "ring", "TMP/x"), 3),
         (("cp", "ROOT", "ring", "TMP/target"), 3),
@@ -113,8 +124,8 @@ the store has none yet
 full: open the store once with a larger capacity=, which all processes then have; nothing
 full: no command sets the capacity: a program that opens the store with a larger one sets it for all; nothing
 
-have one home. put_many and delete_many take keys home by home with atomic=False; get such keys one by one
-have one home, so run the command once for each such text
+as keys of one text have. put_many and delete_many take keys home by home with atomic=False; get such keys one by one
+as keys of one text have: run the command once for each such text
 
 no RDMA: serve it with transport='tcp', or with 'auto', which takes what there is
 no RDMA: say --transport tcp, or auto
@@ -133,6 +144,27 @@ which this process can't use (no driver): run this where it is
 
 /a.npy: numpy.save(path, store.get(key)) writes .npy files, and format='torch' doesn't
 /a.npy: `memstore get ROOT KEY LEAF -o FILE` writes .npy files, and --format torch doesn't
+
+a.npy: its header can't be read: the magic string is not correct; expected b'\\x93NUMPY', got b'what i': put
+a.npy: its header can't be read: it doesn't begin as a .npy file does: put
+
+'k' in the catalog: 'utf-8' codec can't decode byte 0xff in position 3: invalid start byte
+'k' in the catalog: no text, for 0xff at byte 3
+
+tensor: it is of torch.bfloat16, which numpy hasn't: write a .safetensors or .pt
+it is of bfloat16, which numpy hasn't: write a .safetensors or .pt
+
+value['layer'][0]['w']: it is no tensor
+'layer/0/w': it is no tensor
+
+/a.npy is an array of numpy, which isn't converted: load it with numpy.load
+/a.npy is an array of numpy, which isn't converted: load it in a program
+
+root is the path of a folder, and not ''
+ROOT is the path of a folder, and not ''
+
+say another address (--address; of memstore.join MEMSTORE_ADDRESS), or end it
+say another address (--address), or end it
 
 close the store everywhere, and run memstore.repair
 close the store everywhere, and run `memstore repair`
@@ -166,7 +198,7 @@ def test_what_is_reworded_is_what_the_library_says() -> None:
 def test_a_list_in_a_message_is_shown_in_lines(root: str, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "a": 1, "b": 2}, tmp_path / "x.pt")
     said = call("convert", f"{tmp_path}/x.pt", f"{tmp_path}/x.safetensors", code=3).splitlines()
-    assert said[1:] == ["  value['a']: int, and no tensor", "  value['b']: int, and no tensor"]
+    assert said[1:] == ["  'a': int, and no tensor", "  'b': int, and no tensor"]
 
 
 def test_a_full_store_is_told_without_arguments(root: str, tmp_path: Path) -> None:

@@ -124,7 +124,13 @@ def test_how_far_whole_numbers_are_apart() -> None:
     found = compare(torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([2**64 - 3], dtype=torch.uint64))
     assert found is not None and found.largest == 2
     found = compare(torch.tensor([True]), torch.tensor([False]))
-    assert str(found) == "1 of 1 elements differ"
+    assert str(found) == "1 of 1 element differs"
+
+
+def test_what_differs_only_in_bits_is_told_so() -> None:
+    zeros = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
+    assert str(compare(*zeros)) == "1 of 2 elements differs, and only by the sign of zero or the bits of NaN"
+    assert str(compare(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, math.nan]))) == "2 of 2 elements differ"
 
 
 def test_two_dtypes_are_compared_as_numbers() -> None:
