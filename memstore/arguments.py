@@ -65,6 +65,8 @@ def seconds_of(name: str, value: Any, *, otherwise: str = "") -> float:
             if number >= 0:
                 return number
             kind = ValueError
+        except OverflowError:
+            return float("inf")
         except (TypeError, ValueError):
             pass
     raise kind(f"{name} is seconds, 0 or more{otherwise}, and not {value!r:.100}")

@@ -43,7 +43,7 @@ def encode_prefix(prefix: object) -> bytes:
 
 def several(keys: Iterable[str]) -> Iterable[str]:
     """One str is an iterable of its characters, and nearly always a mistake. Raises TypeError."""
-    if not isinstance(keys, (str, bytes)) and hasattr(keys, "__iter__"):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(keys, (str, bytes)) and (hasattr(keys, "__iter__") or hasattr(keys, "__getitem__")):  # pyright: ignore[reportUnnecessaryIsInstance]
         return keys
     found: object = keys
     if isinstance(found, str):

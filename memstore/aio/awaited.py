@@ -32,7 +32,7 @@ class Awaits(ABC, Generic[Blocking]):
         """Python names a coroutine that nobody awaits as its function is named: by this class, and not by `awaited`."""
         super().__init_subclass__(**options)
         for name, method in vars(cls).items():
-            if inspect.iscoroutinefunction(method):
+            if inspect.iscoroutinefunction(method) and method.__module__.startswith("memstore."):
                 method.__qualname__ = f"{cls.__qualname__}.{name}"
 
     @abstractmethod

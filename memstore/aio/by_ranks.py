@@ -15,6 +15,7 @@ from memstore.aio.awaited import awaited, called_as
 from memstore.aio.lanes import call, start
 from memstore.aio.news import Waits
 from memstore.aio.results import AsyncPendingPut, Part
+from memstore.arguments import flag
 from memstore.engine import deadline_after
 from memstore.store.by_ranks import begin_load
 from memstore.store.sharded import OUTLIVES
@@ -117,7 +118,7 @@ class ByRanks(Waits):
         timeout = options.get("timeout")
         seconds = self.timeout if timeout is None else timeout
         deadline, lane = deadline_after(seconds), self.lane_of_ranks(key)
-        if wait:
+        if flag("wait", wait):
             options["lease"] = seconds + OUTLIVES
         part = Part(key, value, {**options, "wait": False, "timeout": seconds})
         try:

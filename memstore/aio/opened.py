@@ -83,16 +83,21 @@ class Opened(Awaits[Store]):
             return self._open_now()
         if wait is None or self._store is not None or self._mode not in ("r", "r+"):
             return self._open_now()
-        return when_there(self.root, wait, lambda _: self._open_now())  # between two looks it may be closed
+        return when_there(self.root, wait, self._open_now, self.timeout)  # between two looks it may be closed
 
-    def _open_now(self) -> Store:
+    def _open_now(self, within: float | None = None) -> Store:
         with self._opening:
             self.check_open()
             if self._store is None:
                 options = dict(self._options)
                 if options.pop("cluster", None) is not None or self._mode in ("r", "r+"):
                     options.pop("wait", None)  # this host has joined, and the store is there
-                self._store = open_blocking(self.root, self._mode, **options)
+                if within is not None and within < self.timeout:  # for the opening alone
+                    hasty: dict[str, Any] = {**options, "timeout": within}
+                    with open_blocking(self.root, self._mode, **hasty):
+                        self._store = open_blocking(self.root, self._mode, **options)
+                else:
+                    self._store = open_blocking(self.root, self._mode, **options)
             store = self._store
             if self.ready is None:
                 self.opened_root = store.lend_root("any")[0]  # in a forked child, this opens the catalog anew

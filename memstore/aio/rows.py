@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+class _NotOpenedError(MemstoreError, AttributeError):
+    """Also one of attributes, for `hasattr` and what looks at all members."""
+
+
 class AsyncDataset(Awaits[Dataset]):
     """A `memstore.Dataset`, whose methods are awaited. It is pickled by reference.
 
@@ -180,7 +184,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     def _known(self) -> BlockingBuffer:
         if self._buffer is None:
-            raise MemstoreError(f"{self.key!r} isn't opened yet: await the buffer first", key=self.key)
+            raise _NotOpenedError(f"{self.key!r} isn't opened yet: await the buffer first", key=self.key)
         return self._buffer
 
     async def opened(self) -> BlockingBuffer:

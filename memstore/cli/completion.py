@@ -100,9 +100,9 @@ def words_of(line: str) -> tuple[list[str], str]:
 def quoted(text: str, line: str) -> str:
     """What bash puts in the place of the word that it completes: behind the last break, as it has to be typed."""
     _, word = words_of(line)
-    start = max(word.rfind(char) for char in _BREAKS) + 1
-    kept = text[start:]
     quote = _open_quote(line)
+    start = 0 if quote else max(word.rfind(char) for char in _BREAKS) + 1
+    kept = text[start:]
     if quote == "'":
         return kept.replace("'", "'\\''")
     special = _SPECIAL_IN_QUOTES if quote else _SPECIAL

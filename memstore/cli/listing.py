@@ -12,8 +12,7 @@ import click
 from memstore.cli import columns, render
 from memstore.cli.group import as_json, cli, complete_prefix, root
 from memstore.info import PendingInfo
-from memstore.listing import COLUMNS, Keyspace, Listed, cells, entries, open_keyspace
-from memstore.listing.globs import GLOB
+from memstore.listing import COLUMNS, GLOB, Keyspace, Listed, cells, entries, open_keyspace
 from memstore.wording import count_of
 
 _LONG = ("key", "type", "content", "kind", "bytes", "version", "created")

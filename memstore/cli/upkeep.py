@@ -20,8 +20,7 @@ from memstore.cli.words import in_words, told
 from memstore.engine import is_served
 from memstore.errors import CorruptionError, NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport, VerifyReport, rows_of_space
-from memstore.listing import open_keyspace, opened
-from memstore.listing.globs import GLOB
+from memstore.listing import GLOB, open_keyspace, opened
 from memstore.wording import count_of
 
 _PATIENCE = 1.0  # seconds before a wait is told

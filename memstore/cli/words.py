@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memstore.errors import CorruptionError, KeyNotFoundError
-from memstore.listing.globs import GLOB
+from memstore.listing import GLOB
 
 _SNAPSHOT = r"(?: \(a snapshot with [^)]*\))?"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -55,7 +56,8 @@ class StoreDataset(Dataset[Any]):
     """
 
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        check_store(store, key)
+        if not hasattr(store, "view") or isinstance(store, (str, os.PathLike)) or hasattr(store, "blocking"):
+            check_store(store, key)
         view = store.view(key, device="cpu")
         self._set(key, view, count_rows(view, key), transform)
 

@@ -180,6 +180,7 @@ class Dataset(_RowsForLoaders):
         self._check_writable()
         found = take_batch(self.key, self._rows.plan, batch)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
+        self._entry.check_in_place()
         return self._entry.run(functools.partial(self._append, found), deadline)
 
     def _append(self, batch: Batch) -> range:
@@ -261,6 +262,7 @@ class Dataset(_RowsForLoaders):
         """
         self._check_writable()
         deadline = deadline_after(self._timeout if timeout is None else timeout)
+        self._entry.check_in_place()
         return self._entry.seal(functools.partial(self._put_rows, deadline), deadline)
 
     def _put_rows(self, deadline: float, length: int) -> int:

@@ -185,6 +185,6 @@ def _torch_dtype(dtype: Any) -> torch.dtype | None:
         return dtype
     try:
         found: Any = getattr(torch, str(np.dtype(dtype)), None)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # of np.dtype, for texts
         return None
     return found if isinstance(found, torch.dtype) else None

@@ -289,17 +289,19 @@ def _join(
                 path=name,
                 detail="missing",
             )
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise ReadOnlyError(
-            f"{path} is on a file system that is mounted read-only, and readers too write to the catalog's lock.mdb: "
-            "mount it to be written; with mode 'r' nothing else is"
-        )
     readers = f"{path}/{CATALOG}/lock.mdb"
     if os.path.lexists(readers) and not os.access(readers, os.W_OK):  # missing, as in a copy, it is made again
+        if _is_read_only(path):
+            raise ReadOnlyError(
+                f"{path} is on a file system that is mounted read-only, and readers too write to the catalog's "
+                "lock.mdb: mount it to be written; with mode 'r' nothing else is"
+            )
         raise PermissionDeniedError(
             f"{path}: readers too must be able to write its catalog's lock.mdb: create it with file_mode=0o660"
         )
     writable = os.access(path, os.W_OK) and os.access(f"{path}/{LOCK}", os.W_OK)
+    if not writable and mode != "r" and _is_read_only(path):
+        raise ReadOnlyError(f"{path} is on a file system that is mounted read-only: open it with mode 'r'")
     if not writable and mode != "r":
         raise PermissionDeniedError(f"{path} can't be written by this process: open it with mode 'r'")
     use = _assemble(places, identity, settings, on_tmpfs, deadline, writable=writable)
@@ -312,6 +314,10 @@ def _join(
             raise CorruptionError(path=where, detail=detail)
         check_publications(root)
     return use
+
+
+def _is_read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle
 
 @contextlib.contextmanager
 def _of_format(path: str, format: Format | None) -> Generator[None]:
-    """Raises UnsupportedValueError for a sound file of another format than the caller says."""
+    """Raises UnsupportedValueError for a file that looks like another format than the caller says."""
     try:
         yield
     except (CorruptionError, UnsupportedValueError):

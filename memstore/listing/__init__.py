@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from memstore.listing.absent import absent, absent_many, near, no_value, no_values
 from memstore.listing.entries import COLUMNS, Listed, cells, entries
+from memstore.listing.globs import GLOB
 from memstore.listing.keys import WhileRead
 from memstore.listing.keyspace import Keyspace, Mode, open_keyspace, opened
 from memstore.listing.outline import Leaf, UnknownKindError, outline
@@ -22,6 +23,7 @@ from memstore.listing.tree import KeyTree, key_tree
 
 __all__ = [
     "COLUMNS",
+    "GLOB",
     "KeyTree",
     "Keyspace",
     "Leaf",

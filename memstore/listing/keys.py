@@ -31,15 +31,6 @@ class WhileRead(Iterator[_T]):
     def __next__(self) -> _T:
         return next(self._found)
 
-    def __bool__(self) -> bool:
-        return True  # as every iterator: nothing was read yet
-
-    def __len__(self) -> NoReturn:
-        raise TypeError(f"{self._call} is read while it is iterated over, and has no length yet: {self._all()} has one")
-
-    def __getitem__(self, place: object) -> NoReturn:
-        raise TypeError(f"{self._call} is read while it is iterated over, and has no places: {self._all()} has them")
-
     def __repr__(self) -> str:
         return f"<{self._call} of {self._root}, read while they are iterated over: {self._all()} has them>"
 

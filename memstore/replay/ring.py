@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 
 from memstore import structure
 from memstore.datasets import arrays_over
-from memstore.engine import ClaimTable, MutableEntry, RingNumbers, Seats
+from memstore.engine import ClaimTable, MutableEntry, Refusal, RingNumbers, Seats
 from memstore.replay.layout import capacity_of, layout_of, options_of
 from memstore.replay.priorities import Priorities
 from memstore.replay.sum_tree import SumTree
 from memstore.replay.words import Words
 
 T = TypeVar("T")
+
+
+class NeverFitsError(Refusal):
+    """A batch that a rate limiter never lets through, found under the mutex before anything was changed."""
 
 
 class Ring:
@@ -64,5 +68,8 @@ class Ring:
         self.numbers.check(capacity)
 
     def run(self, action: Callable[[], T], deadline: float) -> T:
-        """Calls `action` under the buffer's mutex. Raises StoreTimeoutError."""
-        return self.entry.run(action, deadline)
+        """Calls `action` under the buffer's mutex. Raises StoreTimeoutError; ValueError for a NeverFitsError."""
+        try:
+            return self.entry.run(action, deadline)
+        except NeverFitsError as error:
+            raise ValueError(str(error)) from None

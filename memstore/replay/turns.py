@@ -10,7 +10,7 @@ from __future__ import annotations
 from memstore.engine import INSERTS, SAMPLES
 from memstore.replay.limits import RateLimiter
 from memstore.replay.recovery import checked_claim
-from memstore.replay.ring import Ring
+from memstore.replay.ring import NeverFitsError, Ring
 from memstore.wording import count_of
 
 
@@ -41,7 +41,7 @@ class Turn:
     def has_come(self) -> bool:
         """Whether the limiter says so, and nobody came first: then do it, and `leave`. Else it waits in line now.
 
-        Raises ValueError: so many rows never fit between the limiter's bounds.
+        Raises NeverFitsError: so many rows never fit between the limiter's bounds.
         """
         ring = self._ring
         if ring.limiter is None:
@@ -53,8 +53,8 @@ class Turn:
         self._is_behind = not is_first
         if ring.limiter.may_ever_go(self._rows, is_insert=self._side == INSERTS):
             self._ticket = ring.seats.sit(self._side, self._ticket, self._rows)
-        elif self._side == SAMPLES or ring.numbers.added + self._rows > ring.limiter.min_size:
-            raise ValueError(self._never(ring.limiter))
+        elif self._side == SAMPLES or not ring.limiter.may_insert(ring.numbers.added, ring.numbers.sampled, self._rows):
+            raise NeverFitsError(self._never(ring.limiter))  # also if those under way are given back
         return False
 
     def _never(self, limiter: RateLimiter) -> str:

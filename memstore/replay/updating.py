@@ -24,6 +24,7 @@ def update(ring: Ring, index: NDArray[Any], given: Given, deadline: float) -> in
     positions = np.atleast_1d(index).astype(np.int64, copy=False)
     if not positions.size:
         return 0
+    ring.entry.check_in_place()
     leaves = np.broadcast_to(given.leaves, positions.shape)
     return ring.run(partial(_update, ring, positions, leaves, given.largest), deadline)
 

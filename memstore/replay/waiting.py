@@ -8,13 +8,14 @@ from functools import partial
 from typing import TypeVar
 
 from memstore.abandoned import ABANDONED, AbandonedError, check_abandoned, is_abandoned
-from memstore.errors import StoreTimeoutError
+from memstore.errors import MemstoreError, StoreTimeoutError
 from memstore.replay.ring import Ring
 from memstore.replay.turns import Turn
 
 T = TypeVar("T")
 
 _PAUSE = 0.002  # seconds
+_TO_LEAVE = 1.0  # seconds
 _GIVEN_UP = -1  # in place of the bell's word
 
 
@@ -28,7 +29,12 @@ def wait_for(
     `turn` is what `look` asks whether it may go. Who was cancelled meanwhile leaves its turn, and takes nothing.
     """
     while True:
-        ring.entry.check_in_place()
+        try:
+            ring.entry.check_in_place()
+        except MemstoreError:
+            if turn is not None:  # the store was moved, and others may go on in it
+                ring.run(turn.leave, time.monotonic() + _TO_LEAVE)
+            raise
         is_last = time.monotonic() >= deadline
         found, seen, sleeps = ring.run(partial(_look, ring, look, turn, is_last=is_last), deadline)
         if sleeps:

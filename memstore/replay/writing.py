@@ -69,6 +69,7 @@ class Writer:
             given: their priorities; None: those of new rows.
         """
         ring, me = self._ring, syscalls.thread_id()
+        ring.entry.check_in_place()
         if batch.count > ring.capacity:
             raise StoreFullError(
                 f"{ring.key!r} has {ring.capacity:,} slots, and a batch of {batch.count:,} rows never fits: "

@@ -44,4 +44,4 @@ def storage_options_of(given: dict[str, Any] | None) -> StorageOptions:
     timeout = options.get("timeout")
     timeout = TIMEOUT if timeout is None else timeout
     deadline_after(timeout)  # raises for what is no number of seconds
-    return StorageOptions(flag("allow_pickle", options.get("allow_pickle", False)), timeout)
+    return StorageOptions(flag("allow_pickle", options.get("allow_pickle") or False), timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -89,7 +90,7 @@ def check_app_state(app_state: Any) -> AppState:
             key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"app_state has the name {key!r}: a lone surrogate is no Unicode text") from None
-        if isinstance(value, type):
+        if isinstance(value, type) and inspect.isfunction(inspect.getattr_static(value, "state_dict", None)):
             raise TypeError(f"app_state[{key!r}] is the class {value.__qualname__}: give an instance of it")
         if not isinstance(value, Stateful):
             raise TypeError(

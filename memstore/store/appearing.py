@@ -22,8 +22,11 @@ _FIRST_LOOK, _LAST_LOOK = 0.002, 0.05  # seconds between two
 _AN_OPENING = 0.1  # seconds; it takes milliseconds, and with wait=0 others may be in the middle of one
 
 
-def when_there(path: str, wait: float, open_now: Callable[[float], Opened]) -> Opened:
+def when_there(path: str, wait: float, open_now: Callable[[float], Opened], timeout: float) -> Opened:
     """What `open_now` returns, of the seconds that it may take, once there is a store in the folder `path`.
+
+    Args:
+        timeout: seconds after which an opening is given up that waits for a lock; the end of `wait` may come before.
 
     Raises:
         StoreTimeoutError: there was none within `wait` seconds; or another process was opening it all the time.
@@ -36,12 +39,9 @@ def when_there(path: str, wait: float, open_now: Callable[[float], Opened]) -> O
     opens_by: float | None = None
     while True:
         was_there = has_settings(path)
+        within = max(min(deadline - time.monotonic(), timeout), _AN_OPENING)
         try:
-            return open_now(max(deadline - time.monotonic(), _AN_OPENING))
-        except StoreTimeoutError:  # another process is opening it
-            if time.monotonic() >= deadline:
-                raise
-            continue
+            return open_now(within)
         except (NotAStoreError, CorruptionError, PermissionDeniedError, FileNotFoundError) as error:
             is_there = has_settings(path)
             if is_there and not was_there:  # it was made between the two looks

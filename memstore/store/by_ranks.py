@@ -138,6 +138,7 @@ class ByRanks(Puts, Gets):
 
         root = self._writable()
         encode_key(key)
+        flag("wait", wait)
         if expect_version is not None:
             expect_version = expected_version(expect_version)
         lease = seconds_of("lease", lease)
@@ -149,7 +150,7 @@ class ByRanks(Puts, Gets):
             place,
             dtype=dtype,
             expect=expect_version,
-            wait=flag("wait", wait),
+            wait=wait,
             lease=lease,
             timeout=self._timeout if timeout is None else timeout,
         )

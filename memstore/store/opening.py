@@ -98,6 +98,7 @@ def open(
         tensor(4.)
     """
     check_mode(mode)
+    deadline_after(timeout)  # raises for what is no number of seconds
     flag("verify", verify)
     flag("allow_pickle", allow_pickle)
     _check_waits(mode, wait, cluster)
@@ -113,7 +114,7 @@ def open(
 
     if cluster is not None:
         _join(path, cluster, creation, _JOINED_WITHIN if wait is None else max(wait, 0.0))
-    return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now)
+    return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now, timeout)
 
 
 def _check_waits(mode: Mode, wait: float | None, cluster: str | None) -> None:

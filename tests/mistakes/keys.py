@@ -239,16 +239,6 @@ MISTAKES = [
         "abort('halves', 'first') gives it up",
     ),
     Mistake(
-        "len(store.keys())",
-        TypeError,
-        "keys() is read while it is iterated over, and has no length yet: list(store.keys()) has one",
-    ),
-    Mistake(
-        "store.keys()[0]",
-        TypeError,
-        "keys() is read while it is iterated over, and has no places: list(store.keys()) has them",
-    ),
-    Mistake(
         "store.get(np.int64(3))",
         InvalidKeyError,
         "a key is a str, and this is an int64",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import pytest
@@ -203,3 +204,10 @@ def test_items_of_another_store_are_put(store: memstore.Store, tmp_path_factory:
         other.put_many({"a": 1, "b": torch.ones(3)})
         store.update(other)  # type: ignore[arg-type]
     assert store.get("a") == 1 and store.get("b").sum() == 3
+
+
+def test_keys_can_be_given_to_a_pool(store: memstore.Store) -> None:
+    """Which takes the length of what has one."""
+    store.put_many({"b": 2, "a": 1})
+    with ThreadPool(1) as pool:
+        assert pool.map(str.upper, store.keys()) == ["A", "B"]

@@ -74,7 +74,7 @@ def test_each_look_sees_what_is_there_by_then(scratch: str) -> None:
         lambda: done.append("a folder"),
         lambda: memstore.open(scratch).close(),
     )
-    with when_there(scratch, 100.0, looks(*steps)(scratch)) as store:
+    with when_there(scratch, 100.0, looks(*steps)(scratch), 30.0) as store:
         assert len(store) == 0 and done == ["nothing", "a folder"]
 
 
@@ -86,7 +86,7 @@ def test_a_store_that_is_being_removed_is_waited_out(scratch: str) -> None:
         lambda: shutil.rmtree(scratch),
         lambda: memstore.open(scratch).close(),
     )
-    with when_there(scratch, 100.0, looks(*steps)(scratch)) as store:
+    with when_there(scratch, 100.0, looks(*steps)(scratch), 30.0) as store:
         assert len(store) == 0
 
 
@@ -140,7 +140,7 @@ def join_group(wire: Wire, root: str, closed_at_most: float) -> int:
                 wire.send("closed")
             raise
 
-    with when_there(root, float("inf"), open_now) as store:
+    with when_there(root, float("inf"), open_now, 30.0) as store:
         return store.wait("policy", timeout=100.0)
 
 

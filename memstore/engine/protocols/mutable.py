@@ -108,19 +108,19 @@ class MutableEntry:
         return "deleted" if self.page.is_gone else "sealed" if self.page.state == SEALED else ""
 
     def check_in_place(self) -> None:
-        """Before rows are read or written. Raises NotAStoreError where the store was removed."""
+        """Before rows are read or written, and outside of `run`. Raises NotAStoreError where the store was removed."""
         self.root.glance()
 
     def check_open(self) -> None:
-        """Before a write. Raises MutableEntryError where it was deleted or sealed, and as `check_in_place`."""
-        self.check_in_place()
+        """Before a write. Raises MutableEntryError where it was deleted or sealed."""
         if self.page.is_gone:
             raise MutableEntryError(f"{self.key!r} was deleted: nobody else sees what is written", key=self.key)
         if self.page.state == SEALED:
             raise MutableEntryError(f"{self.key!r} was sealed: it can't be written any more", key=self.key)
 
     def check_before_write(self, deadline: float) -> None:
-        """As `check_open`, for a write that takes no mutex: waits for a seal that goes on."""
+        """As `check_open` and `check_in_place`, for a write that takes no mutex: waits for a seal that goes on."""
+        self.check_in_place()
         if self.page.state == SEALING:
             self.run(self.check_open, deadline)
         self.check_open()

@@ -76,6 +76,7 @@ class WholeRows:
     def hold(self, action: Callable[[], Result]) -> Result:
         """Calls `action` under the mutex, where nobody else writes. Raises StoreTimeoutError, MutableEntryError."""
         self._check_writable()
+        self._entry.check_in_place()
         return self._entry.run(functools.partial(self._held, action), self._deadline())
 
     def _held(self, action: Callable[[], Result]) -> Result:

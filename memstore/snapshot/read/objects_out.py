@@ -17,6 +17,8 @@ from memstore.wording import an
 
 def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, budget: int | None) -> Any:
     """As `Snapshot.read_object`."""
+    if isinstance(budget, float) and budget.is_integer():  # 1e9
+        budget = int(budget)
     if budget is not None and whole_number("memory_budget_bytes", budget) < 1:
         raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {budget!r}")
     stored.check_files([tensor])

@@ -66,7 +66,7 @@ def alternative(value: Any) -> str | None:
     if callable(getattr(type(value), "state_dict", None)):  # a scheduler, a GradScaler, a sampler
         return "put its state_dict()"
     kind = type(value)
-    if kind.__name__ in _OF_OURS and kind.__module__.startswith("memstore."):
+    if kind.__name__ in _OF_OURS and str(kind.__module__).startswith("memstore."):
         return _OF_OURS[kind.__name__]
     if hasattr(kind, "__dlpack__"):
         return "put torch.from_dlpack(...) of it"
