@@ -122,7 +122,7 @@ def test_open_behind_a_stopped_opener_times_out(store: memstore.Store, server: F
     with server.start(blockers.hold_folder, store.root) as worker:
         assert worker.recv() == "held"
         with stopped(worker):
-            _times_out(f"pid {worker.pid} to finish opening", lambda: memstore.open(store.root, timeout=TIMEOUT))
+            _times_out(f"pid {worker.pid} .*to finish opening", lambda: memstore.open(store.root, timeout=TIMEOUT))
             store.put("k", VALUE, timeout=PLENTY)  # who has it open is not concerned
         worker.send("release")
         memstore.open(store.root, timeout=PLENTY).close()

@@ -208,7 +208,7 @@ BAD_OUTS = {
     "dtype": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(2, 4).double()}), "float64"),
     "missing": (lambda: TensorDict({"x": torch.zeros(2, 4)}), r"missing \['y'\]"),
     "too many": (lambda: TensorDict({k: torch.zeros(2, 4) for k in "xyz"}), r"too many \['z'\]"),
-    "tensor": (lambda: torch.zeros(2, 4), "no keys"),
+    "tensor": (lambda: torch.zeros(2, 4), "entries by name"),
     "itself": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(1, 4).expand(2, 4)}), "overlaps itself"),
     "each other": (overlapping, "overlap in memory"),
 }

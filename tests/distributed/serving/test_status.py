@@ -169,9 +169,9 @@ def test_a_wrong_call_is_told_so(agents: Agents, words: tuple[str, ...], missing
     assert done.returncode == 2 and missing in done.stderr
 
 
-def test_a_refusal_of_serve_has_its_exit_code(agents: Agents) -> None:
+def test_what_is_no_address_is_a_wrong_call(agents: Agents) -> None:
     done = command(agents, "serve", f"{agents.folder}/a", "--address", "host:1")
-    assert done.returncode == 3 and "an address is tcp://IP:PORT" in done.stderr
+    assert done.returncode == 2 and "an address is tcp://IP:PORT" in done.stderr
 
 
 def test_a_host_with_another_secret_is_refused_with_one_line(agents: Agents) -> None:
