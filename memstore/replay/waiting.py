@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +34,8 @@ def wait_for(
             ring.entry.check_in_place()
         except MemstoreError:
             if turn is not None:  # the store was moved, and others may go on in it
-                ring.run(turn.leave, time.monotonic() + _TO_LEAVE)
+                with contextlib.suppress(MemstoreError):  # else its seat is taken away after some seconds
+                    ring.run(turn.leave, time.monotonic() + _TO_LEAVE)
             raise
         is_last = time.monotonic() >= deadline
         found, seen, sleeps = ring.run(partial(_look, ring, look, turn, is_last=is_last), deadline)
