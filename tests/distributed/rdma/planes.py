@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import memstore
+from memstore.distributed.links import Moved
 from memstore.distributed.rdma.plane import Plane
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers import Transfers, announce
+from memstore.distributed.transfers import Bring, Stage, Transfers, announce
 from memstore.engine import need_cluster
 from tests.distributed.rdma.engines import HeldEngine
 from tests.distributed.transfers.hosts import Hosts
@@ -18,6 +21,41 @@ from tests.inside import root_of
 
 FOREVER = float("inf")
 VERSION = "0.7.0"
+SETTLES = 20.0  # seconds
+
+
+class SettlingPlane(Plane):
+    """Knows what is under way: it counts bytes, and gives lanes back, only after a reader has them."""
+
+    _under_way = 0
+    _changed = threading.Condition()
+
+    def bring(self, stream: socket.socket, request: Bring) -> None:
+        with self._one_more():
+            super().bring(stream, request)
+
+    def stage(self, stream: socket.socket, request: Stage) -> None:
+        with self._one_more():
+            super().stage(stream, request)
+
+    @contextmanager
+    def _one_more(self) -> Generator[None]:
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._changed:
+            self._under_way += by
+            self._changed.notify_all()
+
+    def settled(self) -> Moved:
+        """What has moved, once nothing is under way."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._under_way, SETTLES), "a transfer goes on and on"
+            return self.moved()
 
 
 @dataclass
@@ -32,13 +70,13 @@ class Planes(Hosts):
 
     own: Serving
     engine: HeldEngine
-    plane: Plane
-    far: Plane
+    plane: SettlingPlane
+    far: SettlingPlane
 
     @property
     def brought(self) -> int:
         """Bytes that have come by registered memory."""
-        return self.plane.moved().received
+        return self.plane.settled().received
 
 
 @contextmanager
@@ -60,7 +98,7 @@ def two_planes(
         registered: dict[bytes, memoryview] = {}
         engines = HeldEngine(registered), HeldEngine(registered)
         planes = [
-            Plane(root_of(store), PlainLinks(), find, engine, transport, VERSION)
+            SettlingPlane(root_of(store), PlainLinks(), find, engine, transport, VERSION)
             for store, engine, transport in zip((here, there), engines, transports, strict=True)
         ]
         own.senders.plane, served.senders.plane = planes
