@@ -105,6 +105,8 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
     path = os.path.abspath(path)
     deadline = deadline_after(timeout)
     shares = creation.shared is not None
+    if not os.path.lexists(path):
+        folder.group_id(creation.unix_group)  # raises before a folder is made
     folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"), anywhere=shares)
     path = os.path.realpath(path)
     with _permission_errors(path):

@@ -203,12 +203,13 @@ def test_somebody_elses_folder_is_not_made_a_store(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 
-def test_an_unknown_group_is_refused(scratch: str) -> None:
+def test_an_unknown_group_is_refused_and_no_folder_is_made(scratch: str) -> None:
     with (
         pytest.raises(PermissionDeniedError, match="no group 'no-such-group'"),
         opened(scratch, unix_group="no-such-group"),
     ):
         pass
+    assert not os.path.lexists(scratch)
 
 
 def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(scratch: str) -> None:
