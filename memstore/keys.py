@@ -98,12 +98,12 @@ def refused_put(
     )
 
 
-def check_key(call: str, key: object, model: object) -> None:
-    """Of a call that takes a key and a model. Raises InvalidKeyError."""
+def check_key(call: str, key: object, value: object, what: str = "the model") -> None:
+    """Of a call that takes a key and, say, a model. Raises InvalidKeyError."""
     try:
         encode_key(key)
     except InvalidKeyError as error:
-        raise refused_put(error, key, model, call, "the model") from None
+        raise refused_put(error, key, value, call, what) from None
 
 
 def as_row_index(error: InvalidKeyError, key: object) -> InvalidKeyError:

@@ -58,6 +58,8 @@ class StoreDataset(Dataset[Any]):
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
         if not hasattr(store, "view") or isinstance(store, (str, os.PathLike)) or hasattr(store, "blocking"):
             check_store(store, key)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform is a function of a batch, and not {transform!r:.100}")
         view = store.view(key, device="cpu")
         self._set(key, view, count_rows(view, key), transform)
 

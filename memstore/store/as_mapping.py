@@ -16,6 +16,7 @@ from memstore.errors import (
 from memstore.keys import as_row_index
 from memstore.listing import KeyTree, WhileRead, key_tree
 from memstore.store.gets import NO_DEFAULT, Gets
+from memstore.store.mistakes import as_items
 from memstore.store.puts import Puts
 
 _ABSENT = object()
@@ -59,7 +60,7 @@ class AsMapping(Puts, Gets):
 
     def update(self, items: Mapping[str, Any]) -> dict[str, int]:
         """As `put_many`."""
-        return self.put_many(items)
+        return self.put_many(as_items(items, "update"))
 
     def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
         """Deletes a key, and returns its value. If several processes pop one version, only one of them gets it.

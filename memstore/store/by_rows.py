@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.errors import KeyNotFoundError, ReadOnlyError
-from memstore.keys import encode_key
+from memstore.keys import check_key, encode_key
 from memstore.late_imports import between_forks
 from memstore.listing import Keyspace, absent
 
@@ -56,7 +56,7 @@ class ByRows(Keyspace):
             from memstore.datasets import create_dataset
 
         root = self._writable()
-        encode_key(key)
+        check_key("create_dataset", key, spec, "the spec")
         return create_dataset(root, key, spec, capacity, length, self._seconds(timeout))
 
     def create_dataset_from(
@@ -81,7 +81,7 @@ class ByRows(Keyspace):
             from memstore.datasets import create_dataset_from
 
         root = self._writable()
-        encode_key(key)
+        check_key("create_dataset_from", key, value, "the rows")
         return create_dataset_from(root, key, value, capacity, self._seconds(timeout))
 
     def open_dataset(self, key: str, mode: Literal["r", "r+"] = "r+", *, wait: float | None = None) -> Dataset:

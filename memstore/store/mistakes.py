@@ -51,14 +51,14 @@ def _first_names(description: bytes) -> set[str | int]:
     return set()
 
 
-def as_items(items: Any) -> Mapping[str, Any]:
-    """What `put_many` was given, as a mapping. Raises TypeError."""
+def as_items(items: Any, call: str = "put_many") -> Mapping[str, Any]:
+    """What `put_many`, or another such call, was given, as a mapping. Raises TypeError."""
     if isinstance(items, Mapping):
         return items  # pyright: ignore[reportUnknownVariableType]
     if not callable(getattr(items, "items", None)):
         raise TypeError(
-            f"put_many takes a dict of values by their keys, and this is {an_instance(items)}: "
-            "put_many({'key': value}), or put(key, value) for one"
+            f"{call} takes a dict of values by their keys, and this is {an_instance(items)}: "
+            f"{call}({{'key': value}}), or put(key, value) for one"
         )
     return dict(items.items())  # a TensorDict, or another store: to iterate over them means something else
 

@@ -171,6 +171,12 @@ MISTAKES = [
         "a key has no NUL, and 'a\\x00b' has one: remove it",
     ),
     Mistake(
+        'store.update([("policy", 1)])',
+        TypeError,
+        "update takes a dict of values by their keys, and this is a list: update({'key': value}), or "
+        "put(key, value) for one",
+    ),
+    Mistake(
         'store.put_many([("policy", 1)])',
         TypeError,
         "put_many takes a dict of values by their keys, and this is a list: put_many({'key': value}), or "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memstore.errors import (
     AlreadyExistsError,
+    InvalidKeyError,
     KeyNotFoundError,
     MutableEntryError,
     ReadOnlyError,
@@ -25,6 +26,17 @@ MISTAKES = [
         TypeError,
         "spec['x'] is torch.float32: a spec is (shape, dtype), as ((84, 84), torch.uint8), a dict of them, "
         "or an example of a row, of tensors",
+    ),
+    Mistake(
+        'store.create_dataset({"x": ((2,), torch.float32)}, "new", capacity=8)',
+        InvalidKeyError,
+        "create_dataset takes the key and then the spec, and the key here is a dict: create_dataset('new', ...)",
+    ),
+    Mistake(
+        'store.create_dataset_from({"x": torch.ones(3)}, "new")',
+        InvalidKeyError,
+        "create_dataset_from takes the key and then the rows, and the key here is a dict: "
+        "create_dataset_from('new', ...)",
     ),
     Mistake(
         'store.create_dataset("new", {}, capacity=8)',
@@ -252,6 +264,11 @@ MISTAKES = [
         StructureMismatchError,
         "'replay': this row doesn't fit: value['x'] is torch.float32 of shape [1, 2], and takes "
         "torch.float32 of shape [2]",
+    ),
+    Mistake(
+        'StoreDataset(store, "policy", transform="float")',
+        TypeError,
+        "transform is a function of a batch, and not 'float'",
     ),
     Mistake(
         'StoreDataset(store, "plicy")',
