@@ -100,7 +100,7 @@ def _cells(leaf: LeafInfo) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store holds, in bytes, and what this process did.
+    """What a store holds, in bytes, and what this Store object did.
 
     Attributes:
         keys: how many keys there are.

@@ -22,7 +22,17 @@ from memstore.engine import files_of, index
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.info import EntryInfo
 from memstore.keys import encode_key
-from memstore.listing import Keyspace, Leaf, UnknownKindError, entries, no_value, open_keyspace, opened, outline
+from memstore.listing import (
+    Keyspace,
+    Leaf,
+    UnknownKindError,
+    entries,
+    no_value,
+    open_keyspace,
+    opened,
+    outline,
+    value_bytes,
+)
 from memstore.wording import count_of
 
 _IN_PLACE = ("dataset", "buffer")  # kinds whose rows are written in place, and aren't copied
@@ -65,7 +75,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         record = index.find(opened(keyspace), encode_key(key))
         if record is None:
             raise no_value(opened(keyspace), encode_key(key))
-        files, nbytes = files_of(opened(keyspace), record), record.nbytes
+        files, nbytes = files_of(opened(keyspace), record), value_bytes(record)
         rows = f"{looking.filled(opened(keyspace), key, record)}, " if record.is_mutable else ""
         described: EntryInfo | None = None
         try:
@@ -75,7 +85,6 @@ def info(root: str, key: str, as_json: bool) -> None:
             structure, leaves = described.structure, _leaves(described)
         if record.boxes is not None:
             described = described or _describe(root, key)
-            nbytes = described.nbytes
     size, age = render.size(nbytes), render.age(record.created)
     render.head(f"[bold]{render.printable(key)}[/]  {rows}version {record.version}, {size}, {age} old")
     for file in files:

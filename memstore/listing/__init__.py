@@ -14,7 +14,7 @@ globs       prefixes that look like patterns
 from __future__ import annotations
 
 from memstore.listing.absent import absent, absent_many, near, no_value, no_values
-from memstore.listing.entries import COLUMNS, Listed, cells, entries
+from memstore.listing.entries import COLUMNS, Listed, cells, entries, value_bytes
 from memstore.listing.globs import GLOB
 from memstore.listing.keys import WhileRead
 from memstore.listing.keyspace import Keyspace, Mode, open_keyspace, opened
@@ -42,4 +42,5 @@ __all__ = [
     "open_keyspace",
     "opened",
     "outline",
+    "value_bytes",
 ]

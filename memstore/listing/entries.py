@@ -63,7 +63,6 @@ def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) 
 
 def _listed(key: bytes, record: Record) -> Listed:
     tree, leaves, _ = msgspec.msgpack.decode(plan_bytes(record.description))
-    nbytes = record.nbytes if record.boxes is None and record.adopted is None else _nbytes(leaves)
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     if is_one_array(tree):
@@ -71,11 +70,19 @@ def _listed(key: bytes, record: Record) -> Listed:
     kind = type_name(tree) if not record.is_mutable else record.kind
     if kind == OBJECT:
         kind = next(iter(object_types(record.objects)), OBJECT)
+    nbytes = _nbytes(record, leaves)
     return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape)
 
 
-def _nbytes(leaves: list[Any]) -> int:
-    """Of the leaves, by their places: the data section of an entry in boxes has headers in it, and room."""
+def value_bytes(record: Record) -> int:
+    """Of its tensors, as `Store.info` says them."""
+    return _nbytes(record, msgspec.msgpack.decode(plan_bytes(record.description))[1])
+
+
+def _nbytes(record: Record, leaves: list[Any]) -> int:
+    """Of the leaves, by their places, where the data section has headers of files in it too."""
+    if record.boxes is None and record.adopted is None:
+        return record.nbytes
     sizes: dict[int, int] = {}
     for leaf in leaves:
         if not isinstance(leaf, int):  # the same tensor as an earlier one

@@ -24,6 +24,7 @@ from tensordict import TensorDict
 
 import memstore
 from memstore.cli import main, selftest
+from memstore.wording import size as as_size
 from tests.children import in_child
 from tests.cli.terminals import in_terminal
 
@@ -178,6 +179,10 @@ def test_attach_and_export(filled: str, tmp_path: Path) -> None:
     found = {one["key"]: one["kind"] for one in call_json("ls", filled)}
     assert found["adopted"] == found["folder"] == "adopted"
     assert str(path) in call("info", filled, "adopted")
+    for one in call_json("ls", filled):  # without the headers of files
+        size = as_size(one["nbytes"])
+        assert call_json("info", filled, one["key"])["nbytes"] == one["nbytes"]
+        assert f"version {one['version']}, {size}, " in call("info", filled, one["key"])
     with memstore.open(filled) as store:
         assert (store.get("folder")["x"] == 1).all()
     assert call_json("verify", filled)["unchecked"] == 2

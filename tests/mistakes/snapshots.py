@@ -32,7 +32,8 @@ MISTAKES = [
         'memstore.Snapshot.take(path + "/new", {"progress": memstore.StateDict(f=lambda: 0)})',
         UnsupportedValueError,
         "app_state['progress']: value['f']: an object of type function: it can't be found by its name (a "
-        "lambda, or defined in a function); define it at the top level of a module, or put what it is made of",
+        "lambda, or defined in a function): put what it is made of, or define it at the top level of a module and "
+        "use allow_pickle=True",
     ),
     Mistake(
         'memstore.Snapshot.take(path + "/store", {"model": module})',

@@ -14,7 +14,7 @@ MISTAKES = [
         'store.put("policy", lambda x: x)',
         UnsupportedValueError,
         "value: an object of type function: it can't be found by its name (a lambda, or defined in a "
-        "function); define it at the top level of a module, or put what it is made of",
+        "function): put what it is made of, or define it at the top level of a module and use allow_pickle=True",
     ),
     Mistake(
         'store.put("policy", (x for x in range(3)))',

@@ -16,7 +16,8 @@ import torch
 
 _OF_THIS_PROCESS = "it is a part of this process, and can't be stored; put what another process makes it of"
 _ITERATOR = "what it yields is not there yet; put list(...) of it"
-_NAMELESS = "it can't be found by its name (a lambda, or defined in a function); define it at the top level of a module"
+_NAMELESS = "it can't be found by its name (a lambda, or defined in a function)"
+_AT_THE_TOP = "define it at the top level of a module"
 
 # The first that fits is taken: an open file is an iterator too.
 _INSTEAD: tuple[tuple[tuple[type, ...], str], ...] = (
@@ -74,7 +75,9 @@ def alternative(value: Any) -> str | None:
         return "put numpy.asarray(...) of it"
     named: Any = value if isinstance(value, (type, types.FunctionType)) else type(value)
     if "<locals>" in named.__qualname__ or "<lambda>" in named.__qualname__:
-        return f"{_NAMELESS}, or put what it is made of" if named is value else f"its class: {_NAMELESS}"
+        if named is value:
+            return f"{_NAMELESS}: put what it is made of, or {_AT_THE_TOP} and use allow_pickle=True"
+        return f"its class: {_NAMELESS}; {_AT_THE_TOP}"
     return None
 
 
