@@ -34,6 +34,9 @@ from memstore.snapshot.take import PendingTake, prepare, start, take
 class Snapshot:
     """State dicts in a folder of safetensors files. `Snapshot.take` writes a snapshot; `Snapshot(path)` opens one.
 
+    It is pickled by its path and options, and copied by these and its process group. So a copy opens the snapshot that
+    is at the path when the copy is first used.
+
     Args:
         path: of the folder.
         pg: the process group whose ranks restore together; None: the default one, or this process alone.
@@ -261,6 +264,24 @@ class Snapshot:
         if self._stored is None:
             self._stored = Stored(self.path, self._manifest)
         return self._stored
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.pg is not None:
+            raise TypeError(
+                "a Snapshot with a process group can't be pickled: send its path, and open memstore.Snapshot(path, pg) "
+                "with the receiver's own group"
+            )
+        return type(self), (self.path, None, self._options())
+
+    def __copy__(self) -> Snapshot:
+        return type(self)(self.path, self.pg, self._options())
+
+    def __deepcopy__(self, memo: object) -> Snapshot:
+        return self.__copy__()  # a process group can't be copied, and is the same one
+
+    def _options(self) -> dict[str, Any]:
+        """The storage options that it was opened with."""
+        return {"allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __str__(self) -> str:
         """A table of its entries; just its path if it can't be read."""

@@ -30,7 +30,7 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from memstore.testing.fork_serving import ENVIRONMENT, PID, STATUS, Traceback
 
@@ -198,6 +198,9 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Worker can't be pickled or copied: send its pid")
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -187,4 +187,10 @@ MISTAKES = [
         "a PendingSnapshot can't be pickled: another process opens memstore.Snapshot(path) when its wait() has "
         "returned here",
     ),
+    Mistake(
+        'pickle.dumps(memstore.Snapshot(path + "/step-1", pg=object()))',
+        TypeError,
+        "a Snapshot with a process group can't be pickled: send its path, and open memstore.Snapshot(path, pg) with "
+        "the receiver's own group",
+    ),
 ]

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Container, Generator, Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -85,6 +86,9 @@ class Kept:
         for host, _ in self._parts:
             if host.member.id in hosts:
                 host.renew(deadline)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("what other hosts keep can't be pickled or copied: send the reference or view that needs it")
 
     def __del__(self) -> None:
         for host, extents in self._parts:

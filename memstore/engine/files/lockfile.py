@@ -6,12 +6,16 @@ They close themselves when nothing refers to them any more, so that no error pat
 from __future__ import annotations
 
 import weakref
+from typing import NoReturn
 
 from memstore.engine import syscalls
 
 
 class OwnedFile:
-    """A file descriptor that is closed when nothing refers to it any more."""
+    """A file descriptor that is closed when nothing refers to it any more.
+
+    It is never copied: the copy would close it too, when the number may be that of another file already.
+    """
 
     __slots__ = ("__weakref__", "_fds")
 
@@ -26,6 +30,12 @@ class OwnedFile:
 
     def close(self) -> None:
         syscalls.close_all(self._fds)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an open file can't be pickled or copied, because its descriptor is this process's own: send the path, and "
+            "open that"
+        )
 
     def __del__(self) -> None:
         syscalls.close_all(self._fds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from memstore.engine import syscalls
 from memstore.engine.files.huge_pages import COLLAPSE_STEP, allocate_rest, collapse_extents, touch_extents
@@ -90,6 +90,11 @@ class SharedMemory:
         """
         syscalls.map_nothing(self.address, self.size)
         syscalls.close_all(self._fds)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "SharedMemory can't be pickled or copied: send its file descriptor through a socket, or a copy of its bytes"
+        )
 
     def __del__(self) -> None:
         syscalls.close_all(self._fds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from memstore.engine import syscalls
 from memstore.engine.syscalls import Cleanup
@@ -37,3 +38,6 @@ class SharedPage:
     def close_file(self) -> None:
         """The mapping stays; and so do the file's locks, but for file systems where `mappings_keep_locks` is False."""
         self.fd, self._closing = -1, None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a mapped page can't be pickled or copied: send the path of its file, and map that there")

@@ -7,7 +7,7 @@ import errno
 import itertools
 import mmap
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from memstore.engine import syscalls
 from memstore.engine.syscalls.binding import (
@@ -52,6 +52,13 @@ class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can
 
     __slots__ = ()
     __del__ = map.__next__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def __reduce__(self) -> NoReturn:
+        """A `map` can be copied, and the copy would close the same file, or unmap the same memory, once more."""
+        raise TypeError(
+            "mapped memory and its files can't be pickled or copied: copy the bytes, or send the path and map the file "
+            "there"
+        )
 
 
 def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bool = False) -> None:
