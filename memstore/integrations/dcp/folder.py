@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from memstore.errors import CorruptionError, VersionGoneError
 from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
+from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.planned import (
     Planned,
     PlannedBox,
@@ -90,39 +92,52 @@ class Folder:
 
 
 class FolderCheckpoint:
-    """One that is there."""
+    """One that is there. It is pickled and copied as a reference, which opens the folder when it is first used.
 
-    def __init__(self, path: str) -> None:
-        self._path, self._snapshot = path, PlannedSnapshot(path)
-        self._stored = {key: self._snapshot.tensors(key) for key in (STATE, BYTES)}
+    Args:
+        save: of a reference: the id of the checkpoint that the folder must still have.
+    """
 
-    @property
-    def id(self) -> str:
-        return self._snapshot.id
+    def __init__(self, path: str, save: str | None = None) -> None:
+        self._path, self._save = path, save
+        self.id: str = self._opened.snapshot.id if save is None else save
+
+    @cached_property
+    def _opened(self) -> _Opened:
+        snapshot = PlannedSnapshot(self._path)
+        if self._save is not None and self._save != snapshot.id:
+            raise VersionGoneError(f"{self._path} was overwritten while it was about to be read: load it again")
+        return _Opened(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FolderCheckpoint, (self._path, self.id)
 
     def tensors(self, key: str) -> Mapping[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, tensor in self._stored[key].items():
+        for name, tensor in self._opened.tensors[key].items():
             chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
             found[name] = Tensor(DTYPES[tensor.dtype], tensor.shape, chunks)
         return found
 
     def objects(self) -> Any:
-        return self._snapshot.objects(DCP)
+        return self._opened.snapshot.objects(DCP)
 
     def read(self, parts: Sequence[Part]) -> None:
-        self._snapshot.read([Wanted(self._stored[part.key][part.name], part.box, part.target) for part in parts])
+        snapshot, stored = self._opened
+        snapshot.read([Wanted(stored[part.key][part.name], part.box, part.target) for part in parts])
 
     def damaged(self, detail: str) -> CorruptionError:
-        return self._snapshot.damaged(detail)
+        return self._opened.snapshot.damaged(detail)
 
     def share(self) -> Any:
         return self.id
 
     def shared(self, said: Any) -> FolderCheckpoint:
-        if said == self.id:
-            return self
-        found = FolderCheckpoint(self._path)
-        if said != found.id:
-            raise VersionGoneError(f"{self._path} was overwritten while ranks were about to read it: load it again")
-        return found
+        return self if said == self.id else FolderCheckpoint(self._path, said)
+
+
+class _Opened(NamedTuple):
+    """A checkpoint, and its tensors by STATE or BYTES and by name."""
+
+    snapshot: PlannedSnapshot
+    tensors: dict[str, Mapping[str, StoredTensor]]

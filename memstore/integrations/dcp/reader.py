@@ -23,7 +23,7 @@ from torch.futures import Future
 from memstore.errors import CorruptionError, FormatVersionError
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
-from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, WriteOptions
+from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, Place, WriteOptions
 from memstore.integrations.dcp.where import Where, is_possible
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class StorageReader(storage.StorageReader):
     Each chunk of 16 MiB of a file is compared with its checksum if at least half of it is read. Narrow reads aren't
     compared, because they would have to read whole chunks. `memstore snapshot verify PATH` compares everything.
 
+    A reader can be pickled and copied, also during a load: the copy then reads the same checkpoint. If that was
+    overwritten meanwhile, reading raises a VersionGoneError, and the next load reads what is there. (With the path of a
+    store, the copy reads what is there by then.)
+
     Args:
         path_or_store: as for StorageWriter.
         key: as for StorageWriter.
@@ -49,7 +53,7 @@ class StorageReader(storage.StorageReader):
         self._where = Where(path_or_store, key, "r")
         self._checkpoint: Checkpoint | None = None
         self._damage: CorruptionError | FormatVersionError | None = None  # of a checkpoint that is there
-        self._alone = False  # what this reads is a checkpoint that this rank has saved by itself
+        self._rank: int | None = None  # of whom this reads the checkpoint that it has saved by itself
         self._load = uuid.uuid4().hex
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -60,7 +64,7 @@ class StorageReader(storage.StorageReader):
         """
         if checkpoint_id:
             self._where.move(checkpoint_id)
-        self._checkpoint = self._damage = None
+        self._checkpoint = self._damage = self._rank = None
         self._load = uuid.uuid4().hex
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -73,20 +77,20 @@ class StorageReader(storage.StorageReader):
             NotAStoreError, KeyNotFoundError: there is no checkpoint.
             CorruptionError, FormatVersionError: it is damaged, or was written by a newer memstore.
         """
-        rank = kwargs.get("rank")
+        rank = None if kwargs.get("rank") is None else int(kwargs["rank"])
         if rank is not None and self._damage is not None:
             raise self._damage.with_traceback(None)  # torch would load what this rank saved by itself, some time ago
         self._damage = None
-        place = self._where.place(WriteOptions())
+        place = self._place(rank)
         try:
-            checkpoint = (place if rank is None else place.of_rank(int(rank))).open()
+            checkpoint = place.open()
             metadata = metadata_of(checkpoint)
         except (CorruptionError, FormatVersionError) as error:
             self._damage = error
             raise
         if metadata.storage_meta is not None:
             metadata.storage_meta.load_id = self._load
-        self._checkpoint, self._alone = checkpoint, rank is not None
+        self._checkpoint, self._rank = checkpoint, rank
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -98,9 +102,8 @@ class StorageReader(storage.StorageReader):
             kwargs: `use_collectives`; if it is False, `rank` loads what it has saved by itself.
         """
         if self._checkpoint is None:
-            place = self._where.place(WriteOptions())
-            self._alone = not kwargs.get("use_collectives", True)
-            self._checkpoint = (place.of_rank(int(kwargs.get("rank") or 0)) if self._alone else place).open()
+            self._rank = None if kwargs.get("use_collectives", True) else int(kwargs.get("rank") or 0)
+            self._checkpoint = self._place(self._rank).open()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Returns the plan as it is."""
@@ -108,7 +111,7 @@ class StorageReader(storage.StorageReader):
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Writes into each plan which checkpoint to read, because it may be overwritten between two ranks' reads."""
-        if self._alone:
+        if self._rank is not None:
             return plans
         said = self._opened().share()
         return [dataclasses.replace(plan, storage_data=said) for plan in plans]
@@ -141,9 +144,17 @@ class StorageReader(storage.StorageReader):
     def __repr__(self) -> str:
         return f"<memstore.integrations.dcp.StorageReader {self._where}>"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a version of a store that this has opened to read only: no lease can keep that on its way."""
+        return self.__dict__ | ({"_checkpoint": None} if self._where.opens_a_store else {})
+
+    def _place(self, rank: int | None) -> Place:
+        place = self._where.place(WriteOptions())
+        return place if rank is None else place.of_rank(rank)
+
     def _opened(self) -> Checkpoint:
         if self._checkpoint is None:
-            self.read_metadata()
+            self.read_metadata(rank=self._rank)
         assert self._checkpoint is not None
         return self._checkpoint
 

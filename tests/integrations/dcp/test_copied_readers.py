@@ -1,0 +1,78 @@
+"""Readers of checkpoints that are pickled or copied once they were used: as references, without what is open here."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+import memstore
+from memstore.errors import VersionGoneError
+from memstore.integrations.dcp import StorageReader, StorageWriter
+from tests.integrations.dcp.states import load, save
+
+
+def unpickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("in_store", [False, True], ids=["folder", "store"])
+@pytest.mark.parametrize("copied", [unpickled, copy.deepcopy, copy.copy])
+def test_a_reader_that_was_used_can_be_copied(scratch: str, copied: Any, in_store: bool) -> None:
+    key = "checkpoint" if in_store else None
+    if in_store:
+        memstore.open(scratch).close()
+    save({"w": torch.ones(3)}, StorageWriter(scratch, key=key))
+    reader, target = StorageReader(scratch, key=key), {"w": torch.zeros(3)}
+    load(target, reader)
+    other = copied(reader)
+    del reader
+    with open(f"{scratch}.log", "w") as log:  # has the number of the folder that was closed
+        load(target, other)
+        save({"w": torch.full((3,), 2.0)}, StorageWriter(scratch, key=key))
+        again = copied(other)
+        load(target, again)
+        assert torch.equal(target["w"], torch.full((3,), 2.0))
+        del other, again
+        log.write("still open")
+    assert Path(f"{scratch}.log").read_text() == "still open"
+
+
+def test_a_reader_that_is_sent_during_a_load_reads_the_same_checkpoint(scratch: str) -> None:
+    save({"w": torch.ones(3)}, StorageWriter(scratch))
+    reader, planner, target = StorageReader(scratch), DefaultLoadPlanner(), {"w": torch.zeros(3)}
+    planner.set_up_planner(target, reader.read_metadata(), True)
+    (plan,) = reader.prepare_global_plan([planner.create_local_plan()])
+    sent = pickle.dumps(reader)
+    pickle.loads(sent).read_data(plan, planner).wait()
+    assert torch.equal(target["w"], torch.ones(3))
+    save({"w": torch.full((3,), 2.0)}, StorageWriter(scratch))
+    late = pickle.loads(sent)
+    with pytest.raises(VersionGoneError, match="was overwritten while it was about to be read: load it again"):
+        late.read_data(plan, planner).wait()
+    load(target, late)
+    assert torch.equal(target["w"], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("in_store", [False, True], ids=["folder", "store"])
+def test_a_copied_reader_of_what_a_rank_saved_by_itself_reads_that(scratch: str, in_store: bool) -> None:
+    key = "checkpoint" if in_store else None
+    if in_store:
+        memstore.open(scratch).close()
+    save({"w": torch.ones(3)}, StorageWriter(scratch, key=key))
+    if in_store:
+        save({"w": torch.full((3,), 2.0)}, StorageWriter(scratch, key="checkpoint/rank-0"))
+    else:
+        save({"w": torch.full((3,), 2.0)}, StorageWriter(f"{scratch}/rank-0"))
+    reader, planner, target = StorageReader(scratch, key=key), DefaultLoadPlanner(), {"w": torch.zeros(3)}
+    planner.set_up_planner(target, reader.read_metadata(rank=0), True)
+    (plan,) = reader.prepare_global_plan([planner.create_local_plan()])
+    copy.deepcopy(reader).read_data(plan, planner).wait()
+    assert torch.equal(target["w"], torch.full((3,), 2.0))
