@@ -55,7 +55,7 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         todo = [slot for slot in in_turn if not is_placed(slot.tensor)]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
-            _check(found, table)
+            _check(found, table, wish)
             taking = Taking(slots, found, table, wish)
             taking.take()
             _replay(todo, wish)
@@ -94,7 +94,7 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     return list(found.values())
 
 
-def _check(found: Sequence[tuple[Slot, str]], table: Table) -> None:
+def _check(found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
     problems: list[str] = []
     for slot, name in found:
         tensor, stored = slot.tensor, table.get(name)
@@ -102,6 +102,8 @@ def _check(found: Sequence[tuple[Slot, str]], table: Table) -> None:
             problems.append(f"{name}: the source's is fake, and has no values")
         elif is_lazy(stored):
             problems.append(f"{name}: the source's is uninitialized, and has no values")
+        elif stored.device.type == "meta" and wish.device_of(tensor).type != "meta":
+            problems.append(f"{name}: the source's is on meta, and has no values")
         elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
             problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
         elif _kind(stored.dtype) != _kind(tensor.dtype):

@@ -27,6 +27,11 @@ MISTAKES = [
         "  weight: shape [2, 8] in the module, [2, 4] in the source",
     ),
     Mistake(
+        'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source={"weight": torch.empty(2, 4, device="meta")})',
+        StructureMismatchError,
+        "1 of 1 tensors of the dict don't fit the module:\n  weight: the source's is on meta, and has no values",
+    ),
+    Mistake(
         "state = module.state_dict()\n"
         'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source={"actor": state, "critic": state})',
         StructureMismatchError,
