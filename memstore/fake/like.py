@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memstore.fake.marks import Mark, meta_twin, set_mark
+from memstore.fake.marks import Mark, mark_of, meta_twin, set_mark
 from memstore.fake.tensors import become_fake
 from memstore.structure import modes
 
@@ -65,6 +65,7 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
             made.requires_grad_()
-        set_mark(made, Mark(tensor.device, None))
+        mark = mark_of(tensor)
+        set_mark(made, Mark(tensor.device if mark is None else mark.device, None))
         become_fake(made)
     return made
