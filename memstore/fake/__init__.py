@@ -14,6 +14,7 @@ living      the fake tensors that there are at the end of a session
 session     what becomes of an operator on them
 tensors     their classes, outside of a mode
 printing    them as text
+copying     copy.deepcopy
 functions   torch functions and attributes that no operator sees
 mode        fake_mode, is_fake, meta_like
 like        fake_like

@@ -7,7 +7,6 @@ Each handler gets the session, the function, and its arguments; the first one is
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,24 +15,20 @@ import torch
 from memstore import modes
 from memstore.errors import UnsupportedValueError
 from memstore.fake.arguments import with_index
+from memstore.fake.copying import deepcopied
 from memstore.fake.marks import (
     APART,
     META,
     Mark,
-    Ref,
     is_inference,
-    is_leaf,
     is_meta,
     mark_of,
-    over_storage,
     ref_of,
     requires_grad,
-    storage_bytes,
 )
 from memstore.fake.printing import text_of
 from memstore.fake.session import Session
 from memstore.fake.storages import lend
-from memstore.fake.tensors import original_class
 
 Args = Any  # a tuple: strict types would ask for its length at each place
 Handler = Callable[[Session, Any, Mark, Args, dict[str, Any]], Any]
@@ -187,31 +182,6 @@ def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict
         session.claim = before
 
 
-def _deepcopy(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    """A copy of the storage, which is of the past too; tensors that share one share the copy."""
-    fake, memo = args
-    with torch._C.DisableTorchFunction():
-        if not is_leaf(fake):
-            raise RuntimeError("a tensor that was computed from others (no leaf) can't be copied with deepcopy")
-        if id(fake) in memo:
-            return memo[id(fake)]
-        ref, cls = ref_of(fake, mark), original_class(type(fake))
-        if id(mark) not in memo:
-            whole = Ref(mark, torch.uint8, (storage_bytes(fake),), (1,), 0, False, False)
-            memo[id(mark)] = over_storage(fake, whole).clone()
-        made = over_storage(memo[id(mark)], ref)
-        lend(made)
-        if cls is not torch.Tensor:
-            made = torch.Tensor._make_subclass(cls, made, requires_grad(fake))
-        elif requires_grad(fake):
-            made.requires_grad_()
-        session.note(made)
-    for name, one in fake.__dict__.items():
-        setattr(made, name, copy.deepcopy(one, memo))
-    memo[id(fake)] = made
-    return made
-
-
 MOVES = {_tensor.to, _tensor.cuda}
 # They say what a tensor is, also outside of a mode, and need none.
 PLAIN = {
@@ -246,5 +216,5 @@ HANDLERS: dict[Any, Handler] = {
     _tensor.to: _move,
     _tensor.cpu: _move,
     _tensor.cuda: _move,
-    _tensor.__deepcopy__: _deepcopy,
+    _tensor.__deepcopy__: deepcopied,
 }

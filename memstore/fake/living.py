@@ -7,11 +7,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from memstore.fake.marks import is_meta, mark_of, storage_of
+from memstore.fake.marks import is_meta, mark_of, storage_of, tensors_in
+
+T = TypeVar("T")
 
 _count_users: Any = torch._C._storage_Use_Count
 
@@ -23,6 +25,12 @@ class Living:
 
     def note(self, tensor: torch.Tensor) -> None:
         self._seen[id(tensor)] = weakref.ref(tensor)
+
+    def noted(self, result: T) -> T:
+        """A function's result: a Parameter's copy is made by its class, which the modes don't see."""
+        for one in tensors_in((result,)):
+            self.note(one)
+        return result
 
     def note_storage(self, tensor: torch.Tensor) -> None:
         """The session has made its storage."""

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstore import modes
 from memstore.errors import UnsupportedValueError
+from memstore.fake.copying import deepcopied, deepcopy_real
 from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN, set_data, set_real_data
 from memstore.fake.marks import META, mark_of, meta_twin, requires_grad, tensors_in
 from memstore.fake.recorder import Recorder
@@ -92,6 +93,8 @@ def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[s
         return handler(session, function, mark, args, options)
     if handler is set_data and isinstance(args[1], torch.Tensor) and claim is not None:
         return set_real_data(session, function, args)
+    if handler is deepcopied:
+        return deepcopy_real(session, function, args)
     if session.fake_cuda and function is not torch.device:
         if function in MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
             return _move_real(session, function, args, options)
@@ -177,7 +180,8 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
             return handler(cast(Session, session), function, mark, args, options)
     if session is not None or function in PLAIN:
         with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **options)
+            result = function(*args, **options)
+        return result if session is None else session.living.noted(result)
     if TracingContext.try_get() is not None:
         raise UnsupportedValueError(
             "torch.compile can't trace tensors that are fake or deferred: materialize the module first"
@@ -189,11 +193,12 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
             if mark is not None and mark.history is not None:
                 recorder = mark.history.recorder()
                 break
-    with in_session(Session(recorder, fake_cuda=recorder is None), brief=True):
-        return function(*args, **options)
+    with in_session(Session(recorder, fake_cuda=recorder is None), brief=True) as session:
+        return session.living.noted(function(*args, **options))
 
 
 FakeTensor.run = staticmethod(_run_outside)
+Session.functions = _Functions
 
 
 @contextmanager

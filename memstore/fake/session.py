@@ -15,6 +15,8 @@ says what it is by itself (`tensors.py`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -69,7 +71,10 @@ class Session:
         lifts: whether the torch function which runs now makes a tensor of Python's values.
         casts: whether torch.autocast is on for it.
         living: the fake tensors that it has seen.
+        functions: the mode for torch functions; `mode.py` sets it.
     """
+
+    functions: Callable[[Session], AbstractContextManager[Any]]
 
     def __init__(self, recorder: Recorder | None, *, fake_cuda: bool = False) -> None:
         self.recorder, self.fake_cuda = recorder, fake_cuda and not torch.cuda.is_available()

@@ -269,6 +269,26 @@ def test_deepcopy_keeps_what_shares_a_storage_together() -> None:
     assert first.untyped_storage()._cdata != whole.untyped_storage()._cdata
 
 
+@without_cuda
+def test_a_copy_of_a_module_is_where_the_module_is() -> None:
+    with fake_mode(fake_cuda=True):
+        module = torch.nn.Linear(2, 3, device="cuda")
+    copied = copy.deepcopy(module)
+    assert is_fake(copied.weight) and str(copied.weight.device) == "cuda:0" and copied.weight.requires_grad
+    assert is_fake(copied(torch.ones(1, 2))) and is_fake(copied.half().weight) and is_fake(copied.to("cpu").weight)
+    with fake_mode(fake_cuda=True):
+        again = copy.deepcopy(module)
+    assert is_fake(again.weight) and str(again.weight.device) == "cuda:0"
+
+
+def test_a_copy_of_a_real_tensor_is_real_inside_too() -> None:
+    real = torch.arange(100.0)
+    with fake_mode():
+        copied = copy.deepcopy({"whole": real, "part": real[50:]})
+    assert not is_fake(copied["whole"]) and copied["whole"].equal(real) and copied["part"].equal(real[50:])
+    assert copied["whole"].untyped_storage()._cdata == copied["part"].untyped_storage()._cdata
+
+
 def test_a_module_has_a_state_dict_and_moves() -> None:
     with fake_mode():
         module = torch.nn.Linear(2, 3)
@@ -335,3 +355,13 @@ def test_fake_like_keeps_containers_ties_and_parameters() -> None:
     fake = fake_like({"a": weight, "b": weight, "td": TensorDict({"x": torch.zeros(4, 2)}, [4])})
     assert fake["a"] is fake["b"] and isinstance(fake["a"], torch.nn.Parameter) and fake["a"].stride() == (1, 3)
     assert isinstance(fake["td"], TensorDict) and fake["td"].batch_size == (4,) and is_fake(fake["td"]["x"])
+
+
+@without_cuda
+def test_fake_like_of_a_fake_is_where_that_is() -> None:
+    with fake_mode(fake_cuda=True):
+        given = {"a": torch.nn.Linear(2, 3, device="cuda").weight, "b": torch.ones(2), "c": torch.ones(2).to("cuda:1")}
+    made = fake_like(given)
+    assert [str(one.device) for one in made.values()] == ["cuda:0", "cpu", "cuda:1"]
+    assert all(is_fake(one) and not one.is_meta for one in made.values()) and made["a"].requires_grad
+    assert fake_like(deferred_init(torch.nn.Linear, 2, 3).weight).device.type == "cpu"
