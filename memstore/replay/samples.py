@@ -16,6 +16,7 @@ from memstore.replay.picking import Picked
 from memstore.replay.ring import Ring
 from memstore.replay.sampling import Targets
 from memstore.replay.words import positions_of
+from memstore.rows import is_kept
 from memstore.structure import DTYPES, to_device
 from memstore.wording import an_instance
 
@@ -93,7 +94,9 @@ class Samples:
         targets: Targets = []
         for found, row, dtype, name in self._pairs(out):
             shape = (rows, *row.shape[1:])
-            if not isinstance(found, torch.Tensor) or tuple(found.shape) != shape or found.dtype != dtype:
+            if not is_kept(found, _found(out, name)):
+                wrong.append(f"{_shown(name)} is a copy, which {an_instance(out)} makes when it is asked for it")
+            elif not isinstance(found, torch.Tensor) or tuple(found.shape) != shape or found.dtype != dtype:
                 wrong.append(f"{_shown(name)} is {_described(found)}, and takes {dtype} of shape {list(shape)}")
             elif _is_plain(found):
                 targets.append(found.detach().view(row.dtype))
@@ -120,10 +123,14 @@ class Samples:
         return out
 
     def _pairs(self, out: Any) -> Iterator[tuple[Any, torch.Tensor, torch.dtype, Name]]:
-        if not is_tensor_collection(out):
+        if isinstance(out, type) or not is_tensor_collection(out):
             raise TypeError(f"out is {an_instance(out)}, and not the TensorDict that a sample is")
         for name, tensor, dtype in zip(self.names, self._ring.tensors, self._dtypes, strict=True):
-            yield out.get(name if len(name) != 1 else name[0], None), tensor, dtype, name
+            yield _found(out, name), tensor, dtype, name
+
+
+def _found(out: Any, name: Name) -> Any:
+    return out.get(name if len(name) != 1 else name[0], None)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

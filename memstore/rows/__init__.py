@@ -18,10 +18,11 @@ from memstore.rows.copy import copy_rows
 from memstore.rows.gather import Allocate, Gather
 from memstore.rows.index import Index
 from memstore.rows.path import of_key
+from memstore.rows.targets import is_kept
 from memstore.rows.walk import plan
 from memstore.structure import modes, own_device
 
-__all__ = ["Allocate", "Index", "copy_rows", "of_key", "prefetch_rows", "read_rows", "read_rows_to"]
+__all__ = ["Allocate", "Index", "copy_rows", "is_kept", "of_key", "prefetch_rows", "read_rows", "read_rows_to"]
 
 
 def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
@@ -34,8 +35,9 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
             along the first dimension.
         index: which rows, in which order: integers (negative ones count from the end) as a list, array or tensor of
             one dimension; a slice or range; or a mask of booleans, one for each row. They may repeat, or be none.
-        out: a value of the same structure, whose leaves have one row for each requested one. It is filled and
-            returned. Allocating a new batch costs more than reading it.
+        out: a value of the same structure, whose leaves have one row for each requested one; a dict in the place of a
+            TensorDict or a tensorclass, and these in the place of each other, will do. It is filled and returned.
+            Allocating a new batch costs more than reading it.
         device: the device of the batch; None: that of the leaf. Copies to CUDA go through pinned memory, asynchronously
             on the current stream.
 

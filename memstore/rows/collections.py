@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
 
 from memstore.rows.gather import Gather
 from memstore.rows.path import Path, name_of
-from memstore.rows.targets import matching
+from memstore.rows.targets import entry_of, matching
 from memstore.wording import an
 
 Plan = Callable[[Gather, Any, Any, Path], Any]  # plans an entry of a collection: see `walk.plan`
@@ -24,21 +24,20 @@ def plan_collection(gather: Gather, source: Any, out: Any, path: Path, plan: Pla
     if is_non_tensor(source):
         return _other(gather, source, out, path)
     if is_tensorclass(source):
-        inner = plan(gather, source._tensordict, None if out is None else out._tensordict, path)
+        inner = plan(gather, source._tensordict, out._tensordict if is_tensorclass(type(out)) else out, path)
         return type(source)._from_tensordict(inner, dict(source._non_tensordict or {})) if out is None else out
     if isinstance(source, TensorDictParams):
         return plan(gather, source._param_td, out, path)
     if type(source) is TensorDict:
         return _tensordict(gather, source, out, path, plan)
-    picked = source[gather.rows(source.batch_size[0], path)]  # of a lazy stack: members, as they are
-    return picked.clone() if out is None else out.update_(picked)
+    return _made_when_asked(gather, source, out, path, plan)
 
 
 def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path, plan: Plan) -> Any:
     rows = gather.rows(source.batch_size[0], path)
     outs = matching(source, out, path)
     entries = {
-        key: plan(gather, value, outs._get_str(key, None) if out is not None else None, (*path, key))
+        key: plan(gather, value, entry_of(value, outs, key, path), (*path, key))
         for key, value in source._tensordict.items()
     }
     if out is not None:
@@ -53,11 +52,40 @@ def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path, plan: 
     )
 
 
+def _made_when_asked(gather: Gather, source: Any, out: Any, path: Path, plan: Plan) -> Any:
+    """Of a lazy stack, or another one that makes its entries when it is asked for them."""
+    picked = source[gather.rows(source.batch_size[0], path)]  # of a lazy stack: members, as they are
+    if out is None:
+        return picked.clone()
+    if isinstance(picked, LazyStackedTensorDict) and isinstance(out, LazyStackedTensorDict):
+        return _stack(gather, picked, out, path, plan)
+    plan(gather.of_picked(), TensorDict(dict(picked.items()), picked.batch_size), out, path)
+    return out
+
+
+def _stack(
+    gather: Gather, picked: LazyStackedTensorDict, out: LazyStackedTensorDict, path: Path, plan: Plan
+) -> LazyStackedTensorDict:
+    """From members to members, each as a batch of one row."""
+    members, outs = picked.tensordicts, out.tensordicts
+    if (picked.stack_dim, len(members)) != (out.stack_dim, len(outs)):
+        found = f"a stack of {len(outs)} along dimension {out.stack_dim}"
+        takes = f"{len(members)} along {picked.stack_dim}"
+        raise ValueError(f"{name_of(path)} of out is {found}, and takes one of {takes}")
+    whole = gather.of_picked()
+    for one, other in zip(members, outs, strict=True):
+        plan(whole, one.unsqueeze(0), other.unsqueeze(0), path)
+    return out
+
+
 def _other(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     """Leaves that are no tensors: one value for all rows, or one for each."""
     if not source.batch_size:
         return source if out is None else out
     rows = source[gather.rows(source.batch_size[0], path)]
-    if out is None or out.tolist() == rows.tolist():
-        return rows if out is None else out
+    if out is None:
+        return rows
+    given = out.tolist() if hasattr(out, "tolist") else out
+    if given == rows.tolist() or (isinstance(rows, NonTensorData) and given == rows.data):
+        return out
     raise ValueError(f"{name_of(path)} is no tensor, and out has other values there, which can't be filled")

@@ -61,6 +61,12 @@ class Gather:
         """Where new values go; None: where their leaves are."""
         return self._device
 
+    def of_picked(self) -> Gather:
+        """One that adds leaves to this batch of which all rows are wanted: they were picked before."""
+        whole = Gather(Index(slice(None)), self._device, self._allocate)
+        whole._jobs = self._jobs
+        return whole
+
     def rows(self, count: int, path: Path) -> torch.Tensor:
         """The rows of what has `count` of them."""
         self._has_rows = True

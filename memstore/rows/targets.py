@@ -13,16 +13,47 @@ from memstore.wording import an
 
 
 def matching(source: Any, out: Any, path: Path) -> Any:
-    """`out`, once it has the keys of `source`; an empty dict if there is none."""
+    """`out`, once it has the keys of `source`, or None if there is none."""
     if out is None:
-        return {}
-    if not hasattr(out, "keys"):
+        return None
+    if isinstance(out, type) or not (hasattr(out, "keys") and hasattr(out, "get")):
         raise ValueError(f"{name_of(path)} of out is {an(type(out))}, and that of the source has entries by name")
     keys, found = set(source.keys()), set(out.keys())
     if found != keys:
         has = f"missing {list(keys - found)}, too many {list(found - keys)}"
         raise ValueError(f"{name_of(path)} of out has other entries than the source: {has}")
     return out
+
+
+def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
+    """What the entry `source` is read into: that of `out`, once it is `matching`, or None if there is no `out`.
+
+    Raises ValueError where `out` has None there, or makes its entries when it is asked for them.
+    """
+    if out is None:
+        return None
+    get = getattr(out, "_get_str", out.get)  # a TensorDict's `get` unwraps what is no tensor
+    found = get(key, None)
+    check_there(source, found, (*path, key))
+    if not is_kept(found, get(key, None)):
+        raise ValueError(
+            f"{name_of(path)} of out is {an(type(out))}, which copies {key!r} when it is asked for it, and can't be "
+            "filled: give a TensorDict or a dict"
+        )
+    return found
+
+
+def check_there(source: Any, found: Any, path: Path) -> None:
+    """Raises ValueError where an `out` has None in the place of something."""
+    if found is None and source is not None:
+        raise ValueError(f"{name_of(path)} of out is None, which can't be filled")
+
+
+def is_kept(found: Any, again: Any) -> bool:
+    """Whether a container that was asked twice for an entry gave its own: a lazy stack copies a tensor each time."""
+    if found is again or type(found) is not torch.Tensor or is_unusual(found):
+        return True
+    return found.data_ptr() == again.data_ptr()
 
 
 def is_unusual(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from memstore import structure
 from memstore.late_imports import between_forks
 from memstore.rows.gather import Gather
 from memstore.rows.path import Path, name_of
-from memstore.rows.targets import matching
+from memstore.rows.targets import check_there, entry_of, matching
 
 
 def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
@@ -36,7 +36,9 @@ def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
 
 def _dict(gather: Gather, source: dict[Any, Any], out: Any, path: Path) -> Any:
     outs = matching(source, out, path)
-    entries = {key: plan(gather, value, outs.get(key), (*path, key)) for key, value in source.items()}
+    entries = {
+        key: plan(gather, value, entry_of(value, outs, key, path), (*path, key)) for key, value in source.items()
+    }
     if out is not None:
         return out
     if type(source) is dict:
@@ -50,6 +52,9 @@ def _sequence(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     outs = [None] * len(source) if out is None else out
     if not isinstance(outs, (list, tuple)) or len(outs) != len(source):
         raise ValueError(f"{name_of(path)} of out is no {type(source).__qualname__} of {len(source)}")
+    if out is not None:
+        for i, (one, other) in enumerate(zip(source, outs, strict=True)):
+            check_there(one, other, (*path, i))
     pairs = enumerate(zip(source, outs, strict=True))
     entries = [plan(gather, one, other, (*path, i)) for i, (one, other) in pairs]
     if out is not None:
@@ -60,4 +65,4 @@ def _sequence(gather: Gather, source: Any, out: Any, path: Path) -> Any:
 
 def _is_collection(value: Any) -> bool:
     asked: Any = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
-    return asked is not None and asked(value)
+    return asked is not None and asked(value) and not isinstance(value, type)

@@ -1,0 +1,145 @@
+"""What rows are read into, by its kind: all that keep their tensors are filled, others are refused untouched."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictParams, tensorclass
+
+import memstore
+import memstore.aio
+
+
+@tensorclass
+class Step:
+    x: torch.Tensor
+    n: TensorDict
+
+
+def entries(rows: int, number: int) -> dict[str, Any]:
+    return {"x": torch.full((rows, 3), float(number)), "n": {"done": torch.full((rows,), number)}}
+
+
+def stack(rows: int, number: int) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*TensorDict(entries(rows, number), [rows]).clone().unbind(0))
+
+
+MAKE: dict[str, Callable[[int, int], Any]] = {
+    "dict": entries,
+    "mixed": lambda rows, number: {**entries(rows, number), "n": TensorDict(entries(rows, number)["n"], [rows])},
+    "TensorDict": lambda rows, number: TensorDict(entries(rows, number), [rows]),
+    "no batch": lambda rows, number: TensorDict(entries(rows, number), []),
+    "tensorclass": lambda rows, number: Step.from_dict(entries(rows, number), batch_size=[rows]),
+    "params": lambda rows, number: TensorDictParams(TensorDict(entries(rows, number), [rows]), no_convert=True),
+    "part": lambda rows, number: TensorDict(entries(2 * rows, number), [2 * rows])._get_sub_tensordict(slice(0, rows)),
+}
+SOURCES = [name for name in MAKE if name != "no batch"]
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for name in value.keys() for leaf in leaves(value.get(name))]  # noqa: SIM118 - also of TensorDicts
+
+
+@pytest.mark.parametrize("out_kind", MAKE)
+@pytest.mark.parametrize("source_kind", [*SOURCES, "stack"])
+def test_containers_with_names_are_read_into_each_other(source_kind: str, out_kind: str) -> None:
+    source = stack(5, 1) if source_kind == "stack" else MAKE[source_kind](5, 1)
+    out = MAKE[out_kind](2, 0)
+    assert memstore.read_rows(source, [4, 0], out=out) is out
+    assert [(len(leaf), bool((leaf == 1).all())) for leaf in leaves(out)] == [(2, True)] * 2
+
+
+@pytest.mark.parametrize("source_kind", [*SOURCES, "stack"])
+@pytest.mark.parametrize("wrong", ["rows", "inner rows", "dtype", "missing", "no dict", "None"])
+def test_a_dict_that_does_not_fit_is_refused_untouched(source_kind: str, wrong: str) -> None:
+    source = stack(5, 1) if source_kind == "stack" else MAKE[source_kind](5, 1)
+    out = entries(2, 0)
+    message = r"value\['n'\]\['done'\] of out"
+    if wrong == "rows":
+        out = entries(3, 0)
+        message = r"value\['x'\] of out is torch.float32 of shape \(3, 3\), and takes torch.float32 of shape \(2, 3\)"
+    elif wrong == "missing":
+        out["n"], message = {}, r"value\['n'\] of out has other entries than the source: missing \['done'\]"
+    elif wrong == "no dict":
+        out["n"], message = torch.zeros(2), r"value\['n'\] of out is a Tensor, and that of the source has entries"
+    else:
+        bad = {"inner rows": torch.zeros(3, dtype=torch.int64), "dtype": torch.zeros(2), "None": None}
+        out["n"]["done"] = bad[wrong]
+    with pytest.raises(ValueError, match=message):
+        memstore.read_rows(source, [4, 0], out=out)
+    assert not out["x"].any()
+
+
+@pytest.mark.parametrize("source_kind", SOURCES)
+def test_an_out_that_copies_its_entries_is_refused(source_kind: str) -> None:
+    """It was returned as it was: the rows went into a copy."""
+    out = stack(2, 0)
+    with pytest.raises(ValueError, match="LazyStackedTensorDict, which copies 'x' when it is asked for it"):
+        memstore.read_rows(MAKE[source_kind](5, 1), [4, 0], out=out)
+    rows = TensorDict({"x": torch.zeros(4, 3)}, [4])
+    with pytest.raises(ValueError, match="_SubTensorDict, which copies 'x'"):
+        memstore.read_rows({"x": torch.ones(5, 3)}, [4, 0], out=rows._get_sub_tensordict(torch.tensor([0, 3])))
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_a_stack_is_read_into_a_stack(store: memstore.Store, along: int) -> None:
+    members = [TensorDict({"x": torch.arange(6).view(6, 1) + 10 * i}, [6]) for i in range(6)]
+    store.put("stack", LazyStackedTensorDict(*members, stack_dim=along))
+    view = store.view("stack")
+    out = memstore.read_rows(view, [0, 1])
+    assert memstore.read_rows(view, [-1, 3], out=out) is out
+    assert torch.equal(out["x"], store.get("stack")[[5, 3]]["x"])
+    before = out["x"].clone()
+    with pytest.raises(ValueError, match="of out is a stack of"):
+        memstore.read_rows(view, [0, 1], out=LazyStackedTensorDict(*out.unbind(along), out[0], stack_dim=along))
+    whole = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"value\['stack'\]\['x'\] of out is torch.float32"):
+        memstore.read_rows(
+            {"stack": view, "whole": torch.ones(6)}, [0, 1], out={"stack": {"x": torch.zeros(2, 6, 1)}, "whole": whole}
+        )
+    with pytest.raises(ValueError, match=r"value\['whole'\] of out"):
+        memstore.read_rows({"stack": view, "whole": torch.ones(6)}, [0, 1], out={"stack": out, "whole": None})
+    assert torch.equal(out["x"], before)
+    assert not whole.any()
+
+
+def test_what_is_no_tensor_is_compared(store: memstore.Store) -> None:
+    source = TensorDict({"texts": NonTensorStack("a", "b"), "all": NonTensorData("c", [2]), "x": torch.ones(2)}, [2])
+    out = {"texts": ["b", "a"], "all": "c", "x": torch.zeros(2)}
+    assert memstore.read_rows(source, [1, 0], out=out)["x"].all()
+    for wrong in ({"texts": ["a", "b"]}, {"texts": "ba"}, {"texts": 3}, {"all": "d"}):
+        with pytest.raises(ValueError, match="is no tensor, and out has other values there"):
+            memstore.read_rows(source, [1, 0], out={**out, **wrong})
+
+
+@pytest.mark.parametrize("out", [Step, TensorDict, {"x": None}.keys(), 3, "x", [torch.zeros(2)]])
+def test_what_has_no_entries_is_refused(out: Any) -> None:
+    with pytest.raises(ValueError, match="that of the source has entries by name"):
+        memstore.read_rows(TensorDict({"x": torch.ones(3)}, [3]), [0], out=out)
+    with pytest.raises(TypeError, match="type ABCMeta without a tensor has no rows"):
+        memstore.read_rows(TensorDict, [0])
+
+
+def test_a_dataset_fills_a_dict(store: memstore.Store) -> None:
+    dataset = store.create_dataset_from("rows", TensorDict(entries(5, 1), [5]))
+    out = entries(2, 0)
+    assert dataset.read_rows([4, 0], out=out) is out
+    assert all(leaf.all() for leaf in leaves(out))
+    with pytest.raises(ValueError, match=r"value\['x'\] of out is torch.float32 of shape \(3, 3\)"):
+        dataset.read_rows([4, 0], out=entries(3, 0))
+
+    async def awaited() -> dict[str, Any]:
+        async with memstore.aio.open(store.root) as opened:
+            again = await opened.open_dataset("rows")
+            return await again.read_rows([4, 0], out=entries(2, 0))
+
+    assert all(leaf.all() for leaf in leaves(asyncio.run(awaited())))
