@@ -62,6 +62,16 @@ MISTAKES = [
         "docs/coming-from/torchstore.md says what takes their place",
     ),
     Mistake(
+        "torchstore.TensorSlice(0, None, (4, 2), (2, 2), None)",
+        TypeError,
+        "offsets is whole numbers, one for each dimension, and not 0",
+    ),
+    Mistake(
+        'asyncio.run(torchstore.get("policy", store_name=None))',
+        TypeError,
+        "store_name is a str, as 'torchstore', and not None",
+    ),
+    Mistake(
         "asyncio.run(torchstore.initialize(2))",
         RuntimeError,
         "num_storage_volumes is 2, and without a strategy it is 1",

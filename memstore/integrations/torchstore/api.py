@@ -56,6 +56,7 @@ async def initialize(
         NoCounterpartError: a ProcMesh of several hosts.
         NotServedError: a host of the HostMesh can't be a member.
     """
+    folders.check_name(store_name)
     if strategy is None and num_storage_volumes != 1:
         raise RuntimeError(f"num_storage_volumes is {num_storage_volumes}, and without a strategy it is 1")
     is_of_hosts = hasattr(mesh, "spawn_procs")
@@ -104,6 +105,7 @@ async def client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> Client:
     Raises:
         NotInitializedError: there is no such store.
     """
+    folders.check_name(store_name)
     found = _clients.get(store_name)
     if found is None:
         found = Client(store_name)
@@ -114,6 +116,7 @@ async def client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> Client:
 
 def reset_client(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
     """Forgets the client, so that the next call looks for the store again."""
+    folders.check_name(store_name)
     _clients.pop(store_name, None)
 
 
@@ -149,7 +152,8 @@ async def get(
 
     Raises:
         KeyError: there is no such key, or parts of its value are missing.
-        StructureMismatchError: a shape differs.
+        StructureMismatchError: a shape differs, or `inplace_tensor` has no memory of its own to fill.
+        TypeError: `inplace_tensor` is no tensor, or `tensor_slice_spec` no TensorSlice.
     """
     return await (await client(store_name)).get(key, inplace_tensor, tensor_slice_spec)
 

@@ -20,7 +20,7 @@ from memstore.errors import (
 from memstore.integrations.torchstore.leaves import fill, fill_common, has_leaf, leaf_of
 from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
-from memstore.integrations.torchstore.slices import read_slice
+from memstore.integrations.torchstore.slices import check_fillable, read_slice
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
 
@@ -29,8 +29,8 @@ _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
 
 
 def stored(key: str) -> str:
-    """The store's name of a key."""
-    return key or _EMPTY
+    """The store's name of a key. What is no text is left to the store, which refuses it."""
+    return _EMPTY if isinstance(key, str) and not key else key  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def put(store: memstore.Store, key: str, value: Any, dtype: torch.dtype | None) -> None:
@@ -73,6 +73,11 @@ def put_batch(store: memstore.Store, entries: dict[str, Any]) -> None:
 def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) -> Any:
     if target is not None and not isinstance(target, torch.Tensor):
         raise TypeError(f"{key!r}: inplace_tensor is a tensor, and not {type(target)}")
+    if spec is not None and not isinstance(spec, TensorSlice):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"{key!r}: tensor_slice_spec is a TensorSlice(offsets, coordinates, global_shape, local_shape, "
+            f"mesh_shape), and not {spec!r:.100}"
+        )
     if spec is not None:
         if isinstance(target, DTensor):
             raise ValueError(f"{key!r}: a DTensor says by itself which slice it is: leave tensor_slice_spec out")
@@ -117,6 +122,7 @@ def _fill_leaf(key: str, leaf: Any, target: torch.Tensor) -> None:
     if not isinstance(leaf, torch.Tensor) or leaf.shape != target.shape:
         what = f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else "no tensor"
         raise StructureMismatchError(f"{key!r} is {what}, and inplace_tensor has shape {list(target.shape)}", key=key)
+    check_fillable(key, target)
     with torch.no_grad():
         if isinstance(target, DTensor):
             distribute: Any = leaf.distribute  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -18,12 +18,14 @@ import torch
 import memstore
 from memstore.aio.lanes import call
 from memstore.aio.opened import lane_in
+from memstore.arguments import flag
 from memstore.errors import NotAStoreError
 from memstore.integrations.torchstore import calls
 from memstore.integrations.torchstore.finding import find
 from memstore.integrations.torchstore.refusals import NotInitializedError, no_counterpart
 from memstore.integrations.torchstore.strategy import HostStrategy
 from memstore.integrations.torchstore.transport import TensorSlice
+from memstore.keys import encode_key
 
 _ResultT = TypeVar("_ResultT")
 
@@ -93,6 +95,7 @@ class Client:
     async def get_batch(self, keys: list[str] | dict[str, torch.Tensor | None]) -> dict[str, Any]:
         if not isinstance(keys, list | dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"get_batch takes a list of keys, or a dict of keys and tensors, and not {type(keys)}")
+        _check_keys(keys)
         if not keys or len(set(keys)) != len(keys):
             raise ValueError("get_batch takes at least one key, and each of them once")
         fills = isinstance(keys, dict) and any(target is not None for target in keys.values())
@@ -103,6 +106,8 @@ class Client:
     async def put_state_dict(
         self, state_dict: Any, key: str, *, direct_rdma: bool = False, transfer_dtype: torch.dtype | None = None
     ) -> None:
+        _check_keys([key])
+        direct_rdma = flag("direct_rdma", direct_rdma)
         if state_dict is None:
             if not direct_rdma or key not in self._put_directly:
                 raise ValueError(
@@ -117,7 +122,8 @@ class Client:
     async def get_state_dict(
         self, key: str, user_state_dict: Any = None, strict: bool = True, *, direct_rdma: bool = False
     ) -> Any:
-        if direct_rdma and user_state_dict is None:
+        strict = flag("strict", strict)
+        if flag("direct_rdma", direct_rdma) and user_state_dict is None:
             raise ValueError(f"{key!r}: direct_rdma=True fills user_state_dict, and there is none")
         return await self._call(
             calls.get_state_dict, key, user_state_dict, strict, key=key, fills=user_state_dict is not None
@@ -131,6 +137,7 @@ class Client:
     async def delete_batch(self, keys: list[str]) -> None:
         if not isinstance(keys, list):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"delete_batch takes a list of keys, and not {type(keys)}")
+        _check_keys(keys)
         await self._call(calls.delete_batch, keys)
 
     async def keys(self, prefix: str | None = None) -> list[str]:
@@ -138,6 +145,13 @@ class Client:
 
     async def exists(self, key: str) -> bool:
         return await self._call(calls.exists, key, key=key)
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Raises InvalidKeyError for what is no text, before it is looked up in a dict."""
+    for key in keys:
+        if not isinstance(key, str):
+            encode_key(key)
 
 
 async def _in_thread(

@@ -63,6 +63,12 @@ _owned: dict[str, OwnedStore] = {}
 _followed: set[str] = set()  # names of stores that the first rank of this host owns, and shuts down
 
 
+def check_name(name: object) -> None:
+    """Raises TypeError for what names no store."""
+    if not isinstance(name, str):
+        raise TypeError(f"store_name is a str, as 'torchstore', and not {name!r:.100}")
+
+
 def make(name: str) -> str:
     """Makes the store of this name, for the processes of this job, and returns its root.
 

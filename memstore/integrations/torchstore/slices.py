@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from memstore.errors import StructureMismatchError
 from memstore.integrations.torchstore.transport import TensorSlice
+from memstore.structure import traits
 
 
 def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | None) -> torch.Tensor:
@@ -18,7 +20,7 @@ def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | No
 
     Raises:
         StructureMismatchError: what is stored is no tensor of `global_shape`, the box isn't in it, or `target` has
-            another shape.
+            another shape, or can't be filled.
     """
     found: tuple[int, ...] | None = tuple(lazy.shape) if isinstance(lazy, torch.Tensor) else None
     if found is None or found != spec.global_shape:
@@ -32,8 +34,25 @@ def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | No
     if target is not None and tuple(target.shape) != spec.local_shape:
         text = f"{key!r}: inplace_tensor has shape {list(target.shape)}, and the slice {list(spec.local_shape)}"
         raise StructureMismatchError(text, key=key)
+    if target is not None:
+        check_fillable(key, target)
     box = lazy[tuple(map(slice, spec.offsets, ends))]
     if target is None:
         return box.clone(memory_format=torch.contiguous_format)
     with torch.no_grad():
         return target.copy_(box)
+
+
+def check_fillable(key: str, target: torch.Tensor) -> None:
+    """Raises StructureMismatchError for an inplace_tensor whose elements have no memory, or share it."""
+    if isinstance(target, DTensor):
+        return
+    why = None
+    if target.device.type == "meta":
+        why = "is a meta tensor, which has no memory"
+    elif target.layout is not torch.strided:
+        why = f"is of layout {target.layout}"
+    elif traits.overlaps_itself(target.shape, target.stride()):
+        why = "has elements that lie in the same memory, as expand() makes them"
+    if why is not None:
+        raise StructureMismatchError(f"{key!r}: inplace_tensor {why}: give a plain tensor to fill", key=key)

@@ -118,18 +118,30 @@ async def initialize(
     Raises:
         RuntimeError: `strategy` is neither of the two, or a variable of torchrun is missing.
         ValueError: `transport` isn't one of TorchStore's, or hosts have unequal numbers of ranks.
+        TypeError: another argument is none of what it should be.
         StoreTimeoutError: not all ranks of this host have called it in time.
     """
     if not isinstance(strategy, HostStrategy | LocalRankStrategy):
         raise RuntimeError(f"initialize_spmd takes a HostStrategy or a LocalRankStrategy, and not {strategy!r}")
     if transport not in _TRANSPORTS:
         raise ValueError(f"transport is one of {', '.join(_TRANSPORTS)}, and not {transport!r}")
+    _check(store_name, env, rendezvous_timeout)
     found = SPMDEnv.from_env() if env is None else env
     meeting = await asyncio.to_thread(_meet, store_name, found, rendezvous_timeout)
     await asyncio.to_thread(meeting.find_or_make, store_name)
     reset_client(store_name)
     await client(store_name)
     await asyncio.to_thread(meeting.wait_for_others)
+
+
+def _check(store_name: object, env: object, timeout: object) -> None:
+    folders.check_name(store_name)
+    if env is not None and not isinstance(env, SPMDEnv):
+        raise TypeError(f"env is an SPMDEnv, or None to read torchrun's environment, and not {env!r:.100}")
+    if not isinstance(timeout, timedelta):
+        raise TypeError(
+            f"rendezvous_timeout is a datetime.timedelta, as timedelta(seconds=120), and not {timeout!r:.100}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import uuid
 from typing import Any
 
 from memstore.late_imports import between_forks
+from memstore.wording import an_instance
 
 
 async def spawn_actors(num_processes: int, actor_cls: type, name: str, mesh: Any = None, **init_args: Any) -> Any:
@@ -28,5 +29,7 @@ async def spawn_actors(num_processes: int, actor_cls: type, name: str, mesh: Any
         with between_forks():
             from monarch.actor import this_host
         mesh = this_host().spawn_procs(per_host={"gpus": num_processes})
+    elif not (hasattr(mesh, "spawn") and hasattr(mesh, "initialized")):
+        raise TypeError(f"mesh is a ProcMesh of Monarch, or None, and not {an_instance(mesh)}")
     await mesh.initialized
     return mesh.spawn(f"{name}_{uuid.uuid4().hex[:8]}", actor_cls, **init_args)

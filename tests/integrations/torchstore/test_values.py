@@ -248,3 +248,124 @@ def test_a_missing_key_is_told_with_what_is_near_and_in_words_of_this_api() -> N
                 await call("plicy")
 
     asyncio.run(use())
+
+
+# --- arguments that are none ------------------------------------------------------------------------------------------
+
+BOX = ts.TensorSlice((0, 0), None, (4, 2), (2, 2), None)
+
+
+@pytest.mark.parametrize("spec", [3, slice(0, 2), (slice(0, 2),), {"offsets": (0, 0)}, ts.TensorSlice])
+def test_a_slice_that_is_none_is_told(spec: Any) -> None:
+    async def use() -> None:
+        await ts.put("w", torch.ones(4, 2))
+        for key in ("w", "absent"):
+            with pytest.raises(TypeError, match=f"'{key}': tensor_slice_spec is a TensorSlice\\(offsets, .*, and not"):
+                await ts.get(key, tensor_slice_spec=spec)
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"offsets": 3}, TypeError, "offsets is whole numbers, one for each dimension, and not 3"),
+        ({"offsets": None}, TypeError, "offsets is whole numbers, one for each dimension, and not None"),
+        ({"offsets": (0.5, 0)}, TypeError, r"offsets is whole numbers, one for each dimension, and not \(0.5, 0\)"),
+        ({"coordinates": 3}, TypeError, "coordinates is whole numbers"),
+        ({"local_shape": "ab"}, TypeError, "local_shape is whole numbers"),
+        ({"offsets": (0,)}, ValueError, "have a number for each dimension of the tensor, and not 1, 2 and 2 of them"),
+        ({"local_shape": (2,)}, ValueError, "and not 2, 2 and 1 of them"),
+        ({"local_shape": (-1, 2)}, ValueError, r"local_shape is sizes, 0 or more, and not \(-1, 2\)"),
+    ],
+)
+def test_numbers_that_are_no_slice_are_told(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    fields: dict[str, Any] = {name: getattr(BOX, name) for name in BOX.__dataclass_fields__}
+    with pytest.raises(error, match=message):
+        ts.TensorSlice(**{**fields, **change})
+    assert ts.TensorSlice(**{**fields, "offsets": torch.zeros(2, dtype=torch.int64)}) == BOX
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.ones(2, 2, device="meta"), "a meta tensor, which has no memory"),
+        (lambda: torch.ones(2, 2).to_sparse(), "of layout torch.sparse_coo"),
+        (lambda: torch.ones(1, 2).expand(2, 2), "elements that lie in the same memory"),
+    ],
+    ids=["meta", "sparse", "expanded"],
+)
+def test_a_target_that_cannot_be_filled_is_told(make: Any, message: str) -> None:
+    async def use() -> None:
+        await ts.put("w", torch.ones(4, 2))
+        await ts.put_state_dict({"w": torch.ones(2, 2)}, "state")
+        for key, spec in (("w", BOX), ("state/w", None)):
+            with pytest.raises(memstore.StructureMismatchError, match=f"'{key}': inplace_tensor (is|has) {message}"):
+                await ts.get(key, make(), spec)
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("key", [None, 3, b"w", ["w"], []], ids=str)
+def test_a_key_that_is_none_is_told(key: Any) -> None:
+    """None, [] and b"" were taken for the key ""."""
+
+    async def use() -> None:
+        await ts.put("", torch.ones(2))
+        calls = (
+            lambda: ts.put(key, torch.zeros(2)),
+            lambda: ts.get(key),
+            lambda: ts.get_batch([key]),
+            lambda: ts.exists(key),
+            lambda: ts.delete(key),
+            lambda: ts.delete_batch([key]),
+            lambda: ts.put_state_dict({}, key, direct_rdma=True),
+            lambda: ts.get_state_dict(key),
+        )
+        for call in calls:
+            with pytest.raises(memstore.InvalidKeyError, match="a key is a str"):
+                await call()
+        assert (await ts.get("")).tolist() == [1, 1]
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("name", [3, None, ["torchstore"]], ids=str)
+def test_a_store_name_that_is_none_is_told(name: Any) -> None:
+    async def use() -> None:
+        env = ts.spmd.SPMDEnv(0, 0, 1, 1, "127.0.0.1", 1)
+        calls = (
+            lambda: ts.get("w", store_name=name),
+            lambda: ts.client(name),
+            lambda: ts.initialize(store_name=name),
+            lambda: ts.initialize_spmd(ts.HostStrategy(), name, env=env),
+            lambda: ts.shutdown(name),
+        )
+        for call in calls:
+            with pytest.raises(TypeError, match="store_name is a str, as 'torchstore', and not"):
+                await call()
+        with pytest.raises(TypeError, match="store_name is a str"):
+            ts.reset_client(name)
+
+    asyncio.run(use())
+
+
+def test_flags_and_ranks_that_are_none_are_told() -> None:
+    async def use() -> None:
+        env: Any = 3
+        no: Any = "no"
+        seconds: Any = 120
+        with pytest.raises(TypeError, match="strict is True or False, and not 'no'"):
+            await ts.get_state_dict("state", {}, no)
+        with pytest.raises(TypeError, match="direct_rdma is True or False, and not 'no'"):
+            await ts.get_state_dict("state", {}, direct_rdma=no)
+        with pytest.raises(TypeError, match="direct_rdma is True or False, and not 'no'"):
+            await ts.put_state_dict({}, "state", direct_rdma=no)
+        with pytest.raises(TypeError, match="env is an SPMDEnv, or None to read torchrun's environment, and not 3"):
+            await ts.initialize_spmd(ts.HostStrategy(), env=env)
+        with pytest.raises(TypeError, match=r"rendezvous_timeout is a datetime.timedelta, as .*, and not 120"):
+            await ts.initialize_spmd(ts.HostStrategy(), rendezvous_timeout=seconds)
+        with pytest.raises(TypeError, match="mesh is a ProcMesh of Monarch, or None, and not an int"):
+            await ts.spawn_actors(1, object, "name", mesh=3)
+
+    asyncio.run(use())

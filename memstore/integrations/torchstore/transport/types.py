@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 
-def _numbers(value: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(map(int, value))
+def _numbers(name: str, value: Any) -> tuple[int, ...]:
+    """Of torch.Size, lists and tensors too. Raises TypeError for what is no sequence of whole numbers."""
+    try:
+        return tuple(map(operator.index, value))
+    except TypeError:
+        raise TypeError(f"{name} is whole numbers, one for each dimension, and not {value!r:.100}") from None
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,10 @@ class TensorSlice:
         global_shape: the shape of the whole tensor.
         local_shape: the shape of the box.
         mesh_shape: the shape of the mesh; ignored.
+
+    Raises:
+        TypeError: one of them isn't numbers.
+        ValueError: offsets and shapes have different numbers of dimensions, or `local_shape` has a negative one.
     """
 
     offsets: tuple[int, ...]
@@ -30,4 +39,13 @@ class TensorSlice:
 
     def __post_init__(self) -> None:
         for name in ("offsets", "coordinates", "global_shape", "local_shape", "mesh_shape"):
-            object.__setattr__(self, name, _numbers(getattr(self, name)))  # torch.Size and lists are given too
+            value = getattr(self, name)
+            if value is not None or name not in ("coordinates", "mesh_shape"):
+                object.__setattr__(self, name, _numbers(name, value))
+        if not len(self.offsets) == len(self.global_shape) == len(self.local_shape):
+            raise ValueError(
+                "offsets, global_shape and local_shape have a number for each dimension of the tensor, and not "
+                f"{len(self.offsets)}, {len(self.global_shape)} and {len(self.local_shape)} of them"
+            )
+        if any(size < 0 for size in self.local_shape):
+            raise ValueError(f"local_shape is sizes, 0 or more, and not {self.local_shape}")
