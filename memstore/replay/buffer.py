@@ -14,7 +14,7 @@ from memstore.engine import MutableEntry, deadline_after
 from memstore.replay.filled import Filled
 from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
-from memstore.replay.opening import open_or_create, options_for
+from memstore.replay.opening import checked_alpha, open_or_create, options_for
 from memstore.replay.picking import Dice, Picked, Picker
 from memstore.replay.recovery import keep_whole
 from memstore.replay.ring import Ring
@@ -24,7 +24,7 @@ from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
 from memstore.replay.taking import Taking, hand_out
 from memstore.structure import modes
-from memstore.wording import check_store, names_its_methods
+from memstore.wording import check_store, count_of, names_its_methods
 
 if TYPE_CHECKING:
     from memstore.store.store import Store
@@ -49,6 +49,8 @@ class ReplayBuffer(Filled):
         replacement: whether "uniform" may return a row again before all others. False: this object samples in passes,
             each of which returns once each row that existed when it began; no row is twice in a batch either.
         alpha: the exponent of priorities, from 0 to 4. It belongs to the buffer, as capacity, spec and rate limiter do.
+            0.6, the default, means as created; another value has to be the buffer's, with any sampler. It has no effect
+            on a buffer without priorities.
         beta: the exponent of the weights that this object returns.
         rate_limiter: makes samplers and writers wait for each other; None: as created.
         seed: of this object's random numbers; None: different ones each time. Forked children and unpickled copies have
@@ -101,9 +103,10 @@ class ReplayBuffer(Filled):
         check_store(store, key)
         root, timeout, writable = store.lend_root(key)
         own = SamplerOptions(sampler, replacement, beta)
+        alpha = checked_alpha(alpha)
         options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)
         dice = Dice(seed)  # before anything is made
-        entry = open_or_create(root, key, spec, capacity, options, mode, timeout, writable=writable)
+        entry = open_or_create(root, key, spec, capacity, options, alpha, mode, timeout, writable=writable)
         self._set(entry, own, timeout, dice)
 
     @modes.unaffected
@@ -137,7 +140,9 @@ class ReplayBuffer(Filled):
         Raises:
             StoreTimeoutError: there were not enough rows in time; the message says why.
             StructureMismatchError: `out` doesn't fit.
-            TypeError, ValueError: `batch_size` is invalid; or both `out` and `device` are given.
+            ValueError: `batch_size` is negative; or the capacity is less, and "fifo", "lifo" and `replacement=False`
+                give no row twice.
+            TypeError: `batch_size` or `out` is invalid; or both `out` and `device` are given.
         """
         rows = _count(batch_size, "batch_size")
         if out is not None and device is not None:
@@ -165,7 +170,8 @@ class ReplayBuffer(Filled):
         Raises:
             StoreTimeoutError: there were no such slices in time.
             KeyError: the spec has no such leaf.
-            TypeError, ValueError: a number is invalid, or the leaf can't mark the end of episodes.
+            ValueError: a number is too small, or the capacity is less than `slice_len`.
+            TypeError: a number is invalid, or the leaf can't mark the end of episodes.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -190,6 +196,7 @@ class ReplayBuffer(Filled):
         ring, samples = self._ring, self._samples
         ring.entry.check_in_place()
         rows = math.prod(shape)
+        self._check_it_fits(picker, rows)
         is_weighted = picker is self._picker and self._own.sampler == "prioritized"
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
         targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)
@@ -207,6 +214,12 @@ class ReplayBuffer(Filled):
         if out is not None:
             return samples.fill(out, targets, found)
         return samples.build(targets, found, None if device is None else torch.device(device))
+
+    def _check_it_fits(self, picker: Picker, rows: int) -> None:
+        """Raises ValueError for a sample that no buffer of this capacity ever has: nobody is to wait for it."""
+        why = picker.never(rows) if rows else None
+        if why is not None:
+            raise ValueError(f"{self.key!r} has {count_of(self.capacity, 'slot', 'slots')}, and {why}")
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 

@@ -24,16 +24,21 @@ _NO_PRIORITIES = "it was made without priorities"
 BufferMode = Literal["a", "r+", "x"]
 
 
-def options_for(root: Root, alpha: Any, limiter: Any) -> RingOptions:
-    """Raises ValueError, TypeError: alpha is none, or the limiter."""
+def checked_alpha(alpha: Any) -> float:
+    """Raises ValueError, TypeError: it is none."""
+    if isinstance(alpha, str) or not hasattr(alpha, "__float__"):
+        raise TypeError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r:.100}")
+    if not 0 <= alpha <= ALPHA_LIMIT:
+        raise ValueError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r}")
+    return float(alpha)
+
+
+def options_for(root: Root, alpha: float | None, limiter: Any) -> RingOptions:
+    """Those of a new buffer; `alpha` is None: without priorities. Raises TypeError: the limiter is none."""
     if limiter is not None and not isinstance(limiter, RateLimiter):
         raise TypeError(f"rate_limiter is a memstore.RateLimiter, and not {limiter!r}")
-    if alpha is not None and (isinstance(alpha, str) or not hasattr(alpha, "__float__")):
-        raise TypeError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r:.100}")
-    if alpha is not None and not 0 <= alpha <= ALPHA_LIMIT:
-        raise ValueError(f"alpha is a number from 0 to {ALPHA_LIMIT:g}, and not {alpha!r}")
     numbers = None if limiter is None else (limiter.samples_per_insert, limiter.min_size, limiter.tolerance)
-    return RingOptions(None if alpha is None else float(alpha), numbers, not root.on_tmpfs)
+    return RingOptions(alpha, numbers, not root.on_tmpfs)
 
 
 def open_or_create(
@@ -42,12 +47,15 @@ def open_or_create(
     spec: Spec,
     capacity: int | None,
     options: RingOptions,
+    alpha: float,
     mode: BufferMode,
     timeout: float,
     *,
     writable: bool,
 ) -> MutableEntry:
     """The entry of a buffer. What `spec`, `capacity` and `options` say has to be so, None: as it is.
+
+    So does `alpha`, if the buffer has priorities, whether `options` ask for them or not. DEFAULT_ALPHA: as it is.
 
     Raises:
         As `ReplayBuffer`.
@@ -69,7 +77,7 @@ def open_or_create(
                         raise _not_there(root, key, mode, writable=writable) from None
                 else:
                     _check_recovered(entry)
-                    _compare(entry, spec, capacity, options)
+                    _compare(entry, spec, capacity, options, alpha)
                     return entry
             if spec is None or capacity is None:
                 raise _not_there(root, key, mode, writable=writable)
@@ -105,7 +113,7 @@ def _check_recovered(entry: MutableEntry) -> None:
     )
 
 
-def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: RingOptions) -> None:
+def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: RingOptions, alpha: float) -> None:
     """Raises StructureMismatchError, which shows what there is, and what was asked for."""
     key, record = entry.key, entry.record
     found, there = options_of(record), capacity_of(record)
@@ -119,8 +127,8 @@ def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: Rin
             wrong.append(f"its rows are {spec_of(stored)}, and not {spec_of(asked)}")
     if options.alpha is not None and found.alpha is None:
         wrong.append(_NO_PRIORITIES)
-    elif options.alpha is not None and options.alpha not in (found.alpha, DEFAULT_ALPHA):
-        wrong.append(f"its alpha is {found.alpha}, and not {options.alpha}")
+    elif found.alpha is not None and alpha not in (found.alpha, DEFAULT_ALPHA):
+        wrong.append(f"its alpha is {found.alpha}, and not {alpha}")
     if options.limiter is not None and options.limiter != found.limiter:
         wrong.append(f"its rate limiter is {found.rate_limiter}, and not {options.rate_limiter}")
     if wrong:

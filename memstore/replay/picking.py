@@ -49,6 +49,10 @@ class Picker(Protocol):
         """Picks so many rows; `locked`: the caller has the mutex. None: there are none, or not so many."""
         ...
 
+    def never(self, rows: int) -> str | None:
+        """Why no buffer of this capacity ever has such a sample, for an error; None: it may be had."""
+        ...
+
     def wants(self, rows: int) -> str:
         """What it waits for, for an error."""
         ...
@@ -111,6 +115,9 @@ class Uniform:
             words[wrong] = ring.words[slots[wrong]]
         return Picked(slots, words)
 
+    def never(self, rows: int) -> None:
+        """Rows may come more than once: a sample is as large as it likes."""
+
     def wants(self, rows: int) -> str:
         return "it has no rows to sample: add some, or wait longer for them with timeout="
 
@@ -158,6 +165,11 @@ class EachOnce:
         found = positions_of(words, slots, self._ring.capacity)
         return positions[(found == positions) & (words & READABLE != 0)]
 
+    def never(self, rows: int) -> str | None:
+        if rows <= self._ring.capacity:
+            return None
+        return f"without replacement a sample of {rows:,} different rows never fits: sample fewer at a time"
+
     def wants(self, rows: int) -> str:
         return (
             f"it has {self._ring.numbers.rows:,} rows, and without replacement a sample takes {rows:,} different ones"
@@ -194,6 +206,9 @@ class Prioritized:
             if locked or (self._priorities.sequence == before and not len(wrong)):
                 return Picked(slots, words, leaves * (there / total))
         return None
+
+    def never(self, rows: int) -> None:
+        """Rows may come more than once: a sample is as large as it likes."""
 
     def wants(self, rows: int) -> str:
         return "it has no rows with a priority above 0: add some, or call update_priority"

@@ -80,6 +80,12 @@ class Slices:
             fits &= ends[length - 1 :] == ends[: len(ends) - length + 1]
         return positions[: len(fits)][fits]
 
+    def never(self, rows: int) -> str | None:
+        """The same slice may come more than once: only its length counts."""
+        if self._length <= self._ring.capacity:
+            return None
+        return f"a slice of {self._length:,} rows never fits: take shorter slices"
+
     def wants(self, rows: int) -> str:
         where = "" if self._end is None else " of one episode"
         return f"it has no {self._length:,} rows{where} that follow each other: add more, or take shorter slices"

@@ -39,6 +39,11 @@ class Taking:
     def __init__(self, ring: Ring, *, newest: bool) -> None:
         self._ring, self._newest = ring, newest
 
+    def never(self, rows: int) -> str | None:
+        if rows <= self._ring.capacity:
+            return None
+        return f"{rows:,} rows never wait in it to be handed out: sample fewer at a time"
+
     def wants(self, rows: int) -> str:
         return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
 

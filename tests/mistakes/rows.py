@@ -230,6 +230,26 @@ MISTAKES = [
         "'replay': it has no rows to sample: add some, or wait longer for them with timeout=",
     ),
     Mistake(
+        "replay.sample_slices(1, 30)",
+        ValueError,
+        "'replay' has 8 slots, and a slice of 30 rows never fits: take shorter slices",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", sampler="fifo").sample(9)',
+        ValueError,
+        "'replay' has 8 slots, and 9 rows never wait in it to be handed out: sample fewer at a time",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", replacement=False).sample(9)',
+        ValueError,
+        "'replay' has 8 slots, and without replacement a sample of 9 different rows never fits: sample fewer at a time",
+    ),
+    Mistake(
+        'memstore.ReplayBuffer(store, "replay", alpha=5)',
+        ValueError,
+        "alpha is a number from 0 to 4, and not 5",
+    ),
+    Mistake(
         "replay.sample(-1)",
         ValueError,
         "batch_size is 0 or more, and not -1",
@@ -337,6 +357,16 @@ MISTAKES = [
         "memstore.read_rows(frames, [0])",
         TypeError,
         "a Dataset is no view: its own read_rows(index) reads its rows",
+    ),
+    Mistake(
+        'frames.read_rows([0, 1], out={"x": torch.zeros(3, 2), "done": torch.zeros(3, dtype=torch.bool)})',
+        ValueError,
+        "value['x'] of out is torch.float32 of shape (3, 2), and takes torch.float32 of shape (2, 2)",
+    ),
+    Mistake(
+        'frames.read_rows([0, 1], out={"x": torch.zeros(2, 2)})',
+        ValueError,
+        "value of out has other entries than the source: missing ['done'], too many []",
     ),
     Mistake(
         "memstore.read_rows(replay, [0])",

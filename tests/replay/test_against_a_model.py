@@ -140,7 +140,8 @@ class Run:
 
     def _sample(self, sampler: str, count: int, allowed: set[int]) -> list[int]:
         if not allowed:
-            with pytest.raises(memstore.StoreTimeoutError):
+            never = sampler in ("fifo", "lifo", "each once") and count > self.model.capacity
+            with pytest.raises(ValueError if never else memstore.StoreTimeoutError):
                 self.by[sampler].sample(count, timeout=0)
             return []
         found = check(self.by[sampler].sample(count, timeout=0), self.model)
@@ -186,7 +187,9 @@ class Run:
         buffer, starts = self.by["uniform"], self.model.slices(length, whole=whole)
         end_key = None if whole else "done"
         if not starts:
-            with pytest.raises(memstore.StoreTimeoutError, match="follow each other"):
+            never = length > self.model.capacity
+            error, message = (ValueError, "never fits") if never else (memstore.StoreTimeoutError, "follow each other")
+            with pytest.raises(error, match=message):
                 buffer.sample_slices(3, length, end_key=end_key, timeout=0)
             return
         sample = buffer.sample_slices(3, length, end_key=end_key, timeout=0)

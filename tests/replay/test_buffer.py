@@ -115,6 +115,23 @@ def test_another_buffer_than_it_was_made_as_is_told(store: memstore.Store, asked
         memstore.ReplayBuffer(store, "replay", **asked)
 
 
+@pytest.mark.parametrize("sampler", ["uniform", "fifo", "lifo", "prioritized"])
+def test_another_alpha_is_told_with_each_sampler(store: memstore.Store, sampler: Any) -> None:
+    new(store, sampler="prioritized", alpha=0.9)
+    with pytest.raises(memstore.StructureMismatchError, match="its alpha is 0.9, and not 0.7: say the same, or leave"):
+        new(store, sampler=sampler, alpha=0.7)
+    assert len(new(store, sampler=sampler, alpha=0.9)) == 0
+    assert len(new(store, sampler=sampler, alpha=0.6)) == 0, "the default means as created"
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fifo", "lifo"])
+def test_alpha_has_no_effect_without_priorities(store: memstore.Store, sampler: Any) -> None:
+    for _ in range(2):  # it is made, and opened
+        assert len(new(store, sampler=sampler, alpha=0.7)) == 0
+    with pytest.raises(memstore.StructureMismatchError, match="and it was made without priorities: leave sampler= out"):
+        new(store, sampler="prioritized", alpha=0.7)
+
+
 def test_modes_say_whether_it_has_to_be_there(store: memstore.Store) -> None:
     with pytest.raises(memstore.KeyNotFoundError, match="with spec= and capacity="):
         memstore.ReplayBuffer(store, "replay")

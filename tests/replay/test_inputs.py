@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 from torch._subclasses import FakeTensorMode
 
 import memstore
@@ -177,6 +177,21 @@ def test_an_out_that_does_not_fit_is_told(store: memstore.Store, change: dict[st
     assert not any(bool(leaf.any()) for leaf in out.values(include_nested=True, leaves_only=True))
 
 
+def test_an_out_that_copies_its_leaves_is_refused(store: memstore.Store) -> None:
+    """It was returned as it was: the rows went into a copy."""
+    buffer = make(store, {"x": ((2,), torch.float32)})
+    buffer.extend({"x": torch.ones(5, 2)})
+    whole = buffer.sample(4).zero_()
+    stack = LazyStackedTensorDict(*whole[:2].clone().unbind(0))
+    for out in (stack, whole._get_sub_tensordict(torch.tensor([0, 3]))):
+        with pytest.raises(memstore.StructureMismatchError, match="'x' is a copy, which a .* makes when it is asked"):
+            buffer.sample(2, out=out)
+    assert buffer.sample(2, out=whole._get_sub_tensordict(slice(1, 3))).batch_size == (2,)
+    assert whole["x"].sum(1).tolist() == [0, 2, 2, 0]
+    with pytest.raises(TypeError, match="out is an ABCMeta, and not the TensorDict that a sample is"):
+        buffer.sample(2, out=TensorDict)
+
+
 # --- torch's modes ----------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +250,8 @@ def test_a_tensor_whose_memory_was_freed_is_told(store: memstore.Store) -> None:
         ({"sampler": "random"}, ValueError, "sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not 'random'"),
         ({"sampler": "prioritized", "replacement": False}, ValueError, "may come again"),
         ({"sampler": "prioritized", "alpha": -1.0}, ValueError, "alpha is a number from 0 to 4"),
+        ({"alpha": 5.0}, ValueError, "alpha is a number from 0 to 4"),
+        ({"sampler": "prioritized", "alpha": None}, TypeError, "alpha is a number from 0 to 4, and not None"),
         ({"beta": float("nan")}, ValueError, "beta is a number, 0 at least"),
         ({"rate_limiter": 3}, TypeError, "rate_limiter is a memstore.RateLimiter, and not 3"),
         ({"mode": "w"}, ValueError, "mode is 'a', 'r\\+' or 'x', and not 'w'"),

@@ -147,6 +147,40 @@ def test_an_empty_buffer_times_out(store: memstore.Store, sampler: Any) -> None:
     assert buffer.sample(0)["index"].shape == (0,)
 
 
+@pytest.mark.parametrize("mode", ["a", "r"])
+@pytest.mark.parametrize("options", [{"sampler": "fifo"}, {"sampler": "lifo"}, {"replacement": False}], ids=str)
+def test_a_sample_that_no_buffer_of_this_capacity_has_is_refused_at_once(
+    root: str, options: dict[str, Any], mode: Any
+) -> None:
+    with memstore.open(root) as store:
+        buffer = new(store, 8, **options)
+        buffer.extend(rows(0, 8))
+        with memstore.open(root, mode) as other:
+            if mode == "r" and "sampler" in options:
+                return  # which notes what it hands out
+            buffer = new(other, 8, **options)
+            with pytest.raises(ValueError, match=r"^'replay' has 8 slots, and .*9 .*: sample fewer at a time$"):
+                buffer.sample(9, timeout=3600)
+            assert sorted(numbers_of(buffer.sample(8))) == list(range(8))
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized", "fifo"])
+def test_slices_that_no_buffer_of_this_capacity_has_are_refused_at_once(store: memstore.Store, sampler: Any) -> None:
+    buffer = new(store, 8, sampler=sampler)
+    buffer.extend(rows(0, 8))
+    with pytest.raises(ValueError, match="'replay' has 8 slots, and a slice of 9 rows never fits: take shorter slices"):
+        buffer.sample_slices(1, 9, end_key=None, timeout=3600)
+    assert buffer.sample_slices(5, 8, end_key=None).shape == (5, 8)
+    assert buffer.sample_slices(0, 9, end_key=None).shape == (0, 9)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_with_replacement_a_sample_may_be_larger_than_the_buffer(store: memstore.Store, sampler: Any) -> None:
+    buffer = new(store, 8, sampler=sampler)
+    buffer.extend(rows(0, 2))
+    assert set(numbers_of(buffer.sample(100))) == {0, 1}
+
+
 def test_a_rate_limiter_lets_samplers_and_writers_wait_for_each_other(store: memstore.Store) -> None:
     limiter = memstore.RateLimiter(samples_per_insert=2.0, min_size=4, tolerance=4.0)
     buffer = new(store, rate_limiter=limiter)
