@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from memstore.aio.awaited import WORTH_COUNTING, Awaits, awaited, called_as
 from memstore.aio.lanes import call
@@ -112,6 +112,9 @@ class AsyncPendingPut(Awaits[PendingPut]):
         except StoreTimeoutError as error:
             reason = error
         return await call(self._lane, lambda _: self._pending.give_up_after(reason))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an AsyncPendingPut can't be pickled: another process finds the put in store.pending(key)")
 
     def __repr__(self) -> str:
         return f"<memstore.aio.AsyncPendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"

@@ -86,13 +86,16 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     The buffer is opened, or created, by `await buffer` or by its first call. A sample takes a thread while it waits for
     rows or for a rate limiter, and so does an insertion. In this process, samples of one key have 8 threads, and all
-    other calls for this key have 8 others. A call that finds no free thread waits for one, within its timeout.
+    other calls for this key have 8 others. A call that finds no free thread waits for one, within its timeout. It is
+    pickled by reference.
 
     Args:
         store: an open `AsyncStore`.
         key: the buffer's key in it.
         spec: describes a row; None: as created.
-        options: `capacity`, `sampler` and the other arguments of `memstore.ReplayBuffer`.
+        options: `capacity`, `sampler` and the other arguments of `memstore.ReplayBuffer`. As there, `alpha` belongs to
+            the buffer: 0.6, the default, means as created; another value has to be the buffer's, with any sampler. It
+            has no effect on a buffer without priorities.
 
     Attributes:
         key: the buffer's key in the store.
@@ -125,9 +128,9 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
     ) -> None:
         check_opened(store, "ReplayBuffer")
         SamplerOptions(sampler, replacement, beta)  # raises for what is none, and not in the first call
-        self.key, self.timeout = key, store.timeout
-        self._store, self._arguments = store, (key, spec)
+        self._store = store
         self._options: dict[str, Any] = {
+            "spec": spec,
             "capacity": capacity,
             "sampler": sampler,
             "replacement": replacement,
@@ -137,7 +140,10 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
             "seed": seed,
             "mode": mode,
         }
-        self._buffer: BlockingBuffer | None = None
+        self._set(key, store.root, store.timeout, None)
+
+    def _set(self, key: str, root: str, timeout: float, buffer: BlockingBuffer | None) -> None:
+        self.key, self.timeout, self._root, self._buffer = key, timeout, root, buffer
         self._opening = threading.Lock()
 
     def blocking(self) -> BlockingBuffer:
@@ -145,15 +151,15 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
             return self._buffer
         with self._opening:
             if self._buffer is None:
-                self._buffer = BlockingBuffer(self._store.blocking(), *self._arguments, **self._options)
+                self._buffer = BlockingBuffer(self._store.blocking(), self.key, **self._options)
             return self._buffer
 
     def lane_of(self, key: object) -> Hashable:
-        return "rows", self._store.root, self.key
+        return "rows", self._root, self.key
 
     def lane_of_samples(self, _: object) -> Hashable:
         """Another one: who waits for rows must not keep out who adds them."""
-        return "samples", self._store.root, self.key
+        return "samples", self._root, self.key
 
     add = awaited(BlockingBuffer.add)
     extend = awaited(BlockingBuffer.extend)
@@ -195,6 +201,25 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         yield from self.opened().__await__()
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By a reference, as a `memstore.ReplayBuffer`; before it is opened, by its arguments, without the seed."""
+        buffer = self._buffer
+        if buffer is not None:
+            return _receive, (buffer, self._root, self.timeout)
+        return _make, (self._store, self.key, {**self._options, "seed": None})
+
     def __repr__(self) -> str:
         rows = "not opened yet" if self._buffer is None else f"{len(self):,} of {self.capacity:,} rows"
-        return f"<memstore.aio.ReplayBuffer {self.key!r}: {rows}, in {self._store.root}>"
+        return f"<memstore.aio.ReplayBuffer {self.key!r}: {rows}, in {self._root}>"
+
+
+def _receive(buffer: BlockingBuffer, root: str, timeout: float) -> ReplayBuffer:
+    """Unpickles a buffer that is open."""
+    found = ReplayBuffer.__new__(ReplayBuffer)
+    found._set(buffer.key, root, timeout, buffer)  # pyright: ignore[reportPrivateUsage]
+    return found
+
+
+def _make(store: Opened, key: str, options: dict[str, Any]) -> ReplayBuffer:
+    """Unpickles a buffer that was not opened yet."""
+    return ReplayBuffer(store, key, **options)

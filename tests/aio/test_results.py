@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -130,6 +132,66 @@ def test_a_sample_that_a_rate_limiter_holds_stops_nobody(root: str) -> None:
         assert len(await buffer.opened()) == len(buffer) == buffer.cursor == 4
         assert buffer.capacity == 100 and buffer.spec == spec and "4 of 100 rows" in repr(buffer)
         assert await buffer.add({"x": torch.zeros(2)}) == 4
+
+    with_store(root, use)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda one: pickle.loads(pickle.dumps(one)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("is_opened", [True, False], ids=["opened", "not yet"])
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_buffer_is_pickled_by_reference(root: str, kind: str, is_opened: bool) -> None:
+    async def use(store: AsyncStore) -> None:
+        spec = {"x": ((), torch.int64)}
+        options: dict[str, Any] = {"sampler": "prioritized", "alpha": 0.9, "seed": 1}
+        buffer = AsyncReplayBuffer(store, "replay", spec, capacity=100, **options)
+        if is_opened:
+            await buffer
+        other = COPIES[kind](buffer)
+        assert type(other) is AsyncReplayBuffer and other is not buffer
+        assert (other.key, other.timeout) == (buffer.key, buffer.timeout)
+        assert ("not opened yet" in repr(other)) is not is_opened and root in repr(other)
+        await buffer.extend({"x": torch.arange(50)})
+        samples = [(await one.sample(40)) for one in (other, buffer)]
+        assert all(sample.get("weight", None) is not None for sample in samples), "it has the same sampler"
+        if kind != "copy" or not is_opened:
+            assert not torch.equal(samples[0]["index"], samples[1]["index"]), "and other random numbers"
+        await other.add({"x": torch.tensor(7)})
+        assert len(buffer) == len(other) == 51 and other.spec == spec and other.capacity == 100
+        again = COPIES[kind](other)
+        assert len(await again) == 51
+
+    with_store(root, use)
+
+
+def test_a_copied_buffer_of_a_closed_store_that_was_opened_goes_on(root: str) -> None:
+    async def use() -> None:
+        async with memstore.aio.open(root) as store:
+            buffer = await AsyncReplayBuffer(store, "replay", ((), torch.int64), capacity=8)
+            unopened = AsyncReplayBuffer(store, "replay")
+        assert await pickle.loads(pickle.dumps(buffer)).add(torch.tensor(7)) == 0
+        with pytest.raises(memstore.StoreClosedError):
+            pickle.dumps(unopened)
+
+    asyncio.run(use())
+
+
+def test_what_can_be_pickled_can_be_copied_and_a_put_under_way_says_why_not(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        await store.put("key", torch.arange(3))
+        shard = memstore.TensorShard(torch.ones(1, 4), global_shape=(2, 4), offsets=(0, 0))
+        pending = await store.put_sharded("halves", shard, attempt="first", rank=0, world_size=2, wait=False)
+        assert isinstance(pending, AsyncPendingPut)
+        for made in COPIES.values():
+            assert (await made(store).get("key")).tolist() == [0, 1, 2]
+            assert (await made(await store.ref("key")).get()).tolist() == [0, 1, 2]
+            with pytest.raises(TypeError, match=r"AsyncPendingPut can't be pickled: .* in store.pending\(key\)"):
+                made(pending)
 
     with_store(root, use)
 
