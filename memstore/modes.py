@@ -114,8 +114,7 @@ def keeping(modes: tuple[Any, ...]) -> Generator[None]:
 def unaffected(function: Callable[P, R]) -> Callable[P, R]:
     """Calls a function with all modes put aside. Where none is active, it costs half a microsecond.
 
-    torch.compile leaves it alone too, and what it calls: it would trace numpy arrays and storages as copies of them.
-    (`torch.compiler.disable` says the same, and imports the compiler, which takes seconds.)
+    torch.compile leaves it alone too: see `uncompiled`.
     """
 
     @functools.wraps(function)
@@ -125,7 +124,16 @@ def unaffected(function: Callable[P, R]) -> Callable[P, R]:
         with put_aside():
             return function(*arguments, **options)
 
-    plain: Any = call
+    return uncompiled(call)
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function itself, which torch.compile leaves alone from now on, and what it calls.
+
+    It would trace numpy arrays and storages as copies of them, and take what it has made for one leaf of a view for
+    another one. (`torch.compiler.disable` says the same, and imports the compiler, which takes seconds.)
+    """
+    plain: Any = function
     plain._torchdynamo_disable = True  # it isn't inlined into a graph
     _eval_frame.set_code_exec_strategy(plain.__code__, _SKIP)  # nor compiled by itself
-    return call
+    return function

@@ -6,8 +6,10 @@ and are left out.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import click
 
@@ -66,11 +68,15 @@ def complete_leaf(context: click.Context, parameter: click.Parameter, incomplete
 
 def keys_of(root: str, incomplete: str) -> list[str]:
     """Nothing, if there is no store that can be read."""
-    from memstore.listing import open_keyspace
+    from memstore.engine import index
+    from memstore.keys import encode_prefix
+    from memstore.listing import open_keyspace, opened
 
     try:
         with open_keyspace(_expanded(root), "r", timeout=_PATIENCE) as store:
-            found = [key for key, _ in zip(store.keys(incomplete), range(_READ), strict=False) if key.isprintable()]
+            keys = index.keys_from(partial(opened, store), encode_prefix(incomplete), _PATIENCE)
+            names = map(bytes.decode, itertools.islice(keys, _READ))
+            found = [key for key in names if key.isprintable()]
     except (MemstoreError, OSError, TypeError):
         return []
     return found if len(found) <= _OFFERED else starts_of(found, len(incomplete))

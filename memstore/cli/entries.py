@@ -90,7 +90,7 @@ def info(root: str, key: str, as_json: bool) -> None:
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
     layouts = number_layouts(described.leaves if described is not None else ())
-    render.console.print(render.leaf_tree(structure, leaves, layouts.notes))
+    render.print_whole(render.leaf_tree(structure, leaves, layouts.notes))
     for line in layouts.pictures(render.console.width):
         render.console.print(render.printable(line))
 
@@ -131,7 +131,7 @@ def _prefix_advised(store: Keyspace) -> Generator[None]:
     try:
         yield
     except KeyNotFoundError as error:
-        if error.key and next(store.keys(error.key), None) is not None:
+        if error.key and next(entries(store, error.key), None) is not None:
             error.message += f". With --prefix, {error.key!r} means all keys that start so"
         raise
 

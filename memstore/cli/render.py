@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segments
 from rich.table import Table
 from rich.tree import Tree
 
@@ -22,6 +23,7 @@ from memstore.listing import Leaf
 from memstore.wording import age, escaped, runs, size
 
 _PATIENCE = 1.0  # seconds before a progress bar is shown
+_ANY_WIDTH = 100_000  # columns
 
 __all__ = [
     "age",
@@ -36,6 +38,7 @@ __all__ = [
     "left_out",
     "print_items",
     "print_json",
+    "print_whole",
     "printable",
     "progress",
     "runs",
@@ -156,6 +159,11 @@ def leaf_tree(title: str, leaves: Sequence[Leaf], notes: Mapping[Path, str] = Ma
         note = f"  {printable(notes[leaf.name])}" if leaf.name in notes else ""
         branch.add(f"{name}  [dim]{printable(what)}[/dim]{note}", style="not bold")
     return top
+
+
+def print_whole(tree: Tree) -> None:
+    """Prints a tree whose lines may be longer than the window: rich would cut them there, and in a pipe too."""
+    console.print(Segments(console.render(tree, console.options.update(width=_ANY_WIDTH))), end="")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"attach it with copy=True", "attach it with --copy"),
     (r"say format= ", "say --format "),
     (r"say source_as= \(of ", "say --from ("),
+    (r"leave format= out", "leave --format out"),
     (r"leave source_as= out", "leave --from out"),
     (r"leave target_as= out", "leave --to out"),
     (r"say target_as='([\w-]+)'", r"say --to \1"),

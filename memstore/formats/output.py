@@ -24,6 +24,7 @@ Progress = Callable[[int, int], None]
 _STEP = 1 << 20  # bytes, between two calls for progress
 _CHUNK = 16 << 20  # bytes between reports
 _PIECE = 1 << 22  # elements
+_OF_THE_KERNEL = ("/dev/fd", "/proc/", "/sys/")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OF_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})  # errors that name no file
 
@@ -89,8 +90,7 @@ class NewFile:
 
 @contextlib.contextmanager
 def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
-    if os.path.isdir(path):
-        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
+    _check_may_replace(path)
     beside = _beside(path)
     with _naming(path, beside):
         fd = syscalls.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -107,6 +107,15 @@ def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
             raise
     if durable:
         syscalls.sync_folder(os.path.dirname(path))
+
+
+def _check_may_replace(path: str) -> None:
+    """Raises AlreadyExistsError for what a file must not replace: a folder, a device, a pipe."""
+    if os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
+    is_other = os.path.exists(path) and not os.path.isfile(path)
+    if is_other or os.path.realpath(os.path.dirname(path)).startswith(_OF_THE_KERNEL):  # /dev/stdout may be a file
+        raise AlreadyExistsError(f"{path} is no ordinary file, and an export takes the place of one: name another")
 
 
 @contextlib.contextmanager

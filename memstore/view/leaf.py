@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,11 @@ class StoredTensor(LazyTensor):
 
     def __format__(self, spec: str) -> str:
         return format(read(self), spec) if spec and not self.ndim else repr(self)
+
+
+for _method in vars(StoredTensor).values():
+    if isinstance(_method, types.FunctionType):
+        modes.uncompiled(_method)
 
 
 class _NoStorage(torch.UntypedStorage):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memstore.structure import over, to_device
+from memstore.structure import modes, over, to_device
 from memstore.view.lazy import LazyTensor, read, refusal, wrap
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.leaf_bytes import LeafBytes
@@ -23,6 +23,7 @@ _getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})
 
 
+@modes.uncompiled
 def run(
     cls: type[LazyTensor], operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:

@@ -166,6 +166,14 @@ def test_gc_rm_and_cp(filled: str, tmp_path: Path) -> None:
     assert call_json("rm", target, "policy/", "--prefix") == {"deleted": 2}
 
 
+def test_names_of_leaves_are_whole_in_any_window(root: str) -> None:
+    name = ".".join(["cross_attention"] * 10)
+    with memstore.open(root) as store:
+        store.put("model", {name: torch.ones(3, 4)})
+    assert f"{name}  float32 [3, 4]\n" in call("info", root, "model")
+    assert f"{name}  float32 [3, 4]" in "".join(in_terminal("info", root, "model").screen)
+
+
 def test_attach_and_export(filled: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     call("export", filled, "policy/weights", str(path), code=3)  # "step" is no tensor

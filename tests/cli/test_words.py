@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 import memstore
 from memstore.cli.commands import cli
 from memstore.cli.words import WORDS, in_words
+from tests.children import in_child
 from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import COMMAND, call, run
 from tests.users import USER, as_user, needs_root
@@ -96,7 +98,28 @@ def test_codes_and_words(filled: str, tmp_path: Path, arguments: tuple[str, ...]
     assert not (tmp_path / "target").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("rm", "ROOT", "run/*"), ("cp", "ROOT", "run/*", "TMP/target"), ("watch", "ROOT", "run/*", "--count=1")],
+)
+def test_a_pattern_is_told_in_words_and_by_no_warning_of_python(
+    filled: str, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    words = [word.replace("ROOT", filled).replace("TMP", str(tmp_path)) for word in arguments]
+    _, _, errors = in_child(run_without_warnings, tuple(words))
+    assert "not a pattern" in errors
+
+
+def run_without_warnings(arguments: tuple[str, ...]) -> tuple[object, str, str]:
+    """For a child. A warning is an error there."""
+    warnings.simplefilter("error")
+    return run(arguments)
+
+
 REWORDED = """
+x.npy isn't of the format 'torch': it looks like 'npy', so leave format= out
+x.npy isn't of the format 'torch': it looks like 'npy', so leave --format out
+
 k: which only allow_pickle=True can store
 k: which only --allow-pickle can store
 

@@ -21,6 +21,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictPara
 import memstore
 from memstore import structure
 from memstore.engine.format.record import Leaf
+from memstore.errors import AlreadyExistsError
 from memstore.formats import has_devices
 from memstore.structure.tensors.traits import Traits
 from memstore.testing.equality import assert_same
@@ -30,6 +31,20 @@ from tests.formats.files import WRITERS
 from tests.formats.test_memmap import VALUES as MEMMAPS
 from tests.formats.test_memmap import sample
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
+
+
+def test_nothing_but_a_file_is_replaced(store: memstore.Store, tmp_path: Path) -> None:
+    store.put("key", {"w": torch.ones(3)})
+    fifo, null = tmp_path / "fifo", tmp_path / "null"
+    os.mkfifo(fifo)
+    null.symlink_to("/dev/null")
+    with open(tmp_path / "a file", "wb") as file:
+        for path in (fifo, null, f"/proc/self/fd/{file.fileno()}"):
+            for format in ("torch", "safetensors"):
+                with pytest.raises(AlreadyExistsError, match="no ordinary file"):
+                    store.export("key", path, format=format)
+    assert stat.S_ISFIFO(fifo.stat().st_mode) and null.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["a file", "fifo", "null"]
 
 
 def nested() -> dict[str, Any]:

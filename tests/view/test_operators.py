@@ -319,19 +319,7 @@ def test_a_leaf_made_in_inference_mode_trains(store: memstore.Store) -> None:
     assert weight.grad.tolist() == [3, 3, 3]
 
 
-# --- compilation ------------------------------------------------------------------------------------------------------
-
-
-def test_compilation_breaks_the_graph_at_a_lazy_leaf(pair: Any) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: (x * 2).sum() + torch.ones(3), backend="eager")
-    assert torch.equal(compiled(pair[1]), (pair[0] * 2).sum() + torch.ones(3))
-
-
-def test_a_graph_without_breaks_says_why_not(pair: Any) -> None:
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="StoredTensor"):
-        torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)(pair[1])
+# --- modes ------------------------------------------------------------------------------------------------------------
 
 
 def test_fake_mode_says_why_not(pair: Any) -> None:

@@ -36,7 +36,9 @@ def open_source(path: str, format: Format, rules: Rules) -> Found:
     try:
         return _READERS[format](path, rules)
     except UnsupportedValueError as error:
-        if rules.allow_pickle or "allow_pickle=True" not in error.message:
+        text = error.message.replace("leave format= out", "leave source_as= out")
+        if not rules.allow_pickle:
+            text = text.replace("open the store with allow_pickle=True", "convert it with --allow-pickle")
+        if text == error.message:
             raise
-        text = error.message.replace("open the store with allow_pickle=True", "convert it with --allow-pickle")
         raise UnsupportedValueError(text) from error
