@@ -83,6 +83,12 @@ from memstore.late_imports import between_forks
 from memstore.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from memstore import aio as aio
+    from memstore import convert as convert
+    from memstore import deferred_init as deferred_init
+    from memstore import fake as fake
+    from memstore import integrations as integrations
+    from memstore import testing as testing
     from memstore.contents import bytes_read
     from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.datasets import Dataset
@@ -223,16 +229,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+if not TYPE_CHECKING:  # for a type checker any name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name in _ROOMS:
+            with between_forks():
+                return importlib.import_module(f"memstore.{name}")  # `import memstore` is enough
+        if name not in _HOMES:
+            raise AttributeError(f"module 'memstore' has no attribute {name!r}")
         with between_forks():
-            return importlib.import_module(f"memstore.{name}")  # `import memstore` is enough
-    if name not in _HOMES:
-        raise AttributeError(f"module 'memstore' has no attribute {name!r}")
-    with between_forks():
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,7 @@
 """What torch keeps for each thread and a call depends on, taken along to the thread that makes the call.
 
-- Inference mode and grad mode: a get under inference mode gives inference tensors.
+- Inference mode and grad mode: rows that are read under inference mode are inference tensors.
 - The current CUDA device and stream: what is copied to a device is ordered as the awaiting task has it.
-
 - The mode that keeps what autograd has saved, where a get writes over it.
 
 Other modes and transforms (FakeTensorMode, `torch.device` as a context, `torch.func`) are put aside by memstore's calls

@@ -49,7 +49,7 @@ def check_placements(chosen: Any, names: Iterable[Sequence[str]]) -> None:
 
 
 def _listed(placements: Any) -> Any:
-    return None if placements is None else list(placements)
+    return list(placements) if isinstance(placements, (list, tuple)) else placements
 
 
 def _few(names: Sequence[str]) -> str:

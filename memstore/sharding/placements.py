@@ -53,6 +53,11 @@ def layout_of(
     Raises:
         UnsupportedValueError: as `place` does.
     """
+    if not isinstance(placements, (list, tuple)):
+        raise UnsupportedValueError(
+            f"placements are a list with one of torch's placements for each dimension of the mesh, and not "
+            f"{placements!r:.100}: write [{placements!r:.100}]"
+        )
     if len(placements) != len(mesh_shape):
         raise UnsupportedValueError(
             f"{len(placements)} placements for a mesh of {len(mesh_shape)} dimensions: {shown(placements)}; "

@@ -19,6 +19,7 @@ from memstore import contents
 from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
+from memstore.optimizers import loads_as_torch, why_of_another
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
 from memstore.view import StoredTensor, view
 from memstore.wording import an
@@ -119,6 +120,9 @@ class Fit:
         for key, value in named.items():  # states of no parameter
             filled[key] = states[key] = _target(value, present[STATE].get(key), _fresh)
         groups, options = self._fit_groups(stored[GROUPS], homes, list(parameters), present[GROUPS])
+        if loads_as_torch(optimizer):
+            reasons = [why_of_another(optimizer, stored[GROUPS][key]) for key in dict.fromkeys(homes.values())]
+            self.problems += [f"optimizer: {why}" for why in dict.fromkeys(reasons) if why is not None]
         others = _target({key: value for key, value in stored.items() if key not in (STATE, GROUPS)}, present, _fresh)
         self._out[OPTIMIZER] = {**others, STATE: filled, GROUPS: options}
         self._optimizer_state = {**others, STATE: states, GROUPS: groups}

@@ -229,6 +229,7 @@ def check_refusals() -> None:
             ([Shard(2)], (3, 3), r"Shard\(dim=2\) of mesh dimension 0.*from -2 to 1, or Replicate\(\)"),
             ([Shard(0)], (), r"of shape \(\) doesn't have; use Replicate\(\)"),
             ([Shard(0), Shard(1)], (3, 3), "2 placements for a mesh of 1 dimensions"),
+            (Shard(0), (3,), r"are a list .* and not Shard\(dim=0\): write \[Shard\(dim=0\)\]"),
             (["Shard(0)"], (3,), r"placement 'Shard\(0\)' of mesh dimension 0 is unknown; known are"),
             ([type("Odd", (Shard,), {})(0)], (3,), "is unknown"),
         ):

@@ -229,6 +229,27 @@ def test_all_that_doesnt_fit_is_told_at_once_and_nothing_is_written(store: memst
         store.load_model("run", other, strict=False)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_optimizer_of_another_kind_is_refused(store: memstore.Store, strict: bool) -> None:
+    model = nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+    train_once(model, adam)
+    store.save_model("run", model, adam)
+    other = nn.Linear(2, 2)
+    for kind, lacks in ((torch.optim.SGD, "momentum, dampening"), (torch.optim.RMSprop, "momentum, alpha")):
+        later = kind(other.parameters(), lr=0.1)
+        before = copy.deepcopy((other.state_dict(), later.state_dict()))
+        with pytest.raises(StructureMismatchError, match=f"stored without {lacks}, which {kind.__name__} needs"):
+            store.load_model("run", other, later, strict=strict)
+        assert_same((other.state_dict(), later.state_dict()), before)
+    store.load_model("run", other, torch.optim.AdamW(other.parameters()))  # whose states are the same
+
+
+def train_once(model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+
+
 def test_without_strict_what_is_common_is_loaded(store: memstore.Store) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     other: Any = nn.Sequential(nn.Linear(2, 3), nn.Identity())

@@ -96,7 +96,7 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
     state_dict_loader.load(state_dict, storage_reader=reader, planner=LoadPlanner())
 
 
-def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata] | AsyncSaveResponse:
+def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata]:
     """Like `save`, but in a thread. You may change the tensors as soon as it returns.
 
     The threads of the ranks use a process group of their own, which the first call creates, so training can go on with
@@ -125,7 +125,7 @@ def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) 
     ended = threading.Event()
     future.add_done_callback(lambda _: ended.set())
     _latest = _Save(os.getpid(), writer, ended)
-    return answer
+    return future
 
 
 class _InTurn(StorageWriter):

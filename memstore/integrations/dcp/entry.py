@@ -117,7 +117,8 @@ class Entry:
         return None if self._options.overwrite else 0
 
     def open(self) -> EntryCheckpoint:
-        return EntryCheckpoint(self._store.ref(self._key))
+        *_, writable = self._store.lend_root(self._key)
+        return EntryCheckpoint(self._store.ref(self._key), can_be_sent=writable)
 
 
 def _nothing() -> None: ...
@@ -129,10 +130,14 @@ def _made(box: PlannedBox) -> torch.Tensor:
 
 
 class EntryCheckpoint:
-    """One that is there: a version of a key, which stays readable as long as this lives."""
+    """One that is there: a version of a key, which stays readable as long as this lives.
 
-    def __init__(self, ref: Ref) -> None:
-        self._ref = ref
+    Args:
+        can_be_sent: whether the reference can: from a store that was only opened to read it can't, for want of a lease.
+    """
+
+    def __init__(self, ref: Ref, *, can_be_sent: bool = True) -> None:
+        self._ref, self._can_be_sent = ref, can_be_sent
         self._view: Any = ref.view()
         if not (isinstance(self._view, dict) and DCP in self._view):
             raise KeyNotFoundError(f"{ref.key!r} has a value that is no checkpoint: store.get reads it", key=ref.key)
@@ -166,12 +171,17 @@ class EntryCheckpoint:
         return CorruptionError(key=self._ref.key, detail=detail)
 
     def share(self) -> Any:
-        return self._ref
+        return self._ref if self._can_be_sent else (self._ref.key, self._ref.version)
 
     def shared(self, said: Any) -> EntryCheckpoint:
-        if said == self._ref:
+        if said in (self._ref, (self._ref.key, self._ref.version)):
             return self
-        found = EntryCheckpoint(said)
-        if said.key != self._ref.key:
-            raise VersionGoneError(f"the ranks read {self._ref.key!r} and {said.key!r}: give all of them one key")
-        return found
+        key, version = said if isinstance(said, tuple) else (said.key, said.version)
+        if key != self._ref.key:
+            raise VersionGoneError(f"the ranks read {self._ref.key!r} and {key!r}: give all of them one key")
+        if isinstance(said, tuple):
+            versions = f"{version} and {self._ref.version}"
+            raise VersionGoneError(
+                f"{key!r} was overwritten while the ranks opened it; they have versions {versions}: load again", key=key
+            )
+        return EntryCheckpoint(said)

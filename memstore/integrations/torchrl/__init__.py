@@ -29,19 +29,21 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        with between_forks():
-            home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "torchrl":
-            raise
-        raise MissingPackageError(
-            f"{name} needs the package torchrl, which isn't installed: pip install 'torchrl>=0.14.1,<0.15'"
-        ) from None
-    return getattr(home, name)
+if not TYPE_CHECKING:  # for a type checker any name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            with between_forks():
+                home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "torchrl":
+                raise
+            raise MissingPackageError(
+                f"{name} needs the package torchrl, which isn't installed: pip install 'torchrl>=0.14.1,<0.15'"
+            ) from None
+        return getattr(home, name)
 
 
 def __dir__() -> list[str]:

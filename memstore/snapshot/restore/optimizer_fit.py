@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 
+from memstore.optimizers import loads_as_torch, why_of_another
+
 # What torch's own optimizers keep for each element of a parameter. Others may keep more or less under these names.
 _OF_ELEMENTS = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"}
@@ -20,7 +22,7 @@ def differences_of(key: str, optimizer: torch.optim.Optimizer, saved: Any) -> It
     Args:
         saved: the state dict that is stored; of its tensors only the shapes count.
     """
-    if not _loads_as_torch(optimizer) or not isinstance(saved, dict):
+    if not loads_as_torch(optimizer) or not isinstance(saved, dict):
         return
     state_dict = cast("dict[str, Any]", saved)
     groups, states = state_dict.get("param_groups"), state_dict.get("state")
@@ -32,32 +34,20 @@ def differences_of(key: str, optimizer: torch.optim.Optimizer, saved: Any) -> It
         yield from _states(key, optimizer, cast("dict[Any, Any]", states))
 
 
-def _loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
-    hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)  # which may make others of it
-    return type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict and not hooks
-
-
 def _groups(key: str, optimizer: torch.optim.Optimizer, groups: Sequence[Any]) -> Iterator[str]:
     present = optimizer.param_groups
     if len(groups) != len(present):
         yield f"{key}/param_groups: stored with {len(groups)} groups, here {len(present)}"
         return
-    # Later versions of torch add flags, which optimizers set themselves where a group lacks them; schedulers add keys.
-    needed = [name for name, value in optimizer.defaults.items() if value is not None and not isinstance(value, bool)]
-    if not type(optimizer).__setstate__.__module__.startswith("torch.optim."):
-        needed = []
     for i, (group, here) in enumerate(zip(groups, present, strict=True)):
         if not isinstance(group, dict) or not isinstance(cast("dict[str, Any]", group).get("params"), list):
             yield f"{key}/param_groups/{i}: what is stored is no group of parameters"
             continue
         if len(group["params"]) != len(here["params"]):
             yield (f"{key}/param_groups/{i}: stored with {len(group['params'])} parameters, here {len(here['params'])}")
-        missing = [name for name in needed if name not in group]
-        if missing:
-            yield (
-                f"{key}/param_groups/{i}: stored without {', '.join(missing)}, which {type(optimizer).__name__} needs: "
-                "it is another optimizer's"
-            )
+        why = why_of_another(optimizer, group)
+        if why is not None:
+            yield f"{key}/param_groups/{i}: {why}"
 
 
 def _states(key: str, optimizer: torch.optim.Optimizer, states: dict[Any, Any]) -> Iterator[str]:

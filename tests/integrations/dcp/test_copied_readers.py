@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 
 import memstore
 from memstore.errors import VersionGoneError
-from memstore.integrations.dcp import StorageReader, StorageWriter
+from memstore.integrations.dcp import LoadPlanner, StorageReader, StorageWriter
 from tests.integrations.dcp.states import load, save
 
 
@@ -76,3 +77,15 @@ def test_a_copied_reader_of_what_a_rank_saved_by_itself_reads_that(scratch: str,
     (plan,) = reader.prepare_global_plan([planner.create_local_plan()])
     copy.deepcopy(reader).read_data(plan, planner).wait()
     assert torch.equal(target["w"], torch.full((3,), 2.0))
+
+
+def test_ranks_that_only_read_are_told_if_they_have_opened_two_versions(scratch: str) -> None:
+    memstore.open(scratch).close()
+    readers = [StorageReader(scratch, key="checkpoint") for _ in range(2)]
+    for number, reader in enumerate(readers):
+        save({"w": torch.full((3,), float(number))}, StorageWriter(scratch, key="checkpoint"))
+        reader.read_metadata()
+    (plan,) = readers[0].prepare_global_plan([LoadPlan([])])
+    readers[0].read_data(unpickled(plan), LoadPlanner()).wait()
+    with pytest.raises(VersionGoneError, match="have versions 1 and 2: load again"):
+        readers[1].read_data(unpickled(plan), LoadPlanner()).wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import memstore
 from tests.integrations.dcp import uses_on_ranks
 from tests.ranks.launcher import Ranks
 
@@ -26,6 +27,11 @@ def test_ranks_that_hold_less_or_nothing_of_a_tensor(ranks4: Ranks, scratch: str
 
 def test_any_rank_may_coordinate_and_some_ranks_may_save_alone(ranks4: Ranks, scratch: str, key: str | None) -> None:
     assert ranks4.run(uses_on_ranks.by_another_coordinator, scratch, key) == [2.0, 7.0, 2.0, 7.0]
+
+
+def test_ranks_load_out_of_a_store_that_they_only_read(ranks4: Ranks, scratch: str) -> None:
+    memstore.open(scratch).close()
+    assert ranks4.run(uses_on_ranks.read_only, scratch) == [[2.0, 2.0]] * 4
 
 
 def test_tensors_that_collectives_are_still_to_fill(ranks4: Ranks, scratch: str, key: str | None) -> None:

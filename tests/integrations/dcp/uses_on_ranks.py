@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, zeros
 
+import memstore
 from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
 from tests.integrations.dcp.on_ranks import load_rows, opened, rows
@@ -178,6 +179,18 @@ def by_another_coordinator(place: str, key: str | None) -> float:
         state_dict_loader.load(two, storage_reader=reader, process_group=group)
         found += float(two["n"].mean())
     dist.barrier()
+    return found
+
+
+def read_only(place: str) -> list[float]:
+    """Loads by the path of a store, and from one that is opened to read: no rank may send a reference."""
+    save({"w": torch.full((3,), 2.0)}, StorageWriter(place, key="checkpoint"))
+    found: list[float] = []
+    with memstore.open(place, "r") as store:
+        for reader in (StorageReader(place, key="checkpoint"), StorageReader(store, key="checkpoint")):
+            target = {"w": torch.zeros(3)}
+            load(target, reader)
+            found.append(float(target["w"].mean()))
     return found
 
 
