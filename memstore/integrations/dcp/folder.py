@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from memstore.errors import CorruptionError, VersionGoneError
 from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
-from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.planned import (
     Planned,
     PlannedBox,
     PlannedSnapshot,
+    StoredTensor,
     Wanted,
     Whole,
     WrittenFile,

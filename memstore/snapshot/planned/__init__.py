@@ -9,6 +9,7 @@ values       a snapshot of values that lie in files of others
 
 from __future__ import annotations
 
+from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.planned.leftovers import begin, sweep
 from memstore.snapshot.planned.publishing import Planned, Whole, check_folder, new_save, publish_planned
 from memstore.snapshot.planned.reading import PlannedSnapshot, Wanted
@@ -19,6 +20,7 @@ __all__ = [
     "Planned",
     "PlannedBox",
     "PlannedSnapshot",
+    "StoredTensor",
     "Wanted",
     "Whole",
     "WrittenFile",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import lmdb
 import pytest
@@ -208,8 +210,16 @@ def test_what_a_part_needs_is_on_disk_before_its_row(disk_root: str) -> None:
 def test_who_waits_leaves_the_publication_to_the_last_one(store: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all would merge the same parts at once."""
     monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 3600.0)
+    waits, begun = type(store.doorbell).wait, threading.Semaphore(0)
+
+    def counted(*arguments: Any) -> Any:
+        begun.release()
+        return waits(*arguments)
+
+    monkeypatch.setattr(type(store.doorbell), "wait", counted)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(version, store, part(store, rank(number, world=4), A), 60.0) for number in range(3)]
+        assert all(begun.acquire(timeout=20) for _ in waiting), "each has looked, and found too few parts"
         last = part(store, rank(3, world=4), B)
         for one in waiting:
             with pytest.raises(TimeoutError):
