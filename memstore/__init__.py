@@ -11,6 +11,7 @@ For who works on memstore, the layers; each imports only what stands above it:
     errors, keys, info    what can go wrong, what a key is, what a store tells; wording: numbers as text
     late_imports, depth   imports that forks wait for; documents that nest too deeply; strict_json: JSON of anybody
     modes                 torch's modes and transforms, put aside
+    optimizers            whether a stored group of parameters is of the present kind of optimizer
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     sharding/             boxes: parts of tensors, and which of them a rank holds
     structure/            nested value <-> flat list of tensors and a description
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from memstore import deferred_init as deferred_init
     from memstore import fake as fake
     from memstore import integrations as integrations
-    from memstore import testing as testing
     from memstore.contents import bytes_read
     from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.datasets import Dataset

@@ -27,7 +27,7 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("abandoned", "errors", "late_imports", "depth", "modes", "group_call", "undecodable", "version"),
+    ("abandoned", "errors", "late_imports", "depth", "modes", "group_call", "optimizers", "undecodable", "version"),
     ("wording",),
     ("arguments", "keys", "strict_json"),
     ("info",),

@@ -260,6 +260,7 @@ def _wait_for_small(wire: Wire, root: str) -> int:
         return store.wait("small", newer_than=version, timeout=30)
 
 
+@pytest.mark.full
 def test_seventy_readers_find_room_for_themselves() -> None:
     """LMDB's table of readers is sparse if left alone: beyond its first page a reader was a SIGBUS."""
     on_small_tmpfs(12, _seventy_readers)

@@ -268,6 +268,7 @@ def test_what_a_person_sees_fits_the_window(filled: str, size: tuple[int, int]) 
         )
 
 
+@pytest.mark.full
 def test_torch_warns_nobody_who_only_looks(root: str) -> None:
     with memstore.open(root) as store, pytest.warns(UserWarning, match="ComplexHalf"):
         store.put("half", torch.ones(3).to(torch.complex32))

@@ -264,6 +264,7 @@ def test_a_closed_output_is_no_error(filled: str) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.full
 def test_a_full_disk_for_the_output_is_not_the_stores(filled: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, "get", filled, "key"], stdout=full, stderr=subprocess.PIPE, check=False)

@@ -77,7 +77,8 @@ def test_function_must_have_a_name(server: ForkServer) -> None:
         server.start(lambda channel: None)
 
 
-@pytest.mark.parametrize("end", [pytest.param("close", marks=pytest.mark.full), "kill"])
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["close", "kill"])
 def test_workers_end_with_their_server(end: str) -> None:
     server = ForkServer()
     workers = [server.start(echo) for _ in range(3)]

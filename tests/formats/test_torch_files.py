@@ -106,6 +106,7 @@ def test_objects_need_pickle_and_so_permission(store: memstore.Store, folder: Pa
         assert trusting.get("key")["o"] == slice(1, 2)
 
 
+@pytest.mark.full
 def test_a_small_file_of_shared_lists_takes_no_time_and_no_memory(store: memstore.Store, folder: Path) -> None:
     value: Any = ["x"] * 10
     for _ in range(10):

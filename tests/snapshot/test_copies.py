@@ -94,7 +94,8 @@ def test_no_copy_closes_a_file_that_got_the_originals_descriptor(tmp_path: Path,
     assert Path(tmp_path, "log.txt").read_text() == "still open"
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.full)])
+@pytest.mark.full  # they import torch anew
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_one_that_is_sent_to_a_started_child_reads_there(tmp_path: Path, method: str) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
         assert pool.submit(restored, opened(f"{tmp_path}/s")).result() == [1.0] * 3

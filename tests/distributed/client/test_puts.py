@@ -337,7 +337,7 @@ def _owed(cluster: Cluster) -> list[object]:
 def test_a_put_follows_a_home_that_moves(pair: Cluster) -> None:
     """The store of the first host has read that the second is the home of all; then the first is a home, too."""
     here, there = pair.stores
-    keys = [f"{number}/k" for number in range(8)]
+    keys = [f"{number:02}/k" for number in range(24)]  # by chance, of which all or none move once in 8 million runs
     here.put_many(dict.fromkeys(keys, 0))
     first = pair.homes[0]
     first.member = msgspec.structs.replace(first.member, is_home=True)
