@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from memstore import aio as aio
     from memstore import convert as convert
     from memstore import deferred_init as deferred_init
+    from memstore import errors as errors
     from memstore import fake as fake
     from memstore import integrations as integrations
     from memstore.contents import bytes_read

@@ -27,6 +27,7 @@ from memstore.listing import (
     Leaf,
     UnknownKindError,
     entries,
+    has_keys,
     no_value,
     open_keyspace,
     opened,
@@ -131,7 +132,7 @@ def _prefix_advised(store: Keyspace) -> Generator[None]:
     try:
         yield
     except KeyNotFoundError as error:
-        if error.key and next(entries(store, error.key), None) is not None:
+        if error.key and has_keys(store, error.key):
             error.message += f". With --prefix, {error.key!r} means all keys that start so"
         raise
 

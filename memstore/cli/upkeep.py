@@ -20,7 +20,7 @@ from memstore.cli.words import in_words, told
 from memstore.engine import is_served
 from memstore.errors import CorruptionError, NotAStoreError, StoreTimeoutError
 from memstore.info import Progress, RepairReport, VerifyReport, rows_of_space
-from memstore.listing import GLOB, entries, open_keyspace, opened
+from memstore.listing import GLOB, has_keys, open_keyspace, opened
 from memstore.wording import count_of
 
 _PATIENCE = 1.0  # seconds before a wait is told
@@ -159,7 +159,7 @@ def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) ->
     from memstore.cli.watch import follow
 
     with open_keyspace(root, "r") as store:
-        if GLOB.intersection(prefix) and next(entries(store, prefix), None) is None:
+        if GLOB.intersection(prefix) and not has_keys(store, prefix):
             tell_pattern(prefix)
         follow(store, prefix, interval, count, as_json=as_json)
 

@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 _STEP = 1 << 20  # bytes, between two calls for progress
 _CHUNK = 16 << 20  # bytes between reports
 _PIECE = 1 << 22  # elements
-_OF_THE_KERNEL = ("/dev/fd", "/proc/", "/sys/")
+_OF_THE_KERNEL = ("/proc/", "/sys/")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OF_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})  # errors that name no file
 
@@ -114,7 +114,8 @@ def _check_may_replace(path: str) -> None:
     if os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
     is_other = os.path.exists(path) and not os.path.isfile(path)
-    if is_other or os.path.realpath(os.path.dirname(path)).startswith(_OF_THE_KERNEL):  # /dev/stdout may be a file
+    parent = os.path.realpath(os.path.dirname(path))
+    if is_other or parent == "/dev" or parent.startswith(_OF_THE_KERNEL):  # /dev/stdout may lead to a file
         raise AlreadyExistsError(f"{path} is no ordinary file, and an export takes the place of one: name another")
 
 

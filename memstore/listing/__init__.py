@@ -17,7 +17,7 @@ from memstore.listing.absent import absent, absent_many, near, no_value, no_valu
 from memstore.listing.entries import COLUMNS, Listed, cells, entries, value_bytes
 from memstore.listing.globs import GLOB
 from memstore.listing.keys import WhileRead
-from memstore.listing.keyspace import Keyspace, Mode, open_keyspace, opened
+from memstore.listing.keyspace import Keyspace, Mode, has_keys, open_keyspace, opened
 from memstore.listing.outline import Leaf, UnknownKindError, outline
 from memstore.listing.tree import KeyTree, key_tree
 
@@ -35,6 +35,7 @@ __all__ = [
     "absent_many",
     "cells",
     "entries",
+    "has_keys",
     "key_tree",
     "near",
     "no_value",

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.arguments import expected_version, flag, older_version
@@ -272,6 +273,12 @@ def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 
 def opened(store: Keyspace) -> Root:
     """The root of an opened store, for code that reads the catalog itself."""
     return store._opened()  # pyright: ignore[reportPrivateUsage]
+
+
+def has_keys(store: Keyspace, prefix: str) -> bool:
+    """Whether a key starts with `prefix`. As `keys`, without its warning, and past damaged records too."""
+    root, encoded = partial(opened, store), encode_prefix(prefix)
+    return next(index.keys_from(root, encoded, timeout_of(store)), None) is not None
 
 
 def timeout_of(store: Keyspace) -> float:

@@ -25,6 +25,7 @@ from memstore.structure import modes, own_device
 __all__ = ["Allocate", "Index", "copy_rows", "is_kept", "of_key", "prefetch_rows", "read_rows", "read_rows_to"]
 
 
+@modes.uncompiled
 def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
     """Reads rows of every tensor of a view, as `source[index]` does, but faster, and into existing memory.
 
@@ -71,6 +72,7 @@ def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | N
     return _read(Gather(Index(index), own_device(device)), source, out)
 
 
+@modes.uncompiled
 def read_rows_to(allocate: Allocate, source: Any, index: Any) -> Any:
     """As `read_rows`, into tensors on the CPU that `allocate` makes, of a shape and a dtype."""
     with modes.put_aside():
@@ -84,6 +86,7 @@ def _read(gather: Gather, source: Any, out: Any) -> Any:
     return result
 
 
+@modes.uncompiled
 def prefetch_rows(source: Any, index: Any) -> None:
     """Starts to read rows from the disk, and doesn't wait: a later `read_rows` finds them in memory.
 

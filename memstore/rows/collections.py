@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,8 +75,21 @@ def _stack(
         raise ValueError(f"{name_of(path)} of out is {found}, and takes one of {takes}")
     whole = gather.of_picked()
     for one, other in zip(members, outs, strict=True):
+        keys = [key for key in _keys_of_others(one) if key in _keys_of_others(other)]
+        if keys:
+            gather.add_later(partial(other.update_, one.select(*keys)))
+            one, other = one.exclude(*keys), other.exclude(*keys)
         plan(whole, one.unsqueeze(0), other.unsqueeze(0), path)
     return out
+
+
+def _keys_of_others(member: Any) -> list[Any]:
+    """Of the leaves of a stack's member that are no tensors, nested ones too."""
+    return [key for key, value in member.items(True, True, is_leaf=_is_leaf) if is_non_tensor(value)]
+
+
+def _is_leaf(kind: type) -> bool:
+    return issubclass(kind, (torch.Tensor, NonTensorData)) or is_non_tensor(kind)
 
 
 def _other(gather: Gather, source: Any, out: Any, path: Path) -> Any:

@@ -54,6 +54,7 @@ class Gather:
     def __init__(self, index: Index, device: torch.device | None, allocate: Allocate | None = None) -> None:
         self._index, self._device, self._allocate = index, device, allocate
         self._jobs: list[Job] = []
+        self._later: list[Callable[[], object]] = []
         self._has_rows = False
 
     @property
@@ -64,7 +65,7 @@ class Gather:
     def of_picked(self) -> Gather:
         """One that adds leaves to this batch of which all rows are wanted: they were picked before."""
         whole = Gather(Index(slice(None)), self._device, self._allocate)
-        whole._jobs = self._jobs
+        whole._jobs, whole._later = self._jobs, self._later
         return whole
 
     def rows(self, count: int, path: Path) -> torch.Tensor:
@@ -103,6 +104,10 @@ class Gather:
         self._jobs.append(Job(path, box, real, stored, rows, target, out is not None))
         return target
 
+    def add_later(self, action: Callable[[], object]) -> None:
+        """What else is done once all was checked: for what is no tensor."""
+        self._later.append(action)
+
     def check(self, source: Any) -> None:
         """After all were added. Raises TypeError if nothing in the source has rows, ValueError if targets overlap."""
         if not self._has_rows:
@@ -130,6 +135,8 @@ class Gather:
                     job.stored.use(job.target.nbytes)
                     is_mapped = is_mapped and job.stored.populate(job.target.nbytes)
                 _fill(job, is_mapped)
+        for action in self._later:
+            action()
 
 
 def _no_rows(source: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,8 +46,9 @@ def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
 
 
 def check_there(source: Any, found: Any, path: Path) -> None:
-    """Raises ValueError where an `out` has None in the place of something."""
-    if found is None and source is not None:
+    """Raises ValueError where an `out` has None in the place of a tensor, or of something that has some."""
+    has_rows = isinstance(source, (torch.Tensor, dict, list, tuple)) or hasattr(source, "batch_size")
+    if found is None and has_rows:
         raise ValueError(f"{name_of(path)} of out is None, which can't be filled")
 
 
@@ -84,15 +87,25 @@ def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[
     for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
         if start < stop and _share_elements([target for _, target in targets], ranges):
             raise ValueError(f"{name_of(targets[i][0])} and {name_of(targets[j][0])} of out overlap in memory")
+    reads = {device: _Ranges(read, device) for device in {target.device for _, target in targets}}
     for path, target in targets:
         if traits.overlaps_itself(target.shape, target.stride()):
             raise ValueError(f"{name_of(path)} of out overlaps itself in memory")
-        start, stop = _range(target)
-        for other in read:
-            if other.numel() and other.device == target.device:
-                first, last = _range(other)
-                if start < last and first < stop:
-                    raise ValueError(f"{name_of(path)} of out overlaps what is read")
+        if reads[target.device].meet(*_range(target)):
+            raise ValueError(f"{name_of(path)} of out overlaps what is read")
+
+
+class _Ranges:
+    """Where tensors of one device lie in its memory."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        found = sorted({_range(one) for one in tensors if one.numel() and one.device == device})
+        self._starts = [start for start, _ in found]
+        self._reached = list(itertools.accumulate((stop for _, stop in found), max))  # by those up to each
+
+    def meet(self, start: int, stop: int) -> bool:
+        before = bisect_left(self._starts, stop)
+        return before > 0 and self._reached[before - 1] > start
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

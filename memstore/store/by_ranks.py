@@ -260,8 +260,8 @@ class ByRanks(Puts, Gets):
 
         Raises:
             KeyNotFoundError: no such key.
-            StructureMismatchError: it doesn't fit, or the optimizer is of another kind; all differences are listed, and
-                no rank has loaded anything.
+            StructureMismatchError: it doesn't fit, or what is stored lacks an option that an optimizer of torch needs,
+                as another one's does; all differences are listed, and no rank has loaded anything.
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.

@@ -120,8 +120,9 @@ class Fit:
         for key, value in named.items():  # states of no parameter
             filled[key] = states[key] = _target(value, present[STATE].get(key), _fresh)
         groups, options = self._fit_groups(stored[GROUPS], homes, list(parameters), present[GROUPS])
-        if loads_as_torch(optimizer):
-            reasons = [why_of_another(optimizer, stored[GROUPS][key]) for key in dict.fromkeys(homes.values())]
+        if loads_as_torch(optimizer) and type(optimizer).step.__module__.startswith("torch.optim."):
+            own = dict.fromkeys(homes[name] for name in parameters if name in homes)  # other ranks may have other kinds
+            reasons = [why_of_another(optimizer, stored[GROUPS][key]) for key in own]
             self.problems += [f"optimizer: {why}" for why in dict.fromkeys(reasons) if why is not None]
         others = _target({key: value for key, value in stored.items() if key not in (STATE, GROUPS)}, present, _fresh)
         self._out[OPTIMIZER] = {**others, STATE: filled, GROUPS: options}

@@ -43,6 +43,9 @@ def test_nothing_but_a_file_is_replaced(store: memstore.Store, tmp_path: Path) -
             for format in ("torch", "safetensors"):
                 with pytest.raises(AlreadyExistsError, match="no ordinary file"):
                     store.export("key", path, format=format)
+    with pytest.raises(AlreadyExistsError, match="no ordinary file"):
+        store.export("key", "/dev/memstore-test-new", format="torch")
+    assert not os.path.lexists("/dev/memstore-test-new")
     assert stat.S_ISFIFO(fifo.stat().st_mode) and null.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["a file", "fifo", "null"]
 

@@ -245,6 +245,32 @@ def test_an_optimizer_of_another_kind_is_refused(store: memstore.Store, strict: 
     store.load_model("run", other, torch.optim.AdamW(other.parameters()))  # whose states are the same
 
 
+def test_groups_of_other_ranks_may_be_of_other_kinds(store: memstore.Store) -> None:
+    model = nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+    train_once(model, adam)
+    store.save_model("run", model, adam)
+    value = store.get("run")
+    value["optimizer"]["param_groups"]["other.weight"] = {"params": {"other.weight": None}, "lr": 0.1, "momentum": 0.9}
+    store.put("run", value)
+    assert store.load_model("run", model, adam, strict=False) == 2
+
+
+class Warmed(torch.optim.Optimizer):
+    def __init__(self, params: Any, **options: float) -> None:
+        super().__init__(params, {"lr": 0.1, **options})
+
+    def step(self, closure: Any = None) -> None: ...
+
+
+def test_an_option_that_an_optimizer_of_others_has_since_then_keeps_its_value(store: memstore.Store) -> None:
+    model = nn.Linear(2, 2)
+    store.save_model("run", model, Warmed(model.parameters()))
+    later = Warmed(model.parameters(), warmup=10)
+    store.load_model("run", model, later)
+    assert later.param_groups[0]["warmup"] == 10
+
+
 def train_once(model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
     model(torch.ones(2)).sum().backward()
     optimizer.step()

@@ -31,6 +31,7 @@ TWO_LEAVES: dict[str, Callable[[Any], torch.Tensor]] = {  # what is compiled for
     "copies": lambda value: value["w"].clone() + value["b"].data + value["b"].new_tensor([1.0]),
     "numbers": lambda value: torch.tensor(value["b"].tolist()) + value["w"][0, 0].item(),
     "numpy": lambda value: torch.from_numpy(value["w"].numpy()) + torch.from_numpy(value["b"].numpy()),
+    "read rows": lambda value: memstore.read_rows(value, [3, 1])["w"] + memstore.read_rows(value["b"], [2, 0])[:, None],
     "a layer": lambda value: nn.functional.linear(torch.ones(4), value["w"], value["b"]),
 }
 

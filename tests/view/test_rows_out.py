@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import memstore
 import memstore.aio
+from memstore.rows import targets
+from memstore.testing.equality import assert_same
 
 
 @tensorclass
@@ -143,3 +145,46 @@ def test_a_dataset_fills_a_dict(store: memstore.Store) -> None:
             return await again.read_rows([4, 0], out=entries(2, 0))
 
     assert all(leaf.all() for leaf in leaves(asyncio.run(awaited())))
+
+
+def test_texts_of_a_stack_go_into_a_stack(store: memstore.Store) -> None:
+    """Once all was checked, and only then; those of nested collections too."""
+
+    def texts(numbers: Sequence[int]) -> LazyStackedTensorDict:
+        members = [
+            TensorDict(
+                {
+                    "x": torch.full((2,), float(i)),
+                    "text": NonTensorData(f"t{i}"),
+                    "more": TensorDict({"text": NonTensorData(f"m{i}")}),
+                }
+            )
+            for i in numbers
+        ]
+        return LazyStackedTensorDict(*members, stack_dim=0)
+
+    store.put("stack", texts(range(6)))
+    for source in (texts(range(6)), store.view("stack")):
+        out = memstore.read_rows(source, [0, 1])
+        with pytest.raises(ValueError, match="of out"):
+            memstore.read_rows({"s": source, "y": torch.ones(6)}, [3, 2], out={"s": out, "y": torch.ones(3)})
+        assert_same(list(out.unbind(0)), list(texts([0, 1]).unbind(0)))
+        assert memstore.read_rows(source, [3, 2], out=out) is out
+        assert_same(list(out.unbind(0)), list(texts([3, 2]).unbind(0)))
+
+
+def test_many_targets_are_compared_with_what_is_read_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [0]
+    plain = targets._range  # pyright: ignore[reportPrivateUsage]
+
+    def counted(tensor: torch.Tensor) -> tuple[int, int]:
+        counts[0] += 1
+        return plain(tensor)
+
+    monkeypatch.setattr(targets, "_range", counted)
+    members = [TensorDict({"x": torch.full((2,), float(i))}) for i in range(50)]
+    source = LazyStackedTensorDict(*members, stack_dim=0)
+    memstore.read_rows(source, range(50), out=source.clone())
+    assert 100 <= counts[0] <= 200
+    with pytest.raises(ValueError, match="overlaps what is read"):
+        memstore.read_rows(source, range(50), out=source)

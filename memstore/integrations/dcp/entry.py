@@ -137,7 +137,7 @@ class EntryCheckpoint:
     """
 
     def __init__(self, ref: Ref, *, can_be_sent: bool = True) -> None:
-        self._ref, self._can_be_sent = ref, can_be_sent
+        self._ref, self.can_be_sent = ref, can_be_sent
         self._view: Any = ref.view()
         if not (isinstance(self._view, dict) and DCP in self._view):
             raise KeyNotFoundError(f"{ref.key!r} has a value that is no checkpoint: store.get reads it", key=ref.key)
@@ -171,7 +171,7 @@ class EntryCheckpoint:
         return CorruptionError(key=self._ref.key, detail=detail)
 
     def share(self) -> Any:
-        return self._ref if self._can_be_sent else (self._ref.key, self._ref.version)
+        return self._ref if self.can_be_sent else (self._ref.key, self._ref.version)
 
     def shared(self, said: Any) -> EntryCheckpoint:
         if said in (self._ref, (self._ref.key, self._ref.version)):

@@ -112,6 +112,10 @@ class FolderCheckpoint:
     def __reduce__(self) -> tuple[Any, ...]:
         return FolderCheckpoint, (self._path, self.id)
 
+    @property
+    def can_be_sent(self) -> bool:
+        return True
+
     def tensors(self, key: str) -> Mapping[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, tensor in self._opened.tensors[key].items():

@@ -106,6 +106,11 @@ class Checkpoint(Protocol):
 
     def damaged(self, detail: str) -> CorruptionError: ...
 
+    @property
+    def can_be_sent(self) -> bool:
+        """Whether it can be pickled."""
+        ...
+
     def share(self) -> Any:
         """What other ranks need to read this very checkpoint; it pickles."""
         ...

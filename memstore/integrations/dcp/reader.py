@@ -41,8 +41,8 @@ class StorageReader(storage.StorageReader):
     compared, because they would have to read whole chunks. `memstore snapshot verify PATH` compares everything.
 
     A reader can be pickled and copied, also during a load: the copy then reads the same checkpoint. If that was
-    overwritten meanwhile, reading raises a VersionGoneError, and the next load reads what is there. (With the path of a
-    store, the copy reads what is there by then.)
+    overwritten meanwhile, reading raises a VersionGoneError, and the next load reads what is there. (With a store that
+    is only read, as one that was given by its path, the copy reads what is there by then.)
 
     Args:
         path_or_store: as for StorageWriter.
@@ -145,8 +145,9 @@ class StorageReader(storage.StorageReader):
         return f"<memstore.integrations.dcp.StorageReader {self._where}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without a version of a store that this has opened to read only: no lease can keep that on its way."""
-        return self.__dict__ | ({"_checkpoint": None} if self._where.opens_a_store else {})
+        """Without a version of a store that was opened to read only: no lease can keep that on its way."""
+        stays = self._checkpoint is not None and not self._checkpoint.can_be_sent
+        return self.__dict__ | ({"_checkpoint": None} if stays else {})
 
     def _place(self, rank: int | None) -> Place:
         place = self._where.place(WriteOptions())

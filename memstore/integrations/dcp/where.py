@@ -61,11 +61,6 @@ class Where:
     def id(self) -> str:
         return (self._key or "") if self._in_store else (self._path or "")
 
-    @property
-    def opens_a_store(self) -> bool:
-        """Whether a store was given by its path."""
-        return self._path is not None and self._in_store
-
     def place(self, options: WriteOptions) -> Place:
         """Raises ValueError if there is a store, and no key."""
         if not self._in_store:

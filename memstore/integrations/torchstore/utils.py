@@ -29,7 +29,7 @@ async def spawn_actors(num_processes: int, actor_cls: type, name: str, mesh: Any
         with between_forks():
             from monarch.actor import this_host
         mesh = this_host().spawn_procs(per_host={"gpus": num_processes})
-    elif not (hasattr(mesh, "spawn") and hasattr(mesh, "initialized")):
+    elif not (hasattr(mesh, "spawn") and hasattr(type(mesh), "initialized")):
         raise TypeError(f"mesh is a ProcMesh of Monarch, or None, and not {an_instance(mesh)}")
     await mesh.initialized
     return mesh.spawn(f"{name}_{uuid.uuid4().hex[:8]}", actor_cls, **init_args)

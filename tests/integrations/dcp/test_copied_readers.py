@@ -79,6 +79,18 @@ def test_a_copied_reader_of_what_a_rank_saved_by_itself_reads_that(scratch: str,
     assert torch.equal(target["w"], torch.full((3,), 2.0))
 
 
+def test_a_reader_of_a_store_that_is_only_read_can_be_copied(scratch: str) -> None:
+    memstore.open(scratch).close()
+    save({"w": torch.ones(3)}, StorageWriter(scratch, key="checkpoint"))
+    with memstore.open(scratch, "r") as store:
+        reader, target = StorageReader(store, key="checkpoint"), {"w": torch.zeros(3)}
+        load(target, reader)
+        for copied in (unpickled, copy.deepcopy, copy.copy):
+            target["w"].zero_()
+            load(target, copied(reader))
+            assert target["w"].tolist() == [1.0] * 3
+
+
 def test_ranks_that_only_read_are_told_if_they_have_opened_two_versions(scratch: str) -> None:
     memstore.open(scratch).close()
     readers = [StorageReader(scratch, key="checkpoint") for _ in range(2)]
