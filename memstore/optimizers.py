@@ -13,6 +13,11 @@ def loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(type(optimizer), "load_state_dict", None) is torch.optim.Optimizer.load_state_dict and not hooks
 
 
+def steps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its options and states mean what those of torch's own optimizers do."""
+    return type(optimizer).step.__module__.startswith("torch.optim.")
+
+
 def why_of_another(optimizer: torch.optim.Optimizer, group: Container[str]) -> str | None:
     """What a stored group lacks that this optimizer needs, for an error. None: nothing.
 

@@ -19,7 +19,7 @@ from memstore import contents
 from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
-from memstore.optimizers import loads_as_torch, why_of_another
+from memstore.optimizers import loads_as_torch, steps_as_torch, why_of_another
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
 from memstore.view import StoredTensor, view
 from memstore.wording import an
@@ -120,7 +120,7 @@ class Fit:
         for key, value in named.items():  # states of no parameter
             filled[key] = states[key] = _target(value, present[STATE].get(key), _fresh)
         groups, options = self._fit_groups(stored[GROUPS], homes, list(parameters), present[GROUPS])
-        if loads_as_torch(optimizer) and type(optimizer).step.__module__.startswith("torch.optim."):
+        if loads_as_torch(optimizer) and steps_as_torch(optimizer):
             own = dict.fromkeys(homes[name] for name in parameters if name in homes)  # other ranks may have other kinds
             reasons = [why_of_another(optimizer, stored[GROUPS][key]) for key in own]
             self.problems += [f"optimizer: {why}" for why in dict.fromkeys(reasons) if why is not None]

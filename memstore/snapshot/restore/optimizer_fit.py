@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from memstore.optimizers import loads_as_torch, why_of_another
+from memstore.optimizers import loads_as_torch, steps_as_torch, why_of_another
 
 # What torch's own optimizers keep for each element of a parameter. Others may keep more or less under these names.
 _OF_ELEMENTS = frozenset(
@@ -30,7 +30,7 @@ def differences_of(key: str, optimizer: torch.optim.Optimizer, saved: Any) -> It
         yield f"{key}: what is stored is no state dict of an optimizer"
         return
     yield from _groups(key, optimizer, cast("list[Any]", groups))
-    if type(optimizer).step.__module__.startswith("torch.optim."):
+    if steps_as_torch(optimizer):
         yield from _states(key, optimizer, cast("dict[Any, Any]", states))
 
 
