@@ -22,6 +22,9 @@ SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14)
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
 	"$$p" -c '$(SUPPORTED)' 2>/dev/null && { echo "$$p"; break; }; done)
 
+# Thousands of processes import memstore: each would compile it anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-full test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
 .DELETE_ON_ERROR:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from memstore.testing import faults
 from tests.crash.leftovers import held_locks, leftovers, open_fds, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.test_kill_at_steps import check_goes_on
+from tests.examples import one_in
 from tests.inside import root_of
 
 CAN_FAIL = faults.STEPS - faults.CLEANUPS
@@ -33,7 +35,7 @@ def no_collections() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", one_in(2, OPERATIONS))
 def test_error_at_each_step(name: str, store: memstore.Store) -> None:
     """The errors take turns; the operations are alike enough that each error meets each kind of step."""
     _check_errors(store, name, list(ERRORS))
@@ -68,8 +70,8 @@ def _check_errors(store: memstore.Store, name: str, errors: list[str]) -> None:
             assert outcome == "new", f"{what}: it said that it did it, and failed"
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("name", OPERATIONS)
+# Before them and after them in turn in the fast run.
+@pytest.mark.parametrize(("name", "after"), one_in(3, itertools.product(OPERATIONS, [False, True])))
 def test_interrupt_at_each_step(name: str, after: bool, store: memstore.Store) -> None:
     names = _steps(store, name)
     for number, step in enumerate(names, 1):

@@ -17,7 +17,7 @@ from tests.inside import root_of
 @pytest.mark.parametrize(
     ("name", "durability", "stride"),
     [
-        *(pytest.param(name, "process", 11, id=name) for name in SCENES),
+        *(pytest.param(name, "process", 25, id=name) for name in SCENES),
         pytest.param("last-over-sharded", "disk", 25, id="last-over-sharded-disk"),
         *(pytest.param(name, "process", 1, id=f"{name}-whole", marks=pytest.mark.full) for name in SCENES),
         *(pytest.param(name, "disk", 1, id=f"{name}-disk-whole", marks=pytest.mark.full) for name in SCENES),

@@ -23,6 +23,7 @@ from memstore.testing import faults
 from memstore.testing.equality import is_same
 from tests.children import in_child
 from tests.damage.stores import CATALOG, copy, files_of, flip, overwrite
+from tests.examples import one_in
 from tests.inside import root_of
 
 PAGE = 4096
@@ -77,7 +78,7 @@ def check_repaired(root: str, last: dict[str, object], caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("lock", [pytest.param("kept", marks=pytest.mark.full), "lost"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", one_in(3, CHANGES))
 def test_the_state_before(scratch: str, name: str, lock: str, caplog: pytest.LogCaptureFixture) -> None:
     """The newest page of the two that start one is flipped, so that LMDB takes the other.
 
@@ -101,7 +102,7 @@ def state_of(root: str, page: int) -> int:
         return struct.unpack_from("<Q", file.read(2 * PAGE), page * PAGE + STATE_AT)[0]
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", one_in(3, CHANGES))
 def test_an_older_copy(scratch: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     last = build(scratch, lambda store: older_copy(store, CHANGES[name]))
     shutil.copyfile(f"{scratch}.old", f"{scratch}/{CATALOG}")

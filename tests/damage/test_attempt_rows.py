@@ -12,6 +12,7 @@ from memstore.engine.catalog import attempts
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.record import LIVE, RETIRED
 from tests.damage.sharded_stores import check, make
+from tests.examples import one_in
 from tests.inside import delete_raw_row, put_raw_row, root_of
 
 
@@ -47,7 +48,7 @@ def flip(table: str) -> Callable[[Transaction], object]:
     return action
 
 
-@pytest.mark.parametrize("table", [attempts.PENDING, attempts.CONTENTS, attempts.OUTCOMES])
+@pytest.mark.parametrize("table", one_in(3, [attempts.PENDING, attempts.CONTENTS, attempts.OUTCOMES]))
 def test_a_flipped_bit(damaged: memstore.Store, table: str) -> None:
     assert any("checksum" in detail for detail in change(damaged, flip(table)))
 
@@ -60,7 +61,7 @@ def test_a_part_without_its_content(damaged: memstore.Store) -> None:
     assert "has lost what rank" in detail and "'waiting 0'" in detail
 
 
-@pytest.mark.parametrize("state", [LIVE, RETIRED])
+@pytest.mark.parametrize("state", one_in(2, [LIVE, RETIRED]))
 def test_a_part_whose_segment_is_not_prepared(damaged: memstore.Store, state: int) -> None:
     def spoil(transaction: Transaction) -> None:
         part = attempts.parts_of(transaction)[0]

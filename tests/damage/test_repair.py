@@ -34,6 +34,7 @@ from tests.damage.stores import (
     values,
     versions,
 )
+from tests.examples import one_in
 from tests.inside import put_raw_row, raw_row, root_of
 
 DAMAGED = ".damaged"
@@ -111,7 +112,7 @@ def test_a_tensor_of_many_dimensions_comes_back(scratch: str) -> None:
         assert store.get("many").sum() == 3000
 
 
-@pytest.mark.parametrize("kind", CATALOGS)
+@pytest.mark.parametrize("kind", one_in(3, CATALOGS))
 def test_without_a_catalog_the_headers_tell(scratch: str, kind: str) -> None:
     before = make(scratch)
     CATALOGS[kind](f"{scratch}/{CATALOG}")
@@ -221,7 +222,7 @@ def test_a_damaged_record_is_made_of_its_header(scratch: str) -> None:
 @pytest.mark.parametrize(
     "spoiled", [1, 50, 600, *(pytest.param(at, marks=pytest.mark.full) for at in (30, 70, 200, 4000))]
 )
-@pytest.mark.parametrize("key", ["segment/1", "nested", "objects"])
+@pytest.mark.parametrize("key", one_in(3, ["segment/1", "nested", "objects"]))
 def test_a_damaged_header_is_made_of_its_record(scratch: str, key: str, spoiled: int) -> None:
     make(scratch)
     path = paths(scratch)[key]
@@ -292,7 +293,7 @@ def test_damaged_bytes_are_not_taken_for_the_records(scratch: str) -> None:
     assert os.path.exists(path + DAMAGED) and not os.path.exists(path)
 
 
-@pytest.mark.parametrize("size", [0, 7, 100, 4095, 4096, 5000])
+@pytest.mark.parametrize("size", one_in(3, [0, 7, 100, 4095, 4096, 5000]))
 def test_a_truncated_file_is_lost_and_kept(scratch: str, size: int) -> None:
     make(scratch)
     path = paths(scratch)["segment/1"]
@@ -411,7 +412,7 @@ def test_no_compare_and_swap_is_fooled(scratch: str) -> None:
             store.put("inline/0", 7, expect_version=gone)
 
 
-@pytest.mark.parametrize("name", ["lock", "doorbell"])
+@pytest.mark.parametrize("name", one_in(2, ["lock", "doorbell"]))
 def test_pages_are_written_anew_in_place(scratch: str, name: str) -> None:
     make(scratch)
     path = f"{scratch}/{name}"

@@ -141,15 +141,18 @@ def test_who_takes_no_answers_is_not_read_any_more(monkeypatch: pytest.MonkeyPat
         served.append(1)
         asked.reply(bytes(MEBIBYTE))
 
+    def all_are_served() -> bool:
+        return len(served) == sent
+
+    sent = 0
     with listening(serve) as listener, linked() as links:
         sock = proven(listener.address)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # by itself it may grow to 32 MiB
-        sent = 0
-        while len(served) == sent < 100:  # one at a time: many would be read at once
+        while all_are_served() and sent < 100:  # one at a time: many would be read at once
             sent += 1
             sock.sendall(frame(sent, 0, b"x"))
             with contextlib.suppress(TimeoutError):
-                until(lambda: len(served) == sent, 1.0)
+                until(all_are_served, 1.0)
         assert sent < 60
         assert links.send(listener.address, MEMBER, b"x", soon()) == bytes(MEBIBYTE)
         for number in range(sent + 1, 101):

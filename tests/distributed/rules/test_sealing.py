@@ -82,7 +82,8 @@ def _trust_this_host(client: Any, key: bytes, place: Any, until: int) -> Any:
     return look[1]
 
 
-@pytest.mark.parametrize("broken", [pytest.param(_only_look, marks=pytest.mark.full), _trust_this_host])
+@pytest.mark.full
+@pytest.mark.parametrize("broken", [_only_look, _trust_this_host])
 def test_a_rule_that_is_left_out_would_be_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.distributed.rules.sealed_rows.is_unsealed", broken)
     with pytest.raises(Fault):

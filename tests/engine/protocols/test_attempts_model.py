@@ -15,6 +15,7 @@ from tests.engine.protocols import attempts_model, attempts_publish, attempts_ra
 from tests.engine.protocols.attempts_check import check
 from tests.engine.protocols.attempts_model import MUTATIONS, Model
 from tests.engine.protocols.attempts_state import Process, is_bad_luck, is_end, start
+from tests.examples import one_in
 
 MODEL: list[ModuleType] = [attempts_model, attempts_publish, attempts_rank]
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -128,7 +129,7 @@ def test_every_step_is_taken() -> None:
 ENDS = ("timeout", "failed", "mismatch", "conflict", "superseded", "expired", "aborted", "world size")
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", one_in(4, MUTATIONS))
 def test_a_fault_in_the_code_would_be_found(mutation: str) -> None:
     with pytest.raises(Fault) as found:
         look(FOUND_IN[mutation], mutation)
