@@ -18,12 +18,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 _c: Any = torch._C
@@ -137,3 +139,21 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     plain._torchdynamo_disable = True  # it isn't inlined into a graph
     _eval_frame.set_code_exec_strategy(plain.__code__, _SKIP)  # nor compiled by itself
     return function
+
+
+def uncompiled_methods(cls: type[T]) -> type[T]:
+    """Decorates a class whose methods, with those of its bases of memstore, are `uncompiled`."""
+    for base in cls.__mro__:
+        for one in vars(base).values():
+            function = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
+            if isinstance(function, FunctionType) and function.__globals__["__name__"].startswith("memstore."):
+                uncompiled(function)
+    return cls
+
+
+def _stay_out_of_graphs(*functions: Any) -> None:
+    for function in functions:
+        uncompiled(function)
+
+
+_stay_out_of_graphs(unaffected, uncompiled, uncompiled_methods)  # a room may be imported by compiled code

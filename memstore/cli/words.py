@@ -34,6 +34,10 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"memstore\.open opens it$", "`memstore ls` lists its keys"),
     (r"get a key of it, and put that$", "`memstore cp` copies its keys"),
     (r"run memstore\.repair\b", "run `memstore repair`"),
+    (
+        r'"~" is taken as a name: os\.path\.expanduser makes your home folder of it',
+        'a shell takes "~" as your home folder only outside of quotes',
+    ),
     (r": open it with mode 'r'$", ": this command writes to the store"),
     (r"open the store with mode 'r\+' once", "`memstore gc` it once as a user who may write"),
     (

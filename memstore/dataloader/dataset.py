@@ -24,6 +24,7 @@ class HasView(Protocol):
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any: ...
 
 
+@modes.uncompiled_methods
 class StoreDataset(Dataset[Any]):
     """The rows of a stored value, for torch's DataLoader.
 

@@ -31,6 +31,7 @@ else:
     _RowsForLoaders = object
 
 
+@modes.uncompiled_methods
 class Dataset(_RowsForLoaders):
     """A dataset that is open. Made by `Store.create_dataset`, `Store.create_dataset_from` and `Store.open_dataset`.
 

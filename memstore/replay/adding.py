@@ -14,10 +14,12 @@ from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.engine import CLAIMED, FREE
 from memstore.replay.ring import Ring
 from memstore.replay.words import READABLE, STATE, WHOLE, WRITING, words_of
+from memstore.structure import modes
 
 _NOT_SO = -1, False  # nothing was done
 
 
+@modes.uncompiled_methods
 class RowWriter:
     """Writes single rows into one ring."""
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
 
 
+@modes.uncompiled_methods
 @names_its_methods
 class ReplayBuffer(Filled):
     """A ring of rows that any number of processes fill and sample at the same time.

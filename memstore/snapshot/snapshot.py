@@ -29,8 +29,10 @@ from memstore.snapshot.served import view
 from memstore.snapshot.stateful import AppState
 from memstore.snapshot.tables import snapshot_html, snapshot_text
 from memstore.snapshot.take import PendingTake, prepare, start, take
+from memstore.structure import modes
 
 
+@modes.uncompiled_methods
 class Snapshot:
     """State dicts in a folder of safetensors files. `Snapshot.take` writes a snapshot; `Snapshot(path)` opens one.
 
@@ -300,6 +302,7 @@ class Snapshot:
         return f"memstore.Snapshot({self.path!r})"
 
 
+@modes.uncompiled_methods
 class PendingSnapshot:
     """A snapshot that is being written. Made by `Snapshot.async_take`.
 

@@ -20,6 +20,7 @@ from memstore.late_imports import between_forks
 from memstore.store.appearing import when_there
 from memstore.store.octal import OWNER_ONLY, Octal
 from memstore.store.store import Mode, Store
+from memstore.structure import modes
 from memstore.wording import parse_size
 
 _JOINED_WITHIN = 60.0  # seconds, as `memstore.join`
@@ -32,6 +33,7 @@ def check_mode(mode: object) -> None:
         raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
 
 
+@modes.uncompiled
 def open(
     root: str | os.PathLike[str],
     mode: Mode = "a",

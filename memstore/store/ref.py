@@ -7,12 +7,14 @@ from typing import Any
 
 from memstore import contents
 from memstore.engine import MappedEntry, Pin, resource_errors
+from memstore.structure import modes
 from memstore.view import view
 
 _OF_ANY_VERSION = ("timeout", "max_age")  # no lock is waited for here, and nobody asked which version is the last
 _OPTIONS = tuple(one.name for one in fields(contents.Options))
 
 
+@modes.uncompiled_methods
 class Ref:
     """A version of a key, which stays readable as long as a Ref of it lives. Made by `Store.ref`.
 

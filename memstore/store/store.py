@@ -17,11 +17,13 @@ from memstore.store.by_files import ByFiles
 from memstore.store.by_ranks import ByRanks
 from memstore.store.by_rows import ByRows
 from memstore.store.describe import describe
+from memstore.structure import modes
 from memstore.wording import ROWS, check_progress, names_its_methods, shown, table_html
 
 _SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
 
 
+@modes.uncompiled_methods
 @names_its_methods
 class Store(ByRanks, ByRows, ByFiles, AsMapping):
     """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.

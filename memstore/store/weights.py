@@ -13,12 +13,14 @@ from memstore import structure
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.store.store import Store
+from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
 from memstore.wording import an_instance, check_store
 
 _WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
 
 
+@modes.uncompiled
 def iter_weights(
     store: Store,
     key: str,

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ class NoPointerError(ReadOnlyError, RuntimeError):
     """A pointer into a lazy leaf is refused, since it could be written by. Torch's callers expect a RuntimeError."""
 
 
+@modes.uncompiled_methods
 class StoredTensor(LazyTensor):
     """A tensor of a stored value that is read when it is used, and just the part that is used.
 
@@ -174,11 +174,6 @@ class StoredTensor(LazyTensor):
 
     def __format__(self, spec: str) -> str:
         return format(read(self), spec) if spec and not self.ndim else repr(self)
-
-
-for _method in vars(StoredTensor).values():
-    if isinstance(_method, types.FunctionType):
-        modes.uncompiled(_method)
 
 
 class _NoStorage(torch.UntypedStorage):

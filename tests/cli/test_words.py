@@ -191,6 +191,9 @@ say another address (--address), or end it
 
 close the store everywhere, and run memstore.repair
 close the store everywhere, and run `memstore repair`
+
+/a/~: it doesn't exist: "~" is taken as a name: os.path.expanduser makes your home folder of it
+/a/~: it doesn't exist: a shell takes "~" as your home folder only outside of quotes
 """
 
 

@@ -14,10 +14,11 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -90,8 +91,8 @@ class Kept:
     def __reduce__(self) -> NoReturn:
         raise TypeError("what other hosts keep can't be pickled or copied: send the reference or view that needs it")
 
-    def __del__(self) -> None:
-        for host, extents in self._parts:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        for host, extents in () if is_ending() else self._parts:  # at the interpreter's end, the stream ends anyway
             host.note(extents, -1)
 
 

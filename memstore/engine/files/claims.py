@@ -80,9 +80,6 @@ class StorageFile(LockFile):
         self._is_claimed = False  # it is the parent's
         super().close()
 
-    def __del__(self) -> None:
-        self.close()
-
 
 class ClaimedOnStorage(ClaimedFile):
     """A `ClaimedFile` on shared storage."""

@@ -5,7 +5,9 @@ They close themselves when nothing refers to them any more, so that no error pat
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 from typing import NoReturn
 
 from memstore.engine import syscalls
@@ -37,8 +39,10 @@ class OwnedFile:
             "open that"
         )
 
-    def __del__(self) -> None:
-        syscalls.close_all(self._fds)
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Not at the interpreter's end, where modules may have lost their names: the file goes with the process."""
+        if not is_ending():
+            self.close()
 
 
 class LockFile(OwnedFile):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memstore.engine import syscalls
@@ -96,5 +98,6 @@ class SharedMemory:
             "SharedMemory can't be pickled or copied: send its file descriptor through a socket, or a copy of its bytes"
         )
 
-    def __del__(self) -> None:
-        syscalls.close_all(self._fds)
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():  # as of an OwnedFile
+            syscalls.close_all(self._fds)
