@@ -11,6 +11,8 @@ import torch
 
 import memstore
 
+pytestmark = pytest.mark.embedded
+
 SPEC = {"x": torch.zeros(3), "y": torch.zeros(())}
 Call = Callable[[memstore.Store, Path, int], Any]
 
@@ -70,7 +72,7 @@ CALLS: dict[str, Call] = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_a_call_gives_what_it_gives_uncompiled(call: Call, root: str, tmp_path: Path) -> None:
     compiled: Call = torch.compile(call, backend="eager")
-    with memstore.open(f"{root}", timeout=10.0) as store, memstore.open(f"{root}-plain", timeout=10.0) as plain:
+    with memstore.open(root, timeout=10.0) as store, memstore.open(f"{root}-plain", timeout=10.0) as plain:
         for turn in (3, 2, 4):  # other sizes are compiled anew
             found, expected = compiled(store, tmp_path, turn), call(plain, tmp_path / "plain", turn)
             torch.testing.assert_close(found, expected)
