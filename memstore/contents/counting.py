@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from memstore import modes
+
 _lock = threading.Lock()
 _total = 0
 
@@ -14,6 +16,7 @@ def count_read(nbytes: int) -> None:
         _total += nbytes
 
 
+@modes.uncompiled
 def bytes_read() -> int:
     """Returns how many bytes this process has read so far through views, rows and parts of tensors.
 

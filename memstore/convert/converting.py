@@ -54,6 +54,7 @@ class Converted:
 
 
 @modes.put_aside()
+@modes.uncompiled
 def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],

@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from memstore import modes
+
 _WORD = 1 << 64
 _ORDER_OF_BLOCKS = 0  # where the counter begins for the order of the blocks; for rows: 1 + the number of their block
 _SAME = ("length", "block", "seed")  # what has to be as it was for an order to go on
 
 
+@modes.uncompiled_methods
 class BlockShuffle(Sampler[int]):
     """Shuffles the rows of a data set by blocks, each row once an epoch; for the `sampler` of a DataLoader.
 

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
+from memstore import modes
 from memstore.engine import Mapping, map_file, syscalls
 from memstore.engine.syscalls import Cleanup
 from memstore.late_imports import Hooks, around_forks
@@ -95,6 +96,7 @@ class Block:
         return Part(self._mapping.address + start, size, Cleanup(dropped, (place,), _when_dropped), self)
 
 
+@modes.uncompiled
 def tensor_over(
     part: Part, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:

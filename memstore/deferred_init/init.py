@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from memstore import modes
 from memstore.deferred_init.recording import Recording
 from memstore.deferred_init.slots import slots_of
 from memstore.deferred_init.tensors import is_deferred_tensor, materialize
@@ -20,6 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@modes.uncompiled
 def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Makes a module whose tensors take no memory yet. Operations on them are recorded, and replayed later.
 
@@ -71,6 +73,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     return result
 
 
+@modes.uncompiled
 def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
     """Whether a tensor, or a tensor of a module, is deferred.
 
@@ -88,6 +91,7 @@ def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
     raise ValueError(f"a tensor or a module is needed, and this is {an(type(obj))}")
 
 
+@modes.uncompiled
 def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the real tensor for a deferred one, of the same class and with the same attributes.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memstore import modes
 from memstore.deferred_init.fitting import Materialized, fill
 from memstore.deferred_init.replay import one_at_a_time
 from memstore.deferred_init.shards import Placements, check_placements
@@ -20,6 +21,7 @@ from memstore.wording import an
 _log = logging.getLogger("memstore")
 
 
+@modes.uncompiled
 def materialize_module(
     module: torch.nn.Module,
     buffers_only: bool = False,

@@ -15,6 +15,7 @@ from memstore.fake.tensors import become_fake
 from memstore.structure import modes
 
 
+@modes.uncompiled
 def fake_like(value: Any) -> Any:
     """Returns the same containers with fake tensors, of the same shapes, dtypes and devices. No bytes are read.
 

@@ -222,6 +222,7 @@ def fake_mode(*, fake_cuda: bool = False) -> Generator[None]:
         yield
 
 
+@modes.uncompiled
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor was made in `fake_mode`, or by `deferred_init`, and has no memory.
 
@@ -232,6 +233,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
         return mark_of(_checked("is_fake", tensor)) is not None
 
 
+@modes.uncompiled
 def meta_like(fake: torch.Tensor) -> torch.Tensor:
     """A meta tensor with the shape, strides, dtype and requires_grad of a fake one, and no history of autograd.
 

@@ -103,6 +103,7 @@ class Snapshot:
 
         Raises:
             AlreadyExistsError: a snapshot or a store is at `path`, or another take finished first. It stays as it is.
+            ValueError: `path` is an address of other storage, or leads to a folder "~" that isn't there.
             UnsupportedValueError: a leaf can't be saved.
             ShardMismatchError: ranks disagree about a tensor that they share: its shape, its dtype or its parts.
             StoreFullError: no room. Nothing is left.
@@ -152,7 +153,7 @@ class Snapshot:
         Raises:
             StoreTimeoutError: too many bytes are still to be written after ten minutes.
             ResourceLimitError: the copies don't fit into the machine's memory.
-            AlreadyExistsError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
+            AlreadyExistsError, ValueError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
         options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
         prepared = prepare(path, app_state, pg, options)

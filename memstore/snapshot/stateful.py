@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
+from memstore import modes
 from memstore.wording import an
 
 
@@ -46,6 +47,7 @@ class StateDict(dict[str, Any]):
         self.update(state_dict)
 
 
+@modes.uncompiled_methods
 class RNGState:
     """The random state of the process: of torch (CPU and CUDA), of Python's `random`, and of numpy's global generator.
 

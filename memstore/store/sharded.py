@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import torch
 
-from memstore import contents
+from memstore import contents, modes
 from memstore.engine import (
     Content,
     Failure,
@@ -58,6 +58,7 @@ OUTLIVES = 60.0  # seconds that a part of a rank that waits outlives the rank's 
 GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is up
 
 
+@modes.uncompiled_methods
 class PendingPut:
     """A sharded put whose parts may still be on their way. Made by `Store.put_sharded` with `wait=False`.
 

@@ -84,6 +84,7 @@ def iter_weights(
         yield name, tensor
 
 
+@modes.uncompiled
 def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     origins: dict[str, Path] = {}

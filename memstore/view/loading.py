@@ -13,6 +13,7 @@ from memstore.view.leaf_bytes import LeafBytes
 from memstore.view.source import Source
 
 
+@modes.uncompiled
 def load_leaf(leaf: LazyTensor) -> torch.Tensor:
     """The leaf as a get gives it: where it lies; or, if it is in boxes that lie apart, in memory of its own.
 

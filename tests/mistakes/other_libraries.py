@@ -126,4 +126,10 @@ MISTAKES = [
         NotAStoreError,
         "PATH/nowhere is no checkpoint: there is no such folder",
     ),
+    Mistake(
+        'dcp.load({"w": torch.ones(2)}, checkpoint_id=path + "/~/step-1")',
+        NotAStoreError,
+        'PATH/~/step-1 is no checkpoint: there is no such folder; "~" is taken as a name: os.path.expanduser makes '
+        "your home folder of it",
+    ),
 ]

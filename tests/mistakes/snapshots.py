@@ -61,6 +61,22 @@ MISTAKES = [
         "'s3://bucket/step-1': snapshots are folders of a file system; there is no storage 's3'",
     ),
     Mistake(
+        'memstore.Snapshot.take(path + "/~/step-1", {"model": module})',
+        ValueError,
+        'PATH/~ doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your home folder of it',
+    ),
+    Mistake(
+        'memstore.Snapshot.async_take(path + "/~/step-1", {"model": module})',
+        ValueError,
+        'PATH/~ doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your home folder of it',
+    ),
+    Mistake(
+        'memstore.Snapshot(path + "/~/step-1").restore({"model": module})',
+        NotAStoreError,
+        'PATH/~/step-1 is no snapshot: there is no such folder; "~" is taken as a name: os.path.expanduser makes your '
+        "home folder of it",
+    ),
+    Mistake(
         'memstore.Snapshot(path + "/nowhere").restore({"model": module})',
         NotAStoreError,
         "PATH/nowhere is no snapshot: there is no such folder",

@@ -14,11 +14,13 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
+from memstore import modes
 from memstore.errors import NotAStoreError
 from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
 from memstore.integrations.dcp.reader import StorageReader
 from memstore.integrations.dcp.stager import Stager
 from memstore.integrations.dcp.writer import StorageWriter
+from memstore.wording import of_no_place
 
 StateDict = dict[str, Any]
 
@@ -36,6 +38,7 @@ _latest: _Save | None = None  # asynchronous save
 _group: tuple[weakref.ref[Any], Any] | None = None  # the default group that it was made beside, and the group
 
 
+@modes.uncompiled
 def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Metadata:
     """Saves a state dict of all ranks as one checkpoint, without pickle.
 
@@ -53,7 +56,7 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
     Raises:
         CheckpointException: torch's error, even with one rank. It is a BaseException, and its `failures` have the error
             of each rank: UnsupportedValueError for an object that can't be stored without pickle, which the message
-            names; StoreFullError, PermissionDeniedError and AlreadyExistsError as in `Snapshot.take`.
+            names; StoreFullError, PermissionDeniedError, AlreadyExistsError and ValueError as in `Snapshot.take`.
 
     Example:
         >>> import tempfile, torch
@@ -72,6 +75,7 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
     )
 
 
+@modes.uncompiled
 def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> None:
     """Loads a checkpoint into a state dict, in place. Each rank reads only its own parts. Nothing is unpickled.
 
@@ -92,10 +96,12 @@ def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Non
     _one_process_is_fine()
     reader = StorageReader(checkpoint_id)
     if not _has_ranks() and not os.path.lexists(reader.checkpoint_id):  # else all ranks have to hear of it from torch
-        raise NotAStoreError(f"{reader.checkpoint_id} is no checkpoint: there is no such folder")
+        path = os.fspath(reader.checkpoint_id)
+        raise NotAStoreError(f"{path} is no checkpoint: there is no such folder{of_no_place(path)}")
     state_dict_loader.load(state_dict, storage_reader=reader, planner=LoadPlanner())
 
 
+@modes.uncompiled
 def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata]:
     """Like `save`, but in a thread. You may change the tensors as soon as it returns.
 

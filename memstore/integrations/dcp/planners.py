@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
-from memstore import structure
+from memstore import modes, structure
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.undecodable import UNDECODABLE
 from memstore.wording import first_line
@@ -34,6 +34,7 @@ class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     memory: bytes
 
 
+@modes.uncompiled_methods
 class SavePlanner(DefaultSavePlanner):
     """torch's DefaultSavePlanner, with the same arguments. Objects that aren't tensors are stored without pickle."""
 
@@ -44,6 +45,7 @@ class SavePlanner(DefaultSavePlanner):
         return super().transform_object(write_item, object)
 
 
+@modes.uncompiled_methods
 class LoadPlanner(DefaultLoadPlanner):
     """torch's DefaultLoadPlanner, with the same arguments, but without unpickling.
 

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from memstore import modes
 from memstore.errors import CorruptionError, FormatVersionError
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _BATCH = 1 << 30  # bytes: planners may make the tensors that are read into, and let them go when they are told
 
 
+@modes.uncompiled_methods
 class StorageReader(storage.StorageReader):
     """Loads checkpoints that `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
 

@@ -26,6 +26,7 @@ from memstore.wording import an
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
+@modes.uncompiled_methods
 class Stager(AsyncStager):
     """Staging for `torch.distributed.checkpoint.async_save`: `async_stager=Stager()`.
 

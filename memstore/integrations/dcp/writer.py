@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from memstore import modes
 from memstore.arguments import flag
 from memstore.errors import MemstoreError
 from memstore.integrations.dcp import unfinished
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _VERSION = "1.0.0"  # of torch's metadata, which this writes
 
 
+@modes.uncompiled_methods
 class StorageWriter(storage.StorageWriter):
     """Saves checkpoints of torch.distributed.checkpoint into a folder, or under a key of a store.
 

@@ -30,7 +30,7 @@ from memstore.snapshot.format.names import MANIFEST
 from memstore.snapshot.storage import FileStorage
 from memstore.strict_json import count_names
 from memstore.undecodable import UNDECODABLE
-from memstore.wording import short
+from memstore.wording import of_no_place, short
 
 __all__ = [
     "LIMIT",
@@ -121,7 +121,8 @@ def _of_others(path: str) -> str:
 def load_manifest(path: str) -> Manifest:
     """The manifest of the snapshot in a folder. Raises as `read_manifest`, and NotAStoreError if there is none."""
     if not os.path.isdir(path):
-        what = "it is a file, and a snapshot is a folder" if os.path.isfile(path) else "there is no such folder"
+        is_file = os.path.isfile(path)
+        what = "it is a file, and a snapshot is a folder" if is_file else f"there is no such folder{of_no_place(path)}"
         raise NotAStoreError(f"{path} is no snapshot: {what}")
     try:
         text = FileStorage(path).read_bytes(MANIFEST, LIMIT)

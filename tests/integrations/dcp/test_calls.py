@@ -137,6 +137,15 @@ def test_what_is_no_path_is_refused_at_once(path: str) -> None:
         StorageWriter(path)
 
 
+def test_no_folder_is_made_that_looks_like_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointException, match='"~" is taken as a name: os.path.expanduser makes'):
+        dcp.save({"w": torch.ones(3)}, checkpoint_id="~/runs/step-1")
+    assert not os.listdir()
+    os.mkdir("~")  # somebody means it
+    dcp.save({"w": torch.ones(3)}, checkpoint_id="~/runs/step-1")
+
+
 def test_errors_are_in_the_future(scratch: str) -> None:
     class Planner(DefaultSavePlanner):
         def resolve_data(self, write_item: Any) -> Any:
