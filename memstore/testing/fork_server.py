@@ -13,8 +13,9 @@ started and killed in a test.
         assert worker.wait(timeout=5.0) == -9
 
 The server has one thread and opens no store, so that its forks inherit neither locks nor half-done work. A worker ends
-as any interpreter does, with its finalizers, unless it is killed; it is killed when the server ends, and the server
-ends with the process that started it. What a worker starts in its turn is the worker's to end.
+as a child of multiprocessing does: its threads are waited for and the functions of `atexit` are called, but what still
+exists has no finalizers. It is killed when the server ends, and the server ends with the process that started it. What
+a worker starts in its turn is the worker's to end.
 """
 
 from __future__ import annotations
