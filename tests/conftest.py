@@ -24,7 +24,7 @@ from memstore.engine.root.filesystem import TMPFS
 from memstore.testing.fork_server import ForkServer
 from tests.examples import examples
 from tests.leaks import find_leaks
-from tests.ranks.worlds import rank_server, ranks2, ranks4  # noqa: F401 - fixtures of several folders
+from tests.ranks.worlds import rank_server, ranks2, ranks4, world2, world4  # noqa: F401 - fixtures of several folders
 
 SHM = Path("/dev/shm")
 

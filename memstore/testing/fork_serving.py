@@ -153,7 +153,7 @@ def _work(fd: int) -> int:
 def _end(code: int) -> NoReturn:
     """Ends a worker as multiprocessing ends its children. To take torch apart would need 0.2 s of CPU for each."""
     threading._shutdown()  # type: ignore[attr-defined] - it waits for threads that aren't daemons
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     with contextlib.suppress(OSError, ValueError):  # closed
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):

@@ -36,12 +36,24 @@ def rank_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="session")
-def ranks4(rank_server: ForkServer) -> Iterator[Ranks]:
+def world4(rank_server: ForkServer) -> Iterator[Ranks]:
     with Ranks(rank_server, 4) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def ranks2(rank_server: ForkServer) -> Iterator[Ranks]:
+def world2(rank_server: ForkServer) -> Iterator[Ranks]:
     with Ranks(rank_server, 2) as started:
         yield started
+
+
+@pytest.fixture
+def ranks4(world4: Ranks) -> Iterator[Ranks]:
+    with world4.awake():
+        yield world4
+
+
+@pytest.fixture
+def ranks2(world2: Ranks) -> Iterator[Ranks]:
+    with world2.awake():
+        yield world2
