@@ -135,6 +135,12 @@ def of_no_place(path: str) -> str:
     return "; paths are those of this host, or of storage that is mounted there" if ":/" in path else ""
 
 
+def check_new_folder(path: str) -> None:
+    """Raises ValueError for a folder "~" that isn't there: a new one would be taken for one's own, and removed."""
+    if os.path.basename(path) == "~" and not os.path.lexists(path):
+        raise ValueError(f"{path} doesn't exist{of_no_place(path)}")
+
+
 def no_key(key: str) -> str:
     return f"no key {key!r}"
 

@@ -27,7 +27,7 @@ from memstore.convert.targets import draft_target
 from memstore.errors import NotAStoreError, StoreFullError
 from memstore.formats import Meter
 from memstore.info import Progress
-from memstore.wording import an, check_progress
+from memstore.wording import an, check_new_folder, check_progress, of_no_place
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -131,12 +131,14 @@ def convert(
 def _paths(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tuple[str, str]:
     path, made = _absolute(source), _absolute(target)
     if not os.path.lexists(path):
-        raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", path)
+        raise FileNotFoundError(errno.ENOENT, f"there is no such file or folder{of_no_place(path)}", path)
     if os.path.lexists(made):
         raise already_there(made)
     parent = os.path.realpath(os.path.dirname(made))
     if not os.path.isdir(parent):
-        raise NotAStoreError(f"{parent}, in which {os.path.basename(made)} is to be made, is no folder: make it first")
+        what = of_no_place(parent) or ": make it first"
+        raise NotAStoreError(f"{parent}, in which {os.path.basename(made)} is to be made, is no folder{what}")
+    check_new_folder(made)
     inside = os.path.realpath(path)
     if parent == inside or parent.startswith(f"{inside}/"):
         raise ValueError(f"{made} lies in the source, which must not change: convert to a path outside of {path}")

@@ -18,7 +18,7 @@ import torch
 from memstore.engine import syscalls
 from memstore.errors import AlreadyExistsError, MemstoreError
 from memstore.figures import pieces
-from memstore.wording import an, of_no_place
+from memstore.wording import an, check_new_folder, of_no_place
 
 Progress = Callable[[int, int], None]
 _STEP = 1 << 20  # bytes, between two calls for progress
@@ -125,6 +125,7 @@ def new_folder(path: str, *, durable: bool) -> Generator[str]:
     given, path = path, os.path.realpath(path)
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise AlreadyExistsError(f"{path} is there, and no empty folder: export to one that is empty or missing")
+    check_new_folder(path)
     beside = _beside(path)
     with _naming(given, beside):
         syscalls.make_folder(beside, 0o777)

@@ -154,8 +154,7 @@ def _end(code: int) -> NoReturn:
     """Ends a worker as multiprocessing ends its children. To take torch apart would need 0.2 s of CPU for each."""
     threading._shutdown()  # type: ignore[attr-defined] - it waits for threads that aren't daemons
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    with contextlib.suppress(OSError, ValueError):  # closed
-        sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed; or None, where there is none
+            stream.flush()
     os._exit(code)

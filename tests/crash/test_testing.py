@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import io
 import os
 import signal
+import sys
 import time
 from multiprocessing.connection import Connection
 
@@ -22,6 +25,14 @@ def echo(channel: Connection, *arguments: object) -> None:
     channel.send(arguments)
     while True:
         channel.send(channel.recv())
+
+
+def lose_its_output(channel: Connection) -> None:
+    """As a process that was started with closed files."""
+    channel.send("said before the end")
+    sys.stdout, sys.stderr = None, io.StringIO()
+    sys.stderr.close()
+    atexit.register(channel.send, "said at the end")
 
 
 def report(channel: Connection) -> None:
@@ -70,6 +81,11 @@ def test_worker_says_what_it_raised(server: ForkServer) -> None:
         assert worker.wait() == 7
     with server.start(leave, 0) as worker:
         worker.join()
+
+
+def test_a_worker_without_output_ends_as_others_do(server: ForkServer) -> None:
+    with server.start(lose_its_output) as worker:
+        assert [worker.recv(), worker.recv(), worker.wait()] == ["said before the end", "said at the end", 0]
 
 
 def test_function_must_have_a_name(server: ForkServer) -> None:

@@ -194,6 +194,23 @@ MISTAKES = [
         "PATH/nowhere, in which out.safetensors is to be made, is no folder: make it first",
     ),
     Mistake(
+        'convert(path + "/weights.pt", path + "/~/out.safetensors")',
+        NotAStoreError,
+        'PATH/~, in which out.safetensors is to be made, is no folder; "~" is taken as a name: os.path.expanduser '
+        "makes your home folder of it",
+    ),
+    Mistake(
+        'convert(path + "/weights.pt", path + "/~", target_as="snapshot")',
+        ValueError,
+        'PATH/~ doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your home folder of it',
+    ),
+    Mistake(
+        'convert(path + "/~/weights.pt", path + "/out.safetensors")',
+        FileNotFoundError,
+        '[Errno 2] there is no such file or folder; "~" is taken as a name: os.path.expanduser makes your home folder '
+        "of it: 'PATH/~/weights.pt'",
+    ),
+    Mistake(
         'convert(path + "/weights.pt", path + "/out", target_as="pt")',
         ValueError,
         "'pt' is no format here; dcp, huggingface, memmap, memstore-dcp, safetensors, snapshot, torch are",
@@ -236,6 +253,11 @@ MISTAKES = [
         FileNotFoundError,
         '[Errno 2] the folder to export to doesn\'t exist: "~" is taken as a name: os.path.expanduser makes your '
         "home folder of it: 'PATH/~'",
+    ),
+    Mistake(
+        'store.export("policy", path + "/~", format="memmap")',
+        ValueError,
+        'PATH/~ doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your home folder of it',
     ),
     Mistake(
         'store.attach("fresh", path + "/weights.pt", format="safetensors")',

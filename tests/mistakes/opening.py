@@ -37,8 +37,13 @@ MISTAKES = [
     Mistake(
         'memstore.open(path + "/~/store")',
         NotAStoreError,
-        'PATH/~/store: the parent folder PATH/~ doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your '
+        'PATH/~/store: the parent folder PATH/~ doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your '
         "home folder of it",
+    ),
+    Mistake(
+        'memstore.open(path + "/~")',
+        NotAStoreError,
+        'PATH/~ doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your home folder of it',
     ),
     Mistake(
         'memstore.open(path + "/step-1", "r")',

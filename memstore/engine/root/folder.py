@@ -27,6 +27,7 @@ from memstore.errors import (
     PermissionDeniedError,
     StoreTimeoutError,
 )
+from memstore.wording import of_no_place
 
 SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
@@ -207,8 +208,10 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
             if os.path.lexists(parent):
                 what = "is not a folder"
             elif "/~" in parent:  # "~/run", as one writes it in a shell
-                what = 'doesn\'t exist: "~" is taken as a name; os.path.expanduser makes your home folder of it'
+                what = f"doesn't exist{of_no_place(parent)}"
             raise NotAStoreError(f"{root}: the parent folder {parent} {what}")
+        if os.path.basename(root) == "~":
+            raise NotAStoreError(f"{root} doesn't exist{of_no_place(root)}")
         if not create:
             raise NotAStoreError(
                 f"{root} doesn't exist: memstore.open creates it with mode 'a', and waits for it with wait="

@@ -34,7 +34,7 @@ from memstore.snapshot.storage.failures import file_errors
 from memstore.snapshot.storage.interface import Done, FilePart
 from memstore.snapshot.storage.names import check_name, new_unfinished_name
 from memstore.snapshot.storage.transfer import NewFile, check_cover, check_sums, damaged, read_run, write_run
-from memstore.wording import of_no_place
+from memstore.wording import check_new_folder
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 
@@ -65,14 +65,10 @@ class FileStorage:
     def create(
         cls, path: str | os.PathLike[str], *, durable: bool, folder_mode: int = 0o700, file_mode: int = 0o600
     ) -> FileStorage:
-        """Makes the folder, and those above it that are missing; one that is there is opened as it is.
-
-        Raises ValueError instead of making a folder "~", which somebody would take for their own and remove.
-        """
+        """Makes the folder, and those above it that are missing; one that is there is opened as it is."""
         path = os.path.abspath(path)
         parent = os.path.dirname(path)
-        if os.path.basename(path) == "~" and not os.path.lexists(path):
-            raise ValueError(f"{path} doesn't exist{of_no_place(path)}")
+        check_new_folder(path)
         if not os.path.isdir(parent):
             cls.create(parent, durable=durable, folder_mode=0o777)
         with file_errors(path):
