@@ -90,7 +90,7 @@ def convert(
         StoreFullError: there isn't enough space.
         NotAStoreError, FormatVersionError, OSError: the source isn't a checkpoint, is of a newer version, or can't be
             read.
-        ValueError: a format or suffix is unknown, or the target is inside the source.
+        ValueError: a format or suffix is unknown, the target is inside the source, or it is a new folder "~".
 
     Example:
         >>> import tempfile, torch
