@@ -11,9 +11,9 @@ from memstore.aio.lanes import call
 from memstore.aio.news import home_here
 from memstore.aio.waits import Owner, change_of
 from memstore.engine import Root, deadline_after
-from memstore.errors import StoreTimeoutError
+from memstore.errors import HomeUnavailableError, StoreTimeoutError
 from memstore.store.ref import Ref
-from memstore.store.sharded import PendingPut
+from memstore.store.sharded import TO_PUBLISH, PendingPut
 from memstore.store.store import Store
 
 
@@ -92,7 +92,9 @@ class AsyncPendingPut(Awaits[PendingPut]):
         name, doorbell = self.key.encode(), self._root.doorbell
         while True:
             seen = doorbell.load(doorbell.bell(name))
-            is_done = await call(self._lane, lambda _: self._done_here(name), max(deadline - time.monotonic(), 0.0))
+            is_done = await call(
+                self._lane, lambda _: self._done_here(name, deadline), max(deadline - time.monotonic(), 0.0)
+            )
             if is_done is None:  # its news come from another host
                 left = max(deadline - time.monotonic(), 0.0)
                 lane = "waits", self._lane
@@ -101,15 +103,15 @@ class AsyncPendingPut(Awaits[PendingPut]):
                 return await call(self._lane, lambda _: self._pending.wait_until(time.monotonic(), seconds))
             await change_of(self._root, name, seen, self._owner, deadline)
 
-    def _done_here(self, name: bytes) -> bool | None:
+    def _done_here(self, name: bytes, deadline: float) -> bool | None:
         """As `done`, in a thread. None: the key's home is another host."""
-        return None if home_here(self._root, name) is None else self._pending.done()
+        return None if home_here(self._root, name) is None else self._pending.done_by(deadline + TO_PUBLISH)
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
         """As `wait_until`; a timeout gives the put up for all ranks."""
         try:
             return await self.wait_until(deadline, seconds)
-        except StoreTimeoutError as error:
+        except (StoreTimeoutError, HomeUnavailableError) as error:
             reason = error
         return await call(self._lane, lambda _: self._pending.give_up_after(reason))
 

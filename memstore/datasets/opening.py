@@ -14,16 +14,22 @@ from memstore.structure import modes
 
 
 @modes.unaffected
-def create_dataset(root: Root, key: str, spec: Spec, capacity: int, length: int, timeout: float) -> Dataset:
+def create_dataset(
+    root: Root, key: str, spec: Spec, capacity: int, length: int, timeout: float, deadline: float
+) -> Dataset:
+    """`timeout`: of the dataset's calls; `deadline`: of this one."""
     with resource_errors(root.path, key, root):
-        version = create(root, key, spec, capacity, length, deadline_after(timeout))
+        version = create(root, key, spec, capacity, length, deadline)
         return _open_new(root, key, version, timeout)
 
 
 @modes.unaffected
-def create_dataset_from(root: Root, key: str, value: Any, capacity: int | None, timeout: float) -> Dataset:
+def create_dataset_from(
+    root: Root, key: str, value: Any, capacity: int | None, timeout: float, deadline: float
+) -> Dataset:
+    """As `create_dataset`."""
     with resource_errors(root.path, key, root):
-        version = create_from(root, key, value, capacity, deadline_after(timeout))
+        version = create_from(root, key, value, capacity, deadline)
         return _open_new(root, key, version, timeout)
 
 

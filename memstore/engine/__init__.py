@@ -150,6 +150,7 @@ from memstore.engine.protocols import (
     sweep_all,
     sweep_if_due,
     sync_rows,
+    to_explain,
     version_of_outcome,
 )
 from memstore.engine.repair import FoundPart, repair_store, verify_store
@@ -379,6 +380,7 @@ __all__ = [
     "sweep_if_due",
     "sync_rows",
     "syscalls",
+    "to_explain",
     "unpack",
     "use_root",
     "verify_store",

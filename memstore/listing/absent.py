@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from os.path import commonprefix
 
-from memstore.engine import Path, Root, index, is_served, no_version
+from memstore.engine import Path, Root, index, is_served, no_version, to_explain
 from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError, StoreTimeoutError
 from memstore.listing.outline import UnknownKindError, outline
 from memstore.undecodable import UNDECODABLE
@@ -45,9 +45,9 @@ def no_values(root: Root, names: Sequence[bytes], asked: int, advice: str) -> Ke
     Keys that wait for ranks are there: they are the error only where no key is missing.
     """
     waiting: dict[bytes, PartialCommitError] = {}
-    missing = 0
+    missing, deadline = 0, to_explain()
     for name in names:
-        found = no_version(root, name)
+        found = no_version(root, name, deadline)
         if isinstance(found, PartialCommitError):
             waiting[name] = found
         else:

@@ -112,11 +112,12 @@ class Keyspace:
         return sum(map(bool, versions))
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
-        root = self._writable()
+        deadline = self._deadline(timeout)
+        root = self._writable(timeout)
         if not changes:
             return []
         try:
-            return delete(root, changes, self._deadline(timeout))
+            return delete(root, changes, deadline)
         except KeyNotFoundError as error:  # by who had the mutex, where nothing more is looked for
             raise self._not_deleted(root, changes, error) from None
 
@@ -173,7 +174,7 @@ class Keyspace:
             StoreTimeoutError: there was none in time. It is a TimeoutError too.
             HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
-        self._opened()
+        self._opened(timeout)
         seconds = self._timeout if timeout is None else timeout
         name = encode_key(key)
         try:
@@ -181,9 +182,19 @@ class Keyspace:
         except StoreTimeoutError as error:
             raise not_in_time(self._opened(), name, error) from None
 
-    def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
-        """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""
-        return pending(self._opened(), None if key is None else encode_key(key))
+    def pending(self, key: str | None = None, *, timeout: float | None = None) -> tuple[PendingInfo, ...]:
+        """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all.
+
+        Args:
+            key: the key; None: all keys.
+            timeout: seconds for other hosts; None: the store's.
+
+        Raises:
+            HomeUnavailableError: in a store on several hosts, the key's home, or for all keys one of the hosts, didn't
+                answer; it is named.
+        """
+        name, deadline = None if key is None else encode_key(key), self._deadline(timeout)
+        return pending(self._opened(timeout), name, deadline)
 
     def stats(self) -> StoreStats:
         """Measures the store; takes milliseconds, and more where hundreds of processes run."""
@@ -194,8 +205,8 @@ class Keyspace:
 
     def gc(self, *, timeout: float | None = None) -> int:
         """Frees files that nobody holds: those of replaced versions, and of killed writers. Returns how many bytes."""
-        root = self._writable()
         deadline = self._deadline(timeout)
+        root = self._writable(timeout)
         with resource_errors(self.root, None, root):
             return sweep_all(root, deadline)
 
@@ -207,20 +218,21 @@ class Keyspace:
         if use is not None:
             close_root(use)
 
-    def _opened(self) -> Root:
+    def _opened(self, timeout: float | None = None) -> Root:
+        """The root. `timeout`: of the call, for a forked child that has to open the catalog anew; None: the store's."""
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
         root.glance()
         if root.catalog.is_released:  # in a forked child
             root.check_in_place()  # it is opened by its path
-            reopen_root(root, self._deadline(None))
+            reopen_root(root, self._deadline(timeout))
         return root
 
-    def _writable(self) -> Root:
+    def _writable(self, timeout: float | None = None) -> Root:
         if self._mode == "r":
             raise ReadOnlyError(f"{self.root} was opened with mode 'r': open it with 'r+' or 'a' to write")
-        return self._opened()
+        return self._opened(timeout)
 
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(self._timeout if timeout is None else timeout)

@@ -8,10 +8,10 @@ from memstore.engine import Part, Root, pending_parts
 from memstore.info import PendingInfo
 
 
-def pending(root: Root, key: bytes | None) -> tuple[PendingInfo, ...]:
+def pending(root: Root, key: bytes | None, deadline: float) -> tuple[PendingInfo, ...]:
     """The attempts that wait for parts: of one key, or all."""
     found: dict[tuple[bytes, str], list[tuple[Part, float]]] = {}
-    for part, left in pending_parts(root, key):
+    for part, left in pending_parts(root, key, deadline):
         found.setdefault((part.key, part.attempt), []).append((part, left))
     return tuple(
         PendingInfo(

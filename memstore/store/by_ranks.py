@@ -136,7 +136,9 @@ class ByRanks(Puts, Gets):
             from memstore.store.sharded import put_sharded
             from memstore.structure import take_shards_apart
 
-        root = self._writable()
+        seconds = self._timeout if timeout is None else timeout
+        deadline_after(seconds)  # raises for what is no number of seconds
+        root = self._writable(timeout)
         encode_key(key)
         flag("wait", wait)
         if expect_version is not None:
@@ -152,7 +154,7 @@ class ByRanks(Puts, Gets):
             expect=expect_version,
             wait=wait,
             lease=lease,
-            timeout=self._timeout if timeout is None else timeout,
+            timeout=seconds,
         )
         self._puts += 1
         return put
@@ -295,12 +297,24 @@ class ByRanks(Puts, Gets):
             lambda packed: count(unpack(root, key, packed, options=options)),
         )
 
-    def abort(self, key: str, attempt: str) -> bool:
-        """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one."""
+    def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:
+        """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one.
+
+        Args:
+            key: of the put.
+            attempt: as `pending` names it.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            StoreTimeoutError: another process held the store's mutex; the message names it.
+            HomeUnavailableError: in a store on several hosts, the key's home didn't answer; it is named.
+            UnknownOutcomeError: that home was asked to give it up, and gave no answer.
+        """
         with between_forks():
             from memstore.store.sharded import abort
 
-        return abort(self._writable(), encode_key(key), attempt, "Store.abort was called", self._timeout)
+        deadline = self._deadline(timeout)
+        return abort(self._writable(timeout), encode_key(key), attempt, "Store.abort was called", deadline)
 
 
 def begin_load(store: ByRanks, key: str, process_group: Any) -> ModelLoad:

@@ -52,12 +52,12 @@ class ByRows(Keyspace):
             range(0, 3)
             tensor(4.)
         """
+        root, deadline = self._before_a_creation(timeout)
         with between_forks():
             from memstore.datasets import create_dataset
 
-        root = self._writable()
         check_key("create_dataset", key, spec, "the spec")
-        return create_dataset(root, key, spec, capacity, length, self._seconds(timeout))
+        return create_dataset(root, key, spec, capacity, length, self._seconds(timeout), deadline)
 
     def create_dataset_from(
         self, key: str, value: Any, *, capacity: int | None = None, timeout: float | None = None
@@ -77,12 +77,12 @@ class ByRows(Keyspace):
         Raises:
             MemstoreError, TypeError, ValueError: as `create_dataset`.
         """
+        root, deadline = self._before_a_creation(timeout)
         with between_forks():
             from memstore.datasets import create_dataset_from
 
-        root = self._writable()
         check_key("create_dataset_from", key, value, "the rows")
-        return create_dataset_from(root, key, value, capacity, self._seconds(timeout))
+        return create_dataset_from(root, key, value, capacity, self._seconds(timeout), deadline)
 
     def open_dataset(self, key: str, mode: Literal["r", "r+"] = "r+", *, wait: float | None = None) -> Dataset:
         """Opens a dataset that some process of the host has made.
@@ -138,6 +138,17 @@ class ByRows(Keyspace):
             from memstore.datasets import hold_rows
 
         return hold_rows(root, key, self._timeout)
+
+    def _before_a_creation(self, timeout: float | None) -> tuple[Root, float]:
+        """The root, and the call's deadline.
+
+        The first creation of a process imports tensordict, which takes a second: who can't have the store's mutex is to
+        hear it in time, and not after that.
+        """
+        deadline = self._deadline(timeout)
+        root = self._writable(timeout)
+        root.mutex.run(lambda: None, deadline)
+        return root, deadline
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else timeout

@@ -68,7 +68,7 @@ class Puts(Keyspace):
                 changed.
             UnknownOutcomeError: that host was asked to publish the value, and gave no answer.
         """
-        root = self._writable()
+        root = self._writable(timeout)
         try:
             name = encode_key(key)
         except InvalidKeyError as error:
@@ -92,7 +92,7 @@ class Puts(Keyspace):
         return version
 
     def _put_cast(self, key: str, value: Any, dtype: torch.dtype | None, below: Path, timeout: float | None) -> int:
-        root, name = self._writable(), encode_key(key)
+        root, name = self._writable(timeout), encode_key(key)
         deadline = self._deadline(timeout)
         flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype, below=below)
         return self._put(root, name, flat, None, deadline)
@@ -121,7 +121,7 @@ class Puts(Keyspace):
         the first "/" have; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
         moment for each home, and after an error the values that were put at other homes stay.
         """
-        root, items = self._writable(), as_items(items)
+        root, items = self._writable(timeout), as_items(items)
         flag("atomic", atomic)
         expected = expected_versions(expect_versions)
         deadline = self._deadline(timeout)

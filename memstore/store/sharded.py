@@ -28,6 +28,7 @@ from memstore.engine import (
     prepare,
     resource_errors,
     retry_after_sweep,
+    to_explain,
     version_of_outcome,
 )
 from memstore.errors import (
@@ -55,7 +56,9 @@ _TOLD = (
     NotAStoreError,
 )
 OUTLIVES = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
-GIVE_UP_WITHIN = 5.0  # seconds for the mutex, to end an attempt whose time is up
+TO_PUBLISH = 0.25  # seconds for the mutex, where all parts are there when the time is up
+GIVE_UP_WITHIN = 0.5  # seconds for the mutex, or the key's home, to end an attempt whose time is up
+_MOST_TO_GIVE_UP = 5.0  # seconds for the same, where the call has so much time left
 
 
 @modes.uncompiled_methods
@@ -92,37 +95,52 @@ class PendingPut:
 
     def wait_until(self, deadline: float, seconds: float) -> int:
         """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
-        if not self._look(deadline):
+        if not self._look(deadline, deadline + TO_PUBLISH):
             raise _timed_out(self._root, self._member, seconds)
         assert self._outcome is not None
         return version_of_outcome(self._outcome)
 
     def done(self) -> bool:
-        """Whether the attempt was published or given up, so that `wait` returns or raises at once."""
-        return self._look(time.monotonic())
+        """Whether the attempt was published or given up, so that `wait` returns or raises at once.
 
-    def abort(self) -> None:
-        """Gives the attempt up, for all ranks, unless it was published already."""
+        If all parts are there, this publishes them. That may wait for other processes, up to the put's timeout.
+        """
+        return self.done_by(deadline_after(self._timeout))
+
+    def done_by(self, deadline: float) -> bool:
+        """As `done`, up to this monotonic time."""
+        return self._look(time.monotonic(), deadline)
+
+    def abort(self, *, timeout: float | None = None) -> None:
+        """Gives the attempt up, for all ranks, unless it was published already.
+
+        Args:
+            timeout: seconds; None: the put's.
+        """
+        deadline = deadline_after(self._timeout if timeout is None else timeout)
         if self._outcome is None:
-            _abort(self._root, self._member, "PendingPut.abort was called", self._timeout)
+            _abort(self._root, self._member, "PendingPut.abort was called", deadline)
 
-    def give_up_after(self, error: StoreTimeoutError) -> int:
+    def give_up_after(self, error: StoreTimeoutError | HomeUnavailableError) -> int:
         """For who waited in vain, in a way of its own: gives the attempt up, for all ranks, for this reason.
 
-        Returns the version, if it was published already. Raises the reason; UnknownOutcomeError.
+        Returns the version, if it was published already. Raises the reason, as a StoreTimeoutError; UnknownOutcomeError.
         """
-        return version_of_outcome(_end(self._root, self._member, error))
+        reason = error if isinstance(error, StoreTimeoutError) else StoreTimeoutError(str(error), key=error.key)
+        return version_of_outcome(_end(self._root, self._member, reason, time.monotonic()))
 
-    def _look(self, waits_until: float) -> bool:
+    def _look(self, waits_until: float, deadline: float) -> bool:
+        """Whether there is an outcome. `deadline`: of the mutex and of other hosts, to publish."""
         if self._outcome is None:
-            deadline = max(waits_until, deadline_after(self._timeout))
             with resource_errors(self._root.path, self.key, self._root):
                 merge = partial(_merge, self._root)
                 self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
         return self._outcome is not None
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in ("give_up_after", "wait_until")]  # of memstore's own
+        return [
+            name for name in super().__dir__() if name not in ("done_by", "give_up_after", "wait_until")
+        ]  # of memstore's own
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PendingPut can't be pickled: another process finds the put in store.pending(key)")
@@ -171,21 +189,21 @@ def put_sharded(
         pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
         if wait:
             return _wait_or_give_up(pending, deadline, timeout)
-        _publish_if_complete(pending)
+        _publish_if_complete(pending, deadline)
         return pending
     except BaseException as error:
         if isinstance(error, MemstoreError):
             error.key = key
         has_no_part = isinstance(error, StoreTimeoutError | HomeUnavailableError) and not member.number
-        outcome = _fail(root, member, error) if has_no_part or not isinstance(error, _TOLD) else None
+        outcome = _fail(root, member, error, deadline) if has_no_part or not isinstance(error, _TOLD) else None
         if has_no_part and outcome is not None and outcome.version:  # with the part that it put before a restart
             return outcome.version if wait else PendingPut(root, member, timeout, outcome)
         raise
 
 
-def _publish_if_complete(pending: PendingPut) -> None:
+def _publish_if_complete(pending: PendingPut, deadline: float) -> None:
     try:
-        pending.done()
+        pending.done_by(deadline)
     except (
         StoreTimeoutError,
         HomeUnavailableError,
@@ -211,17 +229,20 @@ def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> in
     """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
     try:
         return pending.wait_until(deadline, seconds)
-    except StoreTimeoutError as error:
+    except (StoreTimeoutError, HomeUnavailableError) as error:
         reason = error
-    except HomeUnavailableError as error:
-        reason = StoreTimeoutError(str(error), key=error.key)
     return pending.give_up_after(reason)
 
 
 def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
-    parts = [part for part, _ in pending_parts(root, member.key) if part.attempt == member.attempt]
-    missing = missing_ranks(parts, member.world_size)
     key = member.key.decode()
+    try:
+        waiting = pending_parts(root, member.key, to_explain())
+    except HomeUnavailableError as error:
+        text = f"attempt {member.attempt!r} was not published within {seconds:g} s, and nobody said whom it waited for"
+        return StoreTimeoutError(f"{key!r}: {text}: {error}", key=key)
+    parts = [part for part, _ in waiting if part.attempt == member.attempt]
+    missing = missing_ranks(parts, member.world_size)
     who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {member.world_size} had put nothing"
     what = who if missing else "all ranks' parts are there, and it was not published"
     advice = ": all ranks must call it, with the same attempt; timeout= gives them longer" if missing else ""
@@ -229,13 +250,13 @@ def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     return StoreTimeoutError(text, key=key)
 
 
-def _fail(root: Root, member: Member, error: BaseException) -> Outcome | None:
+def _fail(root: Root, member: Member, error: BaseException, deadline: float) -> Outcome | None:
     """Tells the other ranks that this one can't put its part. Returns the attempt's outcome, if it can be known."""
     why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
     failure = ended(member, (), why)
     failure.missing_ranks = (member.rank,)  # the others may be on their way
     try:
-        return _end(root, member, failure)
+        return _end(root, member, failure, deadline)
     except UnknownOutcomeError as unknown:
         if isinstance(error, Exception):
             raise
@@ -243,10 +264,12 @@ def _fail(root: Root, member: Member, error: BaseException) -> Outcome | None:
         return None
 
 
-def _end(root: Root, member: Member, failure: Failure) -> Outcome:
+def _end(root: Root, member: Member, failure: Failure, deadline: float) -> Outcome:
+    """Gives the attempt up. `deadline`: of the call, which ends soon after it in any case."""
     key = member.key.decode()
+    until = min(max(deadline, deadline_after(GIVE_UP_WITHIN)), deadline_after(_MOST_TO_GIVE_UP))
     try:
-        return give_up(root, member, failure, deadline_after(GIVE_UP_WITHIN))
+        return give_up(root, member, failure, until)
     except UnknownOutcomeError:
         raise
     except (MemstoreError, OSError) as error:
@@ -256,18 +279,21 @@ def _end(root: Root, member: Member, failure: Failure) -> Outcome:
         ) from failure
 
 
-def abort(root: Root, key: bytes, attempt: str, why: str, timeout: float) -> bool:
+def abort(root: Root, key: bytes, attempt: str, why: str, deadline: float) -> bool:
     """Gives an attempt up. Returns whether it was pending until now."""
-    parts = [part for part, _ in pending_parts(root, key) if part.attempt == attempt]
+    parts = [part for part, _ in pending_parts(root, key, deadline) if part.attempt == attempt]
     if not parts:
         return False
     member = Member(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
-    return _abort(root, member, why, timeout)
+    return _abort(root, member, why, deadline)
 
 
-def _abort(root: Root, member: Member, why: str, timeout: float) -> bool:
-    failure = ended(member, [part for part, _ in pending_parts(root, member.key) if part.number == member.number], why)
+def _abort(root: Root, member: Member, why: str, deadline: float) -> bool:
+    waiting = pending_parts(root, member.key, deadline)
+    failure = ended(member, [part for part, _ in waiting if part.number == member.number], why)
     try:
-        return give_up(root, member, failure, deadline_after(timeout)).message == str(failure)
-    except UnknownOutcomeError:  # it was over long ago
-        return False
+        return give_up(root, member, failure, deadline).message == str(failure)
+    except UnknownOutcomeError:
+        if time.monotonic() >= deadline:  # its home gave no answer
+            raise
+        return False  # it was over long ago

@@ -204,7 +204,7 @@ class Worker:
         raise TypeError("a Worker can't be pickled or copied: send its pid")
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if not sys.is_finalizing() and hasattr(self, "_process"):  # an interrupt may have left it half-made
             self._close_files()
 
 

@@ -24,7 +24,7 @@ from tests.aio.loops import until, with_store
     "ours, theirs, otherwise",
     [
         (AsyncRef, memstore.Ref, set()),
-        (AsyncPendingPut, memstore.PendingPut, {"wait_until", "give_up_after"}),
+        (AsyncPendingPut, memstore.PendingPut, {"done_by", "wait_until", "give_up_after"}),
         (AsyncDataset, memstore.Dataset, set()),
         (AsyncReplayBuffer, memstore.ReplayBuffer, set()),
     ],

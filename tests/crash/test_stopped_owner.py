@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +79,76 @@ def test_timeout_names_the_stopped_owner(name: str, store: memstore.Store, owner
     assert owner.recv() == "released"
     assert "k" not in store
     CALLS[name](store, PLENTY)
+
+
+LATE_BY = 1.0  # seconds, at most
+
+# Calls that need the store's mutex later than at their first step, or several times, or that end an attempt after it.
+OTHERS: dict[str, Callable[[memstore.Store, float], object]] = {
+    "put-sharded": lambda store, timeout: _shard(store, "mine", 1, timeout),
+    "put-sharded-of-two": lambda store, timeout: _shard(store, "mine", 2, timeout),
+    "put-sharded-unwaited": lambda store, timeout: _shard(store, "mine", 2, timeout, wait=False),
+    "abort": lambda store, timeout: store.abort("parts", "waiting", timeout=timeout),
+    "create-dataset": lambda store, timeout: store.create_dataset(
+        "d", ((3,), torch.float32), capacity=9, timeout=timeout
+    ),
+    "create-dataset-from": lambda store, timeout: store.create_dataset_from("d", torch.zeros(3, 2), timeout=timeout),
+    "seal": lambda store, timeout: store.open_dataset("rows").seal(timeout=timeout),
+    "put-seldom-kept": lambda store, timeout: store.put("parts", stamped(1, LARGE), timeout=timeout),
+    "in-a-forked-child": lambda store, timeout: _in_a_child(store, timeout),
+}
+
+
+def _shard(store: memstore.Store, attempt: str, world: int, timeout: float, *, wait: bool = True) -> object:
+    value = memstore.TensorShard(torch.zeros(2000), (2000 * world,), (0,))
+    return store.put_sharded("parts", value, attempt=attempt, rank=0, world_size=world, wait=wait, timeout=timeout)
+
+
+def _in_a_child(store: memstore.Store, timeout: float) -> None:
+    """Puts in a child that was forked, which has to open the catalog anew."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            store.put("k", VALUE, timeout=timeout)
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__} {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as file:
+        name, _, text = file.read().partition(" ")
+    os.wait()
+    if name:
+        raise {kind.__name__: kind for kind in (memstore.StoreTimeoutError, memstore.UnknownOutcomeError)}[name](text)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in ("put-sharded", "abort") else pytest.mark.full) for one in OTHERS]
+)
+def test_each_call_ends_within_its_timeout_and_names_who_it_waited_for(
+    name: str, store: memstore.Store, server: ForkServer
+) -> None:
+    _shard(store, "waiting", 2, PLENTY, wait=False)
+    if name == "seal":
+        store.create_dataset("rows", ((3,), torch.float32), capacity=9)
+    with server.start(blockers.hold_mutex, store.root) as owner:
+        assert owner.recv() == "held"
+
+        def refused() -> None:
+            kinds = memstore.StoreTimeoutError, memstore.UnknownOutcomeError
+            with pytest.raises(kinds, match=rf"held by pid {owner.pid}\b.*stopped"):
+                OTHERS[name](store, TIMEOUT)
+
+        with stopped(owner):
+            assert TIMEOUT <= least_seconds(refused, TIMEOUT + LATE_BY) < TIMEOUT + LATE_BY
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), "1"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any, store: memstore.Store) -> None:
+    for call in (*CALLS.values(), OTHERS["put-sharded"], OTHERS["abort"], OTHERS["create-dataset"]):
+        with pytest.raises((ValueError, TypeError), match="a timeout is a number of seconds"):
+            call(store, timeout)
+    assert not list(store)
 
 
 def test_reads_need_no_mutex(store: memstore.Store, owner: Worker) -> None:

@@ -22,6 +22,7 @@ from memstore.distributed.links import Links
 from memstore.distributed.rules import Place, View
 from memstore.distributed.transfers import sending
 from memstore.errors import (
+    HomeUnavailableError,
     MemstoreError,
     PartialCommitError,
     ShardMismatchError,
@@ -29,11 +30,11 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.store import sharded
 from tests.children import Child, Wire
 from tests.distributed.home_server import HomeServer, ask
 from tests.distributed.homes import Home, join
 from tests.inside import root_of
+from tests.patience import least_seconds
 
 ROWS, COLUMNS = 4, 1000
 
@@ -228,8 +229,7 @@ def test_a_rank_that_is_started_again_puts_again(cluster: Cluster) -> None:
     cluster.come_to_rest()
 
 
-def test_a_home_that_is_silent_is_no_publication(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded, "GIVE_UP_WITHIN", 0.5)
+def test_a_home_that_is_silent_is_no_publication(cluster: Cluster) -> None:
     key = cluster.key(0)
     cluster.homes[0].silent = True
     with pytest.raises(MemstoreError) as found:
@@ -237,6 +237,47 @@ def test_a_home_that_is_silent_is_no_publication(cluster: Cluster, monkeypatch: 
     assert isinstance(found.value, UnknownOutcomeError)
     cluster.homes[0].silent = False
     cluster.come_to_rest()
+
+
+CALLS: dict[str, Callable[[memstore.Store, str, float], object]] = {
+    "put_sharded": lambda store, key, timeout: store.put_sharded(
+        key, shard(1, 2), attempt="new", rank=1, world_size=2, timeout=timeout
+    ),
+    "without waiting": lambda store, key, timeout: store.put_sharded(
+        key, shard(1, 2), attempt="new", rank=1, world_size=2, wait=False, timeout=timeout
+    ),
+    "pending of all": lambda store, key, timeout: store.pending(timeout=timeout),
+    "pending": lambda store, key, timeout: store.pending(key, timeout=timeout),
+    "abort": lambda store, key, timeout: store.abort(key, "one", timeout=timeout),
+}
+
+
+@pytest.mark.parametrize("name", [*CALLS, "PendingPut.wait", "PendingPut.abort"])
+def test_a_call_that_a_silent_home_leaves_without_an_answer_ends_in_time_and_names_it(
+    name: str, cluster: Cluster
+) -> None:
+    key, store = cluster.key(0), cluster.stores[1]
+    pending = store.put_sharded(key, shard(1, 2), attempt="one", rank=1, world_size=2, wait=False)
+    assert not isinstance(pending, int)
+    calls: dict[str, Callable[[memstore.Store, str, float], object]] = {
+        **CALLS,
+        "PendingPut.wait": lambda _, __, timeout: pending.wait(timeout),
+        "PendingPut.abort": lambda _, __, timeout: pending.abort(timeout=timeout),
+    }
+    timeout, late_by = 0.3, 0.8
+    errors: list[MemstoreError] = []
+
+    def refused() -> None:
+        with pytest.raises((HomeUnavailableError, StoreTimeoutError, UnknownOutcomeError)) as found:
+            calls[name](store, key, timeout)
+        errors.append(found.value)
+
+    cluster.homes[0].silent = True
+    assert timeout <= least_seconds(refused, timeout + late_by) < timeout + late_by
+    cluster.homes[0].silent = False
+    for error in errors:
+        assert cluster.homes[0].member.address in str(error), error
+        assert name == "pending of all" or (key in str(error) and error.key == key), error
 
 
 def test_an_attempt_ends_when_its_home_moves(cluster: Cluster) -> None:

@@ -7,8 +7,8 @@
 3. `Pause`: sleep, at most until the deadline.
 
 When the time is over, `DeadlinePassed` is thrown into the steps in place of a message or a pause; never in place of a
-transaction, nor within one. What the steps do after that are transactions that give back: they get a second. What a
-step raises is thrown into the steps, which know what it means. An interrupt (KeyboardInterrupt, SystemExit) ends the
+transaction, nor within one. What the steps do after that are transactions that give back: they get half a second. What
+a step raises is thrown into the steps, which know what it means. An interrupt (KeyboardInterrupt, SystemExit) ends the
 steps where they are: what they have lent is left to the host's audit.
 """
 
@@ -29,7 +29,7 @@ from memstore.undecodable import UNDECODABLE
 
 Result = TypeVar("Result")
 
-TO_GIVE_BACK = 1.0  # seconds
+TO_GIVE_BACK = 0.5  # seconds
 REFUSED_FOR = 3.0  # seconds, after which a link that is refused is an error
 _BEHIND = "hosts have come or gone, and this host hasn't heard of it: does an agent serve this folder?"
 _encode = msgspec.msgpack.Encoder().encode

@@ -80,15 +80,15 @@ class OtherHosts:
 
     # --- who the homes are --------------------------------------------------------------------------------------------
 
-    def take_in(self) -> None:
-        self._known.take_in()
+    def take_in(self, deadline: float | None = None) -> None:
+        self._known.take_in(deadline)
 
-    def home_here(self, keys: Sequence[bytes]) -> int:
-        homes = self._known.homes or self._known.take_in()
+    def home_here(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
+        homes = self._known.homes or self._known.take_in(deadline)
         return homes.membership if homes.are_here(keys) else 0
 
-    def home_of(self, key: bytes) -> bytes:
-        return self._known.home_of(key)
+    def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
+        return self._known.home_of(key, deadline)
 
     def cluster(self) -> bytes:
         return self._known.cluster()
@@ -172,7 +172,7 @@ class OtherHosts:
         found: dict[bytes, Record | None] = {}
         parts: dict[bytes, list[bytes]] = {}
         for key in keys:
-            parts.setdefault(self.home_of(key), []).append(key)
+            parts.setdefault(self.home_of(key, deadline), []).append(key)
         for part in parts.values():
             for start in range(0, len(part), ROWS_LIMIT):
                 asked = part[start : start + ROWS_LIMIT]

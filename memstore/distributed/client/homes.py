@@ -10,7 +10,7 @@ from memstore.engine import Root, deadline_after
 from memstore.errors import StaleMembershipError
 
 _GROUPS = 1 << 16  # that are remembered
-_TO_OPEN = 30.0  # seconds for the store's mutex, when tables are opened that came since
+_TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline
 
 
 class Homes:
@@ -63,9 +63,9 @@ class KnownHomes:
         self._root = root
         self.homes: Homes | None = None
 
-    def take_in(self) -> Homes:
+    def take_in(self, deadline: float | None = None) -> Homes:
         """Reads them. Raises StaleMembershipError."""
-        homes = catalog.look(self._root, homes_of, deadline_after(_TO_OPEN))
+        homes = catalog.look(self._root, homes_of, deadline_after(_TO_OPEN) if deadline is None else deadline)
         if homes is None:
             raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
         self.homes = homes
@@ -73,8 +73,8 @@ class KnownHomes:
         self._root.membership = homes.membership
         return homes
 
-    def home_of(self, key: bytes) -> bytes:
-        return (self.homes or self.take_in()).standing.view.home_of(key)
+    def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
+        return (self.homes or self.take_in(deadline)).standing.view.home_of(key)
 
     def cluster(self) -> bytes:
         return (self.homes or self.take_in()).standing.view.cluster

@@ -22,7 +22,7 @@ _LONGEST_NAME = 1 << 16  # characters, of an attempt
 _LONGEST_LEASE = 1e9  # seconds
 _LONGEST_LENT = 600.0  # seconds that no audit asks after a part whose home hasn't answered
 _MOST_UNANSWERED = 64
-_TO_ANSWER = 0.5  # seconds for a home to say, at the end of a wait, that there is nothing yet
+_TO_ANSWER = 0.25  # seconds for a home to say, at the end of a wait, that there is nothing yet
 
 
 class ShardedPuts:
@@ -32,7 +32,7 @@ class ShardedPuts:
         home_of: the member that is the home of a key.
     """
 
-    def __init__(self, root: Root, links: Sender, client: Client, home_of: Callable[[bytes], bytes]) -> None:
+    def __init__(self, root: Root, links: Sender, client: Client, home_of: Callable[[bytes, float], bytes]) -> None:
         self._root, self._links, self._home_of = root, links, home_of
         self._client, self._ranks = client, Ranks(client)
         self._own = root.member_id()
@@ -89,15 +89,15 @@ class ShardedPuts:
             lease=int(min(max(member.lease, 0), _LONGEST_LEASE) * 1e9),
         )
 
-    def _seat(self, member: Member) -> Seat:
-        home = member.home or (self._home_of(member.key) if member.number else None)
+    def _seat(self, member: Member, deadline: float) -> Seat:
+        home = member.home or (self._home_of(member.key, deadline) if member.number else None)
         return Seat(self._part(member, None), home, member.number)
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 
     def outcome_of(self, member: Member, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
         """See `engine.Elsewhere`. Who finds all parts later than at its first look leaves them to who put the last."""
-        seat, body_of = self._seat(member), self._body_of(member, merge)
+        seat, body_of = self._seat(member, deadline), self._body_of(member, merge)
         doorbell = self._root.doorbell
         bell = doorbell.bell(member.key)
         publish_at, milliseconds, was_complete = time.monotonic(), 0, False
@@ -137,7 +137,7 @@ class ShardedPuts:
         """See `engine.Elsewhere`."""
         seat = self._unanswered.pop((member.key, member.attempt, member.rank), None)
         if seat is None or member.number:
-            seat = self._seat(member)
+            seat = self._seat(member, deadline)
         steps = self._ranks.give_up(seat, catalog.failure_of(failure))
         return catalog.outcome_row(self._drive(steps, deadline))
 

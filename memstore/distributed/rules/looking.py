@@ -88,19 +88,24 @@ def unavailable(what: bytes, home: Member | None, why: DeadlinePassed) -> HomeUn
     """
     key = what.decode(errors="replace")
     return HomeUnavailableError(
-        f"{key!r}: {_name(home)} did not answer within the timeout{_reason(why)}, and nothing was changed: "
-        f"{_WHAT_TO_DO}",
+        f"{key!r}: {no_answer(home, why)}, and nothing was changed: {_WHAT_TO_DO}",
         key=key,
     )
 
 
-def not_listed(prefix: bytes, home: Member | None, why: DeadlinePassed) -> HomeUnavailableError:
+def no_answer(home: Member | None, why: DeadlinePassed) -> str:
+    """The part of an error that names the host which was waited for. None: this host."""
+    return f"{_name(home)} did not answer within the timeout{_reason(why)}"
+
+
+def not_listed(prefix: bytes, home: Member | None, why: DeadlinePassed, what: str = "") -> HomeUnavailableError:
     """What a listing of the keys with this prefix ends with.
 
     Args:
         home: as of `unavailable`.
+        what: else than keys was to be listed.
     """
-    keys = f"the keys that start with {prefix.decode(errors='replace')!r}" if prefix else "all keys"
+    keys = what or (f"the keys that start with {prefix.decode(errors='replace')!r}" if prefix else "all keys")
     who = "this host, if it still gets its keys," if home is None else f"{home.name or 'the host'} at {home.address}"
     return HomeUnavailableError(
         f"{keys} can't be listed: {who} is the home of some, and did not answer within the timeout{_reason(why)}: "

@@ -29,6 +29,7 @@ from memstore.distributed.rules.looking import (
     DeadlinePassed,
     error_of,
     look_at,
+    no_answer,
     removed,
     try_again,
     unavailable,
@@ -62,7 +63,7 @@ class Ranks:
         try:
             found = yield from self._prepare(seat, content, until)
         except DeadlinePassed as passed:
-            error: MemstoreError = unavailable(seat.part.key, None, passed)
+            error: MemstoreError = unavailable(seat.part.key, seat.waits_for, passed)
         except MemstoreError as failure:
             error = failure
         else:
@@ -81,6 +82,7 @@ class Ranks:
             if home is None:
                 continue
             seat.home, is_here = home.id, look.standing is not None and home.id == look.standing.member
+            seat.waits_for = None if is_here else home
             if is_here:
                 answer: Answer | None = yield from transact(
                     lambda tables, now=look: prepare_here(tables, now.membership, part, content)
@@ -147,8 +149,9 @@ class Ranks:
                 answer = yield from asked(seat, request, lambda tables: give_up_here(tables, request))
             else:
                 answer = yield from self._give_up_by_name(seat, request)
-        except DeadlinePassed:
-            raise unknown(part, "it could not be given up in time, so others may still complete it") from None
+        except DeadlinePassed as passed:
+            why = f"{no_answer(seat.waits_for, passed)}, so it could not be given up, and others may still complete it"
+            raise unknown(part, why) from None
         if isinstance(answer, Ended):
             return answer.outcome
         raise unknown(part, FORGOTTEN)
@@ -166,6 +169,7 @@ class Ranks:
                     home = look.standing.view.member(seat.home)
                     if home is None:
                         raise unknown(seat.part, "the host that was asked to keep its part was removed")
+                seat.waits_for = None if home.id == look.standing.member else home
                 if home.id == look.standing.member:
                     answer = yield from transact(lambda tables, now=look: _unless_moved(tables, now, request))
                 else:

@@ -21,6 +21,7 @@ class Seat:
     Attributes:
         part: what the rank puts, or would have; without a number.
         home: the member that has the part, or was asked to keep it; None: nobody was.
+        waits_for: whom a message was sent to last, for errors; None: this host.
         number: of the attempt; 0: the rank doesn't know it.
         lane: of the call that asked for it, while nobody knows whether it was made.
     """
@@ -28,6 +29,7 @@ class Seat:
     def __init__(self, part: Part, home: bytes | None = None, number: int = 0) -> None:
         self.part, self.home, self.number = part, home, number
         self.lane: int | None = None
+        self.waits_for: Member | None = None
 
 
 def home_of(look: Look, key: bytes) -> Steps[Member | None]:
@@ -50,6 +52,7 @@ def asked(seat: Seat, request: Request, here: Callable[[Tables], object], *, is_
         home = None if standing is None or seat.home is None else standing.view.member(seat.home)
         if standing is None or home is None:
             raise unknown(seat.part, "the host where it began was removed")
+        seat.waits_for = None if home.id == standing.member else home
         if home.id == standing.member:
             return (yield from view(here)) if is_read else (yield from transact(here))
         answer = yield from send(home, request)

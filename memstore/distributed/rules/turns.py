@@ -20,8 +20,8 @@ from memstore.distributed.rules.attempt_messages import (
     Publish,
     Renew,
 )
-from memstore.distributed.rules.looking import AGAIN, DeadlinePassed, error_of, unavailable
-from memstore.distributed.rules.members import Standing
+from memstore.distributed.rules.looking import AGAIN, DeadlinePassed, error_of, not_listed, unavailable
+from memstore.distributed.rules.members import Member, Standing
 from memstore.distributed.rules.messages import Failed
 from memstore.distributed.rules.seats import FORGOTTEN, Seat, asked, unknown
 from memstore.distributed.rules.steps import Steps, pause, send, view
@@ -56,7 +56,7 @@ def turn(
                 return outcome
             look = msgspec.structs.replace(look, milliseconds=0)
     except DeadlinePassed as passed:
-        raise unavailable(part.key, None, passed) from None
+        raise unavailable(part.key, seat.waits_for, passed) from None
     if isinstance(found, Pending):
         with contextlib.suppress(DeadlinePassed):  # the next turn renews it, or the rank gives up
             yield from _renew(seat, found)
@@ -64,8 +64,12 @@ def turn(
 
 
 def waiting(key: bytes | None) -> Steps[list[Pending]]:
-    """What each home has of the attempts of a key, or of all, that wait for parts. One moment of each home."""
+    """What each home has of the attempts of a key, or of all, that wait for parts. One moment of each home.
+
+    Raises HomeUnavailableError, which names the home that gave no answer.
+    """
     look, found = Look(key), list[Pending]()
+    member: Member | None = None
     try:
         standing = yield from view(lambda tables: tables.standing())
         if standing is None:
@@ -85,7 +89,9 @@ def waiting(key: bytes | None) -> Steps[list[Pending]]:
                 yield from pause(AGAIN)
         return found
     except DeadlinePassed as passed:
-        raise unavailable(key or b"", None, passed) from None
+        if key is None:
+            raise not_listed(b"", member, passed, "the sharded puts that wait for ranks") from None
+        raise unavailable(key, member, passed) from None
 
 
 def _looked(seat: Seat, look: Look) -> Steps[Outcome | Pending]:

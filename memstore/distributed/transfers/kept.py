@@ -92,7 +92,9 @@ class Kept:
         raise TypeError("what other hosts keep can't be pickled or copied: send the reference or view that needs it")
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        for host, extents in () if is_ending() else self._parts:  # at the interpreter's end, the stream ends anyway
+        if is_ending() or not hasattr(self, "_parts"):  # the stream ends anyway; an interrupt has left it half-made
+            return
+        for host, extents in self._parts:
             host.note(extents, -1)
 
 

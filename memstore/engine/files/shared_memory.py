@@ -99,5 +99,5 @@ class SharedMemory:
         )
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_ending():  # as of an OwnedFile
+        if not is_ending() and hasattr(self, "_fds"):  # as of an OwnedFile
             syscalls.close_all(self._fds)

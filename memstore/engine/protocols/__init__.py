@@ -6,7 +6,14 @@ from memstore.engine.protocols.ahead import close as close_ahead
 from memstore.engine.protocols.attempt_outcomes import Failure, ended, version_of_outcome
 from memstore.engine.protocols.attempt_publish import LOOK_EVERY, Merge
 from memstore.engine.protocols.attempts import Member, missing_ranks
-from memstore.engine.protocols.attempts_anywhere import give_up, no_version, outcome_of, pending_parts, prepare
+from memstore.engine.protocols.attempts_anywhere import (
+    give_up,
+    no_version,
+    outcome_of,
+    pending_parts,
+    prepare,
+    to_explain,
+)
 from memstore.engine.protocols.change import (
     Change,
     Content,
@@ -117,5 +124,6 @@ __all__ = [
     "retry_after_sweep",
     "sweep_all",
     "sync_rows",
+    "to_explain",
     "version_of_outcome",
 ]

@@ -22,7 +22,7 @@ from memstore.engine.root import Root
 from memstore.engine.sync import deadline_after
 from memstore.errors import HomeUnavailableError, KeyNotFoundError, PartialCommitError
 
-_ASKED_WITHIN = 5.0  # seconds, of homes on other hosts that tell what is pending
+_TO_EXPLAIN = 0.25  # seconds for other hosts to say what an error tells: the time of its call may be over
 
 
 def prepare(
@@ -57,19 +57,31 @@ def give_up(root: Root, member: Member, failure: Failure, deadline: float) -> Ou
     return elsewhere_of(root).give_up(member, failure, deadline)
 
 
-def pending_parts(root: Root, key: bytes | None) -> list[tuple[Part, float]]:
+def pending_parts(root: Root, key: bytes | None, deadline: float) -> list[tuple[Part, float]]:
     """The parts of the attempts of a key, or of all on all hosts, each with the seconds until it is over.
 
-    Raises HomeUnavailableError.
+    Args:
+        deadline: for other hosts.
+
+    Raises HomeUnavailableError, which names the host.
     """
     if is_served(root):
-        return elsewhere_of(root).pending(key, deadline_after(_ASKED_WITHIN))
+        return elsewhere_of(root).pending(key, deadline)
     return parts_here(root, key)
 
 
-def no_version(root: Root, key: bytes) -> KeyNotFoundError | PartialCommitError:
-    """The error for a key that doesn't exist. If it has parts that wait for others, that is another one."""
+def no_version(root: Root, key: bytes, deadline: float | None = None) -> KeyNotFoundError | PartialCommitError:
+    """The error for a key that doesn't exist. If it has parts that wait for others, that is another one.
+
+    Args:
+        deadline: for the key's home; None: a moment.
+    """
     parts: list[tuple[Part, float]] = []
     with contextlib.suppress(HomeUnavailableError):  # it has just said that there is no version
-        parts = pending_parts(root, key)
+        parts = pending_parts(root, key, to_explain() if deadline is None else deadline)
     return no_version_yet(key, [part for part, _ in parts])
+
+
+def to_explain() -> float:
+    """The deadline of what is asked for an error's text alone."""
+    return deadline_after(_TO_EXPLAIN)

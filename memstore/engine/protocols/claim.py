@@ -38,7 +38,7 @@ from memstore.engine.root import Root, give_to_group
 from memstore.engine.sync import deadline_after
 from memstore.errors import CorruptionError, StoreFullError
 
-CLEANUP_TIMEOUT = 5.0  # seconds to give claimed files back after an error; after that they are left to the next sweep
+CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
 _GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
 
 

@@ -65,22 +65,24 @@ class BegunWait(Protocol):
 class Elsewhere(Protocol):
     """One a root and process; thread-safe. Deadlines are monotonic; to ask a host takes some time, and gets it.
 
+    Where `deadline` is None, one that the store's mutex is waited for, once a process at most, is some seconds.
+
     All raise HomeUnavailableError and StaleMembershipError, and CrossHostError where the keys of one call are to be of
     one moment and have several homes.
     """
 
-    def take_in(self) -> None:
+    def take_in(self, deadline: float | None = None) -> None:
         """Reads the cluster's row of the catalog anew."""
         ...
 
-    def home_here(self, keys: Sequence[bytes]) -> int:
+    def home_here(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
         """The number `membership` under which this host was the home of all of them, and ready; 0: it isn't.
 
         By what was taken in last: nobody is asked, and nothing is read.
         """
         ...
 
-    def home_of(self, key: bytes) -> bytes:
+    def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
         """The id of the member that is its home, by what was taken in last."""
         ...
 

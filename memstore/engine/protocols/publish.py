@@ -24,13 +24,13 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
         if root.membership:
             if len(changes) == 1:
                 membership = root.homes_here.get(changes[0].key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here([change.key for change in changes])
+            membership = membership or elsewhere_of(root).home_here([change.key for change in changes], deadline)
             if not membership:
                 return elsewhere_of(root).commit(changes, deadline)
         try:
             return commit(root, changes, deadline, membership=membership)
         except MembershipChanged:
-            elsewhere_of(root).take_in()
+            elsewhere_of(root).take_in(deadline)
 
 
 def publish_inline(root: Root, change: Change, deadline: float) -> int:
@@ -39,13 +39,13 @@ def publish_inline(root: Root, change: Change, deadline: float) -> int:
         membership = 0
         if root.membership:
             membership = root.homes_here.get(change.key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here((change.key,))
+            membership = membership or elsewhere_of(root).home_here((change.key,), deadline)
             if not membership:
                 return elsewhere_of(root).commit([change], deadline)[0]
         try:
             return commit_inline(root, change, deadline, membership=membership)
         except MembershipChanged:
-            elsewhere_of(root).take_in()
+            elsewhere_of(root).take_in(deadline)
 
 
 def check_one_home(root: Root, keys: Sequence[bytes]) -> None:

@@ -9,10 +9,10 @@ from memstore.engine import syscalls
 
 
 def deadline_after(seconds: float) -> float:
-    """The monotonic time in `seconds` (may be infinite: a year serves). Negative: a time that is over already."""
-    if seconds != seconds:
-        raise ValueError("a timeout is a number of seconds, and not nan")
+    """The monotonic time in `seconds` (may be infinite: a year serves). Raises TypeError, ValueError."""
     try:
+        if not seconds >= 0:  # nan, too
+            raise ValueError(f"a timeout is a number of seconds, 0 or more, and not {seconds!r}")
         return time.monotonic() + float(min(seconds, 365 * 86400.0))
     except TypeError:
         raise TypeError(f"a timeout is a number of seconds, and not {seconds!r}") from None

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
 import lmdb
@@ -464,7 +465,7 @@ def test_pending_parts_of_a_key(store: Root) -> None:
     part(store, rank(0), A)
     part(store, rank(1, "other", world=3, lease=5.0), A)
     part(store, rank(1, key=b"yek"), A)
-    found = protocols.pending_parts(store, b"key")
+    found = protocols.pending_parts(store, b"key", inf)
     assert {(one.attempt, one.rank, one.world_size) for one, _ in found} == {("first", 0, 2), ("other", 1, 3)}
     assert sorted(left > 5 for _, left in found) == [False, True]
-    assert len(protocols.pending_parts(store, None)) == 3
+    assert len(protocols.pending_parts(store, None, inf)) == 3
