@@ -25,7 +25,7 @@
     │   └── TransportUnavailableError               serve with RDMA, on a host without it
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
-    │   ├── ResourceLimitError (OSError)            file descriptors, mappings
+    │   ├── ResourceLimitError (OSError)            files, their size, memory, mappings, processes
     │   ├── StorageError (OSError)                  storage that hosts share: not mounted, read-only, failing
     │   ├── StoreTimeoutError (TimeoutError)
     │   └── ContentionError
@@ -49,6 +49,7 @@ Each message says what was found, what was expected and what to do. `.key` is th
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any
 
 
@@ -195,7 +196,10 @@ class StoreFullError(_ErrnoError):
 
 
 class ResourceLimitError(_ErrnoError):
-    """The process or the machine ran out of file descriptors or mappings."""
+    """The process or the machine ran out of descriptors, memory, mappings or threads, or a file may be no larger.
+
+    `errno` says which: EMFILE, ENFILE, ENOMEM, EAGAIN or EFBIG.
+    """
 
     errno_default = errno.EMFILE
 
@@ -286,3 +290,34 @@ class TransportUnavailableError(MemstoreError):
 
 class StaleMembershipError(MemstoreError):
     """This host was removed from the cluster, and its values are no longer part of the store."""
+
+
+# --- what a process or a machine may lack -----------------------------------------------------------------------------
+
+WAY_OUT = (
+    "raise the limit (`ulimit -n` for files, `-f` for their size, `-v` for addresses, `-u` for processes and threads; "
+    "vm.max_map_count for mappings), or drop held values"
+)
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
+_OF_THE_LOADER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # its ImportErrors have the kernel's text, and no number
+
+
+def lack_of(error: BaseException) -> tuple[int, str] | None:
+    """The errno and the text of what is lacking, by an error of the kernel, of Python or of an import.
+
+    None: the error says something else. A full disk is none of it: that is a StoreFullError.
+    """
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM, "not enough memory"
+    if isinstance(error, OSError):
+        return (error.errno, error.strerror or os.strerror(error.errno)) if error.errno in _LACKS else None
+    text = str(error)
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return errno.EAGAIN, text
+    if isinstance(error, ImportError):
+        for code in _OF_THE_LOADER:
+            if os.strerror(code) in text:
+                return code, os.strerror(code)
+        if "failed to map segment" in text:
+            return errno.ENOMEM, os.strerror(errno.ENOMEM)
+    return None

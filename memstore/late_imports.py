@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
+from memstore.errors import WAY_OUT, ResourceLimitError, lack_of
+
 PATIENCE = 30.0  # seconds
 
 _lock = threading.RLock()
@@ -53,6 +55,14 @@ def between_forks() -> Generator[None]:
     is_ours = lock.acquire(timeout=PATIENCE)
     try:
         yield
+    except (OSError, MemoryError, ImportError) as error:
+        lack = lack_of(error)
+        if lack is None:
+            raise
+        raise ResourceLimitError(
+            f"a part of memstore, or of a package that it needs, can't be imported now: {lack[1]}: {WAY_OUT}",
+            code=lack[0],
+        ) from error
     finally:
         if is_ours:
             lock.release()

@@ -6,7 +6,7 @@ import errno
 
 from memstore.engine.root import Root, storage_error
 from memstore.engine.usage import measure
-from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError
+from memstore.errors import WAY_OUT, MemstoreError, ResourceLimitError, StoreFullError, lack_of
 from memstore.wording import size
 
 
@@ -54,8 +54,9 @@ class resource_errors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        if isinstance(error, MemoryError):
-            raise self._exhausted(errno.ENOMEM, "not enough memory") from error
+        lack = None if isinstance(error, MemstoreError) else lack_of(error)
+        if lack is not None:
+            raise self._exhausted(*lack) from error
         if self._opened is not None and isinstance(error, FileNotFoundError):
             self._opened.check_in_place()
         if isinstance(error, StoreFullError) and (error.key is not None or isinstance(error.__cause__, OSError)):
@@ -71,19 +72,12 @@ class resource_errors:
                 "nothing was changed",
                 key=self._key,
             ) from error
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise self._exhausted(error.errno, error.strerror or "") from error
         if self._opened is not None and self._opened.shared is not None:
             raise storage_error(self._root, error, self._key) from error
 
     def _exhausted(self, code: int, text: str) -> ResourceLimitError:
         what = f" at {self._key!r}" if self._key is not None else ""
-        return ResourceLimitError(
-            f"{self._root}: {text}{what}: "
-            "raise `ulimit -n` for files or vm.max_map_count for mappings, or drop held values",
-            key=self._key,
-            code=code,
-        )
+        return ResourceLimitError(f"{self._root}: {text}{what}: {WAY_OUT}", key=self._key, code=code)
 
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:

@@ -226,7 +226,8 @@ class Keyspace:
         root.glance()
         if root.catalog.is_released:  # in a forked child
             root.check_in_place()  # it is opened by its path
-            reopen_root(root, self._deadline(timeout))
+            with resource_errors(self.root):
+                reopen_root(root, self._deadline(timeout))
         return root
 
     def _writable(self, timeout: float | None = None) -> Root:

@@ -124,7 +124,8 @@ class PendingPut:
     def give_up_after(self, error: StoreTimeoutError | HomeUnavailableError) -> int:
         """For who waited in vain, in a way of its own: gives the attempt up, for all ranks, for this reason.
 
-        Returns the version, if it was published already. Raises the reason, as a StoreTimeoutError; UnknownOutcomeError.
+        Returns the version, if it was published already. Raises the reason as a StoreTimeoutError, or
+        UnknownOutcomeError.
         """
         reason = error if isinstance(error, StoreTimeoutError) else StoreTimeoutError(str(error), key=error.key)
         return version_of_outcome(_end(self._root, self._member, reason, time.monotonic()))
