@@ -27,7 +27,8 @@ PACKAGE = ROOT / "memstore"
 
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
-    ("abandoned", "errors", "late_imports", "depth", "modes", "group_call", "optimizers", "undecodable", "version"),
+    ("errors",),
+    ("abandoned", "late_imports", "depth", "modes", "group_call", "optimizers", "undecodable", "version"),
     ("wording",),
     ("arguments", "keys", "strict_json"),
     ("info",),

@@ -6,14 +6,20 @@ import errno
 import mmap
 import os
 import resource
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import memstore
+from memstore.distributed.transfers.kept import Kept
+from memstore.engine.files.lockfile import LockFile, OwnedFile
+from memstore.engine.files.shared_memory import SharedMemory
+from memstore.late_imports import between_forks
 from memstore.testing import faults
 from memstore.testing.equality import assert_same
+from memstore.testing.fork_server import Worker
 from tests.children import in_child
 from tests.leaks import open_files
 
@@ -265,3 +271,51 @@ def _failed_batch_with_few_files(root: str) -> None:
         assert open_files(root) == before
         assert len(os.listdir(f"{root}/segments")) == 1
         assert store.stats().filling_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["get", "put", "put small", "delete", "keys"])
+def test_a_forked_child_that_can_open_no_file_says_so(root: str, name: str) -> None:
+    """It has to open the catalog anew."""
+    with memstore.open(root, timeout=5.0) as store:
+        store.put_many({"file": VALUE, "other": VALUE, "small": 0})
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                use_up_files(leave=0)
+                calls(store)[name]()
+            except memstore.ResourceLimitError as error:
+                code = 0 if error.errno == errno.EMFILE and root in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (OSError(errno.EMFILE, "Too many open files"), errno.EMFILE),
+        (ImportError("libx.so: cannot open shared object file: Too many open files"), errno.EMFILE),
+        (ImportError("libx.so: failed to map segment from shared object"), errno.ENOMEM),
+        (MemoryError(), errno.ENOMEM),
+    ],
+)
+def test_what_is_lacking_at_a_late_import_is_said(error: Exception, code: int) -> None:
+    with pytest.raises(memstore.ResourceLimitError, match="can't be imported now") as found, between_forks():
+        raise error
+    assert found.value.errno == code
+
+
+def test_other_errors_of_late_imports_stay() -> None:
+    with pytest.raises(ImportError, match="no such thing"), between_forks():
+        raise ImportError("no such thing")
+
+
+@pytest.mark.parametrize("kind", [OwnedFile, LockFile, SharedMemory, Kept, Worker])
+def test_a_finalizer_of_a_half_made_object_is_silent(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt before the first line of `__init__` leaves it so."""
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: said.append(found.exc_value))
+    half = kind.__new__(kind)
+    del half
+    assert said == []
