@@ -16,6 +16,7 @@
     │   ├── NotAStoreError
     │   ├── AlreadyExistsError (FileExistsError)
     │   ├── FormatVersionError
+    │   ├── AmbiguousCheckpointError                a folder has checkpoints of two libraries
     │   ├── PermissionDeniedError (PermissionError)
     │   ├── UnsupportedFilesystemError
     │   ├── ReadOnlyError
@@ -149,6 +150,10 @@ class AlreadyExistsError(MemstoreError, FileExistsError):
 
 class FormatVersionError(MemstoreError):
     """The store was written by a version of memstore that this one can't read."""
+
+
+class AmbiguousCheckpointError(MemstoreError):
+    """A folder has a checkpoint of memstore and one of another library, and nothing says which is newer."""
 
 
 class PermissionDeniedError(MemstoreError, PermissionError):

@@ -26,6 +26,7 @@ from memstore.structure.external import (
     describe_external_tree,
     describe_external_value,
     join_external,
+    raw_objects,
 )
 from memstore.structure.get import (
     assemble,
@@ -214,4 +215,5 @@ __all__ = [
     "traits",
     "tree_names",
     "written_objects",
+    "raw_objects",
 ]
