@@ -21,6 +21,7 @@ from memstore.errors import (
     CorruptionError,
     FormatVersionError,
     KeyNotFoundError,
+    NoSnapshotError,
     NotAStoreError,
     UnsupportedValueError,
 )
@@ -141,19 +142,20 @@ def load_manifest(path: str) -> Manifest:
 
     Raises:
         CorruptionError, FormatVersionError: as `read_manifest`.
-        NotAStoreError: there is none.
+        NotAStoreError: there is none; a NoSnapshotError where nothing else is there either.
         AmbiguousCheckpointError: another library has saved to the folder, too.
     """
     if not os.path.isdir(path):
-        is_file = os.path.isfile(path)
-        what = "it is a file, and a snapshot is a folder" if is_file else f"there is no such folder{of_no_place(path)}"
-        raise NotAStoreError(f"{path} is no snapshot: {what}")
+        if os.path.isfile(path):
+            raise NotAStoreError(f"{path} is no snapshot: it is a file, and a snapshot is a folder")
+        raise NoSnapshotError(f"{path} is no snapshot: there is no such folder{of_no_place(path)}")
     try:
         text = FileStorage(path).read_bytes(MANIFEST, LIMIT)
     except KeyNotFoundError:
         if has_settings(path):
             raise NotAStoreError(f"{path} is a store, and no snapshot: memstore.open opens it") from None
-        raise NotAStoreError(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
+        kind = NotAStoreError if others_in(path) else NoSnapshotError
+        raise kind(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
     refuse_two(path)
     return read_manifest(path, text)
 

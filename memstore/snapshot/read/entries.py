@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from memstore import structure
-from memstore.errors import CorruptionError, KeyNotFoundError, UnsupportedValueError
+from memstore.errors import CorruptionError, NoSuchPathError, UnsupportedValueError
 from memstore.listing import near
 from memstore.snapshot.format import StoredTensor, path_of
 from memstore.snapshot.read.stored import Stored, Value
@@ -194,8 +194,8 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
     found = near(path, (f"{own}/{one}" for one in islice(stored.by_path(), _COMPARED)))
     if found:
         likely = " or ".join(map(repr, found))
-        raise KeyNotFoundError(f"{stored.path} has nothing at {path!r}: did you mean {likely}?", key=path)
-    raise KeyNotFoundError(
+        raise NoSuchPathError(f"{stored.path} has nothing at {path!r}: did you mean {likely}?", key=path)
+    raise NoSuchPathError(
         f"{stored.path} has nothing at {path!r}: paths are a rank, a name of the app state and the keys in its state "
         "dict, as in '0/model/layer.weight'; get_manifest() lists them",
         key=path,
