@@ -55,6 +55,9 @@ class Entry:
                 key=self._key,
             )
 
+    def missing(self) -> list[str]:
+        return []
+
     def announce(self, ticket: Ticket) -> None:
         self._store.put(self._note, {"save": ticket.save, "world_size": ticket.world_size})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -52,6 +53,14 @@ class Folder:
         if self._around is not None:
             check_others(self._around, overwrite=self._options.overwrite)
         check_folder(self.path, DCP, overwrite=self._options.overwrite)
+
+    def missing(self) -> list[str]:
+        found: list[str] = []
+        path = self.path
+        while not os.path.lexists(path):
+            found.append(path)
+            path = os.path.dirname(path)
+        return found
 
     def announce(self, ticket: Ticket) -> None:
         """Ranks need not know: each has an id of its own for its files, and says it with them."""

@@ -136,6 +136,10 @@ class Place(Protocol):
         """Raises AlreadyExistsError if nothing may be written here."""
         ...
 
+    def missing(self) -> list[str]:
+        """Folders that a save will make here, the innermost first."""
+        ...
+
     def announce(self, ticket: Ticket) -> None:
         """Tells ranks whose plans are cached which save they write for; called before `current`."""
         ...

@@ -12,6 +12,7 @@ remembers whose plans it has carried out; in a folder it then takes an id of its
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import weakref
@@ -89,6 +90,7 @@ class StorageWriter(storage.StorageWriter):
         self._part: weakref.finalize[..., Any] | None = None
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
         self._planned = 0  # ranks
+        self._missing: list[str] = []  # folders that were not there before this save, the innermost first
 
     # --- as torch calls them, in this order ---------------------------------------------------------------------------
 
@@ -124,7 +126,9 @@ class StorageWriter(storage.StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Raises AlreadyExistsError if a checkpoint exists and `overwrite` is False."""
-        self._place().check()
+        place = self._place()
+        place.check()
+        self._missing = place.missing()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -150,6 +154,29 @@ class StorageWriter(storage.StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes what all ranks have written, and completes `metadata` as torch expects it."""
+        try:
+            self._finish(metadata, results)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Ends this rank's part in a save that has failed, and removes what nobody needs any more.
+
+        Calls of this module do that by themselves. Files that another rank may still be writing stay, until that rank
+        gives up too, or until the next save. Best effort: what can't be removed stays, and harms nobody.
+        """
+        self._end_part()
+        with contextlib.suppress(MemstoreError, OSError, ValueError):
+            place = self._place()
+            if self._unfinished is not None and self._unfinished.detach() is not None:
+                place.abandon(self._save)
+            else:
+                place.sweep()
+            for folder in self._missing:
+                os.rmdir(folder)
+
+    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         files: list[WrittenFile] = []
         tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
         seen: set[MetadataIndex] = set()
@@ -218,7 +245,7 @@ class StorageWriter(storage.StorageWriter):
         try:
             file = place.write(ticket, [(item.key, item.box) for item in items])
         except BaseException:
-            self._end_part()
+            self.give_up()
             raise
         results: list[WriteResult] = []
         for number, item in enumerate(items):
