@@ -92,10 +92,12 @@ from memstore.structure.refusals import (
 from memstore.structure.tensors import (
     DTYPE_NAMES,
     DTYPES,
+    MOST_EXPANDED,
     NUMPY_DTYPES,
     Traits,
     contiguous_stride,
     count,
+    expanded_bytes,
     has_gaps,
     modes,
     need_device,
@@ -122,6 +124,7 @@ from memstore.structure.tree import (
 )
 from memstore.structure.walk import (
     Walk,
+    check_nesting,
     flattens,
     take_apart,
 )
@@ -201,6 +204,9 @@ __all__ = [
     "rebuild",
     "rebuild_lazily",
     "render_path",
+    "check_nesting",
+    "MOST_EXPANDED",
+    "expanded_bytes",
     "repeats",
     "require",
     "show_objects",

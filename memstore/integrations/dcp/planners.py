@@ -14,16 +14,19 @@ import msgspec
 import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
 from memstore import modes, structure
 from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.structure import RefusedError, traits
 from memstore.undecodable import UNDECODABLE
 from memstore.wording import first_line
 
 _MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
 _POSITION = struct.Struct("<Q")
 _ANY_SIZE = 1 << 62
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,6 +40,21 @@ class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 @modes.uncompiled_methods
 class SavePlanner(DefaultSavePlanner):
     """torch's DefaultSavePlanner, with the same arguments. Objects that aren't tensors are stored without pickle."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Raises UnsupportedValueError for a state dict without an end, or a tensor that is expanded beyond measure."""
+        try:
+            structure.check_nesting(state_dict)
+        except RefusedError as error:
+            raise UnsupportedValueError(error.message()) from None
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        for name, item in self.state_dict.items():
+            if type(item) in _PLAIN and traits.expanded_bytes(item):
+                reason = traits.why_too_expanded(item)
+                if reason:
+                    raise UnsupportedValueError(f"{name}: {reason}: save what it is expanded from")
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         """Raises UnsupportedValueError, which names the item, for an object that can't be stored."""

@@ -16,11 +16,11 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-from memstore import modes
+from memstore import modes, structure
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.dcp.items import settled
 from memstore.snapshot.staging import stage
-from memstore.structure import traits
+from memstore.structure import RefusedError, traits
 from memstore.wording import an
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -49,10 +49,15 @@ class Stager(AsyncStager):
         """Copies to the CPU: tensors, DTensors and ShardedTensors in dicts, lists and tuples, and objects.
 
         Raises:
-            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass).
+            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass), or a
+                container contains itself.
             StoreTimeoutError: earlier saves still take too much memory.
             ResourceLimitError: the machine doesn't have enough memory.
         """
+        try:
+            structure.check_nesting(state_dict)
+        except RefusedError as error:
+            raise UnsupportedValueError(error.message()) from None
         with modes.put_aside(), torch.no_grad():
             walk = _Walk()
             made = walk.visit(state_dict)

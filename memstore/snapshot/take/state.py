@@ -114,6 +114,10 @@ class StateWalker:
         path = path_of((key, *name))
         if any(traits.is_cut(shard.local) for shard in shards):
             raise UnsupportedValueError(f"{path}: a tensor whose storage was freed or cut: its bytes aren't there")
+        for shard in shards:
+            reason = traits.why_too_expanded(shard.local)
+            if reason:
+                raise UnsupportedValueError(f"{path}: {reason}: save what it is expanded from")
         while path in self._paths:  # the keys 1 and "1" make one path
             path += "~"
         self._paths.add(path)

@@ -27,12 +27,14 @@ from memstore.structure.tensors.ties import NO_TIES, Group, Ties
 from memstore.structure.tensors.traits import (
     DTYPE_NAMES,
     DTYPES,
+    MOST_EXPANDED,
     NUMPY_DTYPES,
     PARAMETER,
     PLAIN,
     Traits,
     contiguous_stride,
     count,
+    expanded_bytes,
     may_be_dtype,
     over,
     read_flags,
@@ -73,4 +75,6 @@ __all__ = [
     "to_device",
     "to_flags",
     "with_traits",
+    "MOST_EXPANDED",
+    "expanded_bytes",
 ]

@@ -17,6 +17,8 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
+MOST_EXPANDED = 16 << 30  # bytes that are written of a tensor beyond those that it has in memory; seconds, not hours
+
 _DTYPE_NAME = re.compile(r"(b?float|u?int|complex|bits)[0-9][0-9a-z_]*")
 
 
@@ -167,3 +169,22 @@ def is_cut(tensor: torch.Tensor) -> bool:
 def repeats(tensor: torch.Tensor) -> bool:
     """Whether elements share bytes: then a few bytes can claim any number of elements."""
     return reach(tensor.shape, tensor.stride()) < tensor.numel()
+
+
+def expanded_bytes(tensor: torch.Tensor) -> int:
+    """The bytes that its elements take when each is written by itself, beyond those that they have in memory."""
+    if tensor.layout is not torch.strided:
+        return 0
+    return max(tensor.numel() - reach(tensor.shape, tensor.stride()), 0) * tensor.itemsize
+
+
+def why_too_expanded(tensor: torch.Tensor, most: int = MOST_EXPANDED) -> str | None:
+    """Why a tensor isn't written element by element: `expand` makes any number of them from a few. None for most."""
+    more = expanded_bytes(tensor)
+    if more <= most:
+        return None
+    nbytes = tensor.numel() * tensor.itemsize
+    return (
+        f"a tensor of shape {list(tensor.shape)}, whose elements are {nbytes:,} bytes, and lie in {nbytes - more:,} "
+        f"(expanded); at most {most:,} bytes more than there are in memory are written"
+    )

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from memstore.structure.walk.facts import Facts, take_apart
 from memstore.structure.walk.held import check_held
-from memstore.structure.walk.walk import Flattener, Walk, flattener, flattens, refuse, refuse_unless_pickled, rule
+from memstore.structure.walk.walk import (
+    Flattener,
+    Walk,
+    check_nesting,
+    flattener,
+    flattens,
+    refuse,
+    refuse_unless_pickled,
+    rule,
+)
 
 __all__ = [
     "Facts",
     "Flattener",
     "Walk",
     "check_held",
+    "check_nesting",
     "flattener",
     "flattens",
     "refuse",

@@ -308,9 +308,7 @@ def test_calls_use_the_storage_that_they_are_given(call: str, scratch: str) -> N
     own = torch_dcp.FileSystemWriter(f"{scratch}/torch")
     through(call, {"n": 3, "w": torch.ones(2)}, storage_writer=own)
     state = {"n": 0, "w": torch.zeros(2)}
-    torch_dcp.load(
-        state, checkpoint_id=f"{scratch}/torch", no_dist=True
-    )  # by torch's planner
+    torch_dcp.load(state, checkpoint_id=f"{scratch}/torch", no_dist=True)  # by torch's planner
     assert state["n"] == 3
     dcp.load(state, storage_reader=torch_dcp.FileSystemReader(f"{scratch}/torch"))
 
