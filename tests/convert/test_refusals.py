@@ -232,7 +232,9 @@ def test_no_call_that_stores_a_value_runs_out_of_stack(folder: str, kind: str) -
             lambda: dcp.async_save(value, checkpoint_id=f"{folder}/s"),
             lambda: memstore.fake.fake_like(value),
         ]
-        for call in calls[4:] if kind == "shared" else calls:  # others walk a while; test_refusals of structure has them
+        for call in (
+            calls[4:] if kind == "shared" else calls
+        ):  # others walk a while; test_refusals of structure has them
             with pytest.raises((memstore.UnsupportedValueError, CheckpointException)) as caught:
                 call()
             errors = [one[0] for one in getattr(caught.value, "failures", {0: [caught.value]}).values()]
