@@ -109,6 +109,15 @@ def opener(root: str) -> Iterator[Callable[..., memstore.Store]]:
         one.close()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Says the seed of the order, which pytest-randomly does not do in a quiet run. --randomly-seed=... repeats it."""
+    options, reporter = session.config.option, session.config.pluginmanager.get_plugin("terminalreporter")
+    seed = getattr(options, "randomly_seed", "default")  # "default": pytest-randomly is not installed, or is off
+    if seed != "default" and reporter is not None and reporter.verbosity < 0:
+        reporter.write_line(f"in random order: --randomly-seed={seed}")
+
+
 _passed = pytest.StashKey[bool]()
 
 
