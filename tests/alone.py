@@ -20,9 +20,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-import hypothesis  # noqa: F401 - what every file needs
 import pytest
-import tensordict  # noqa: F401
+import tensordict  # noqa: F401 - what every file needs, and takes long
 
 _TESTS = Path(__file__).parent
 _NONE_SELECTED = 5  # pytest's exit code for a file all of whose tests are marked `full`
@@ -57,7 +56,7 @@ def run_alone(files: Iterable[Path], workers: int) -> list[Path]:
     for file in files:
         if len(running) == workers:
             wait_for_one()
-        output = tempfile.TemporaryFile()
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - it is read when the child has ended
         pid = os.fork()
         if pid == 0:
             sys.exit(_run(file, output))
