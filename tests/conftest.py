@@ -23,6 +23,7 @@ from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
 from memstore.testing.fork_server import ForkServer
 from tests.examples import examples
+from tests.huge_pages import ask_at_any_price
 from tests.leaks import find_leaks
 from tests.ranks.worlds import rank_server, ranks2, ranks4, world2, world4  # noqa: F401 - fixtures of several folders
 
@@ -35,6 +36,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
+
+ask_at_any_price()
 
 # One import of torch for all the processes that tests start with the method "forkserver", not one in each.
 multiprocessing.set_forkserver_preload(["tensordict", "memstore.store.opening", "memstore.contents"])
