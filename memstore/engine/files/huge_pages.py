@@ -19,8 +19,10 @@ _FAULTS = 1.5  # what small pages cost at last, of what their allocation does: e
 _MOVED = 2  # what a huge page may cost that is made of small ones which are in use, of what it may cost new
 _NOTHING = 1e-5 / (1 << 20)  # seconds a byte: less than any page costs. These were huge already
 _WAITED = 4  # most of the time that a thread waits is the turn of others, on a busy machine or for Python's lock
+_REFUSED = 1.0  # seconds that a refusal counts as
 _STALE = 1.0  # seconds
-_SHORTEST, _LONGEST = 1.0, 64.0  # seconds without huge pages, after they were slow
+_PATIENCE = 10  # times what a slow step has lost: so what is lost is a tenth of the time at most
+_LONGEST = 60.0  # seconds without huge pages, after they were slow
 
 Result = TypeVar("Result")
 
@@ -28,16 +30,16 @@ Result = TypeVar("Result")
 class PagePrices:
     """What huge pages and small ones have cost of late, and so which the next ones are to be. For any threads.
 
-    After huge pages that cost more than small ones, the next seconds do without: 1, and twice as many each time that a
-    new try is slow, up to 64. Where small pages come to cost as much (all free memory is as cold), they are tried at
-    once. Two threads that note a price at the same time may lose one.
+    After huge pages that cost more than small ones, all do without for ten times what was lost, and for twice as long
+    each time that a new try is slow, up to a minute. Where small pages come to cost as much (all free memory is as
+    cold), huge ones are tried at once. Two threads that note a price at the same time may lose one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._huge, self._small = 0.0, _GUESS  # seconds a byte
         self._measured_at = -_STALE
-        self._pause = _SHORTEST
+        self._failures = 0  # since huge pages were cheap
         self._again_at = 0.0
 
     def prefers_huge(self) -> bool:
@@ -51,14 +53,15 @@ class PagePrices:
     def note_huge(self, size: int, seconds: float) -> None:
         self._huge = seconds / size
         if self._huge <= self._small * _FAULTS:
-            self._pause = _SHORTEST
-        else:
-            self._again_at = self._clock() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST)
+            self._failures = 0
+            return
+        lost = seconds - size * self._small * _FAULTS
+        self._again_at = self._clock() + min(lost * _PATIENCE * 2**self._failures, _LONGEST)
+        self._failures = min(self._failures + 1, 20)
 
     def note_refused(self) -> None:
-        """The kernel makes none: it can't, or has no room."""
-        self.note_huge(1, float("inf"))
+        """The kernel makes none: it can't, or has no room. That may last."""
+        self.note_huge(syscalls.HUGE_PAGE, _REFUSED)
 
     def note_small(self, size: int, seconds: float) -> None:
         """The first price takes the place of a guess or of an old one; of later ones, each counts half."""
@@ -101,7 +104,7 @@ def allocate_huge(fd: int, address: int, start: int, stop: int) -> int:
             _touch_extents(fd, start, size)
             if not _collapse(address + start, size):
                 return start
-            start, step = start + size, COLLAPSE_STEP
+            start, step = start + size, min(2 * step, COLLAPSE_STEP)
         elif prices.is_stale():
             _allocate_small(fd, start)
             start += syscalls.HUGE_PAGE
@@ -120,7 +123,7 @@ def move_to_huge(address: int, size: int) -> int:
         part = min(step, (size - start) // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE)
         if not _collapse(address + start, part, _MOVED):
             break
-        start, step = start + part, COLLAPSE_STEP
+        start, step = start + part, min(2 * step, COLLAPSE_STEP)
     return start
 
 

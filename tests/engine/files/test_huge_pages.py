@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -94,7 +95,7 @@ def allocate(size: int = 64 * MIB) -> None:
 
 def test_while_they_are_cheap_all_of_a_file_is_asked_for(kernel: Kernel) -> None:
     allocate(64 * MIB + 5000)
-    assert kernel.asked == [EXTENT, *[COLLAPSE_STEP] * 7, 6 * MIB]
+    assert kernel.asked == [EXTENT, 2 * EXTENT, *[COLLAPSE_STEP] * 7, EXTENT], "in steps that grow to 8 MiB"
 
 
 def test_the_rest_of_a_file_and_the_next_files_do_without_those_that_were_slow(kernel: Kernel) -> None:
@@ -110,29 +111,31 @@ def test_they_may_become_slow_in_the_middle_of_a_file(kernel: Kernel, monkeypatc
     real = kernel.timed
 
     def timed(call: Callable[[], object]) -> tuple[float, object]:
-        kernel.huge = SLOW if len(kernel.asked) == 2 else FAST
+        kernel.huge = SLOW if len(kernel.asked) == 3 else FAST
         return real(call)
 
     monkeypatch.setattr(huge_pages, "_timed", timed)
     allocate()
-    assert kernel.asked == [EXTENT, COLLAPSE_STEP, COLLAPSE_STEP]
+    assert kernel.asked == [EXTENT, 2 * EXTENT, COLLAPSE_STEP, COLLAPSE_STEP], "the last one cost too much"
 
 
-def test_they_are_tried_again_after_a_second_then_two_then_four(prices: PagePrices, clock: Clock) -> None:
+def test_what_slow_tries_lose_is_a_tenth_of_the_time_and_less_and_less(prices: PagePrices, clock: Clock) -> None:
+    prices.note_small(EXTENT, 0.002)
     tried: list[float] = []
-    for tenth in range(1500):
-        clock.now = 1000 + tenth / 10
+    for hundredth in range(30_000):
+        clock.now = 1000 + hundredth / 100
         if prices.prefers_huge():
-            prices.note_huge(EXTENT, SLOW)
-            tried.append(tenth / 10)
-    assert tried == [0, 1, 3, 7, 15, 31, 63, 127], "and then each 64 s"
-    clock.now += 64
+            prices.note_huge(EXTENT, 0.023)  # 0.020 more than small pages cost, with their faults
+            tried.append(clock.now)
+    pauses = [round(after - before, 1) for before, after in itertools.pairwise(tried)]
+    assert pauses[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4] and pauses[-1] == 60.0
+    clock.now += 60
     prices.note_huge(EXTENT, FAST)
     assert prices.prefers_huge()
-    prices.note_huge(EXTENT, SLOW)
-    clock.now += 0.9
+    prices.note_huge(EXTENT, 0.023)
+    clock.now += 0.19
     assert not prices.prefers_huge()
-    clock.now += 0.2
+    clock.now += 0.02
     assert prices.prefers_huge(), "the first pause is short again"
 
 
@@ -164,7 +167,7 @@ def test_a_kernel_that_makes_none_is_asked_once(
     for _ in range(3):
         allocate(size)
     assert asked == [EXTENT]
-    clock.now += 1.0
+    clock.now += 10
     allocate(size)
     assert asked == [EXTENT, EXTENT]
 
@@ -229,7 +232,7 @@ def test_a_file_that_is_used_again_has_its_pages_moved_once_they_are_cheap(
     in_child(put_some, store)  # whose mappings this process doesn't have
     kernel.huge = FAST
     store.put("key", of_size(8 * MIB, 9))
-    assert kernel.asked == [EXTENT, 6 * MIB]
+    assert kernel.asked == [EXTENT, 2 * EXTENT, EXTENT]
     assert (store.get("key") == 9).all()
 
 
