@@ -96,6 +96,8 @@ from memstore.structure.tensors import (
     contiguous_stride,
     count,
     has_gaps,
+    is_readable,
+    memory_of,
     modes,
     need_device,
     over,
@@ -106,6 +108,7 @@ from memstore.structure.tensors import (
     to_device,
     to_flags,
     traits,
+    why_no_memory,
 )
 from memstore.structure.transport import lend_by
 from memstore.structure.transport import register as _register_transport
@@ -122,6 +125,8 @@ from memstore.structure.tree import (
 from memstore.structure.walk import (
     Walk,
     flattens,
+    held_in_memory,
+    in_memory,
     take_apart,
 )
 
@@ -172,9 +177,12 @@ __all__ = [
     "flattens",
     "get_into",
     "get_like",
+    "in_memory",
     "in_own_storage",
     "has_gaps",
     "has_shards",
+    "held_in_memory",
+    "is_readable",
     "is_wrapper",
     "iter_tensors",
     "join_external",
@@ -182,6 +190,7 @@ __all__ = [
     "leaf_tensor",
     "lend_by",
     "lies_in_order",
+    "memory_of",
     "merge_trees",
     "modes",
     "name_of",
@@ -213,5 +222,6 @@ __all__ = [
     "to_flags",
     "traits",
     "tree_names",
+    "why_no_memory",
     "written_objects",
 ]

@@ -20,7 +20,7 @@ from memstore import modes
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.dcp.items import settled
 from memstore.snapshot.staging import stage
-from memstore.structure import traits
+from memstore.structure import over, traits
 from memstore.wording import an
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -77,7 +77,7 @@ def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Te
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     part = np.frombuffer(memoryview(memory)[start : start + nbytes], np.uint8)  # a slice would not refer to `memory`
     storage = torch.from_numpy(part).untyped_storage()
-    return traits.over(storage, tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))
+    return over(storage, tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))
 
 
 Make = Callable[[list[torch.Tensor]], Any]

@@ -13,7 +13,7 @@ from memstore import modes, structure
 from memstore.errors import ResourceLimitError
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
 from memstore.snapshot.format import StoredTensor
-from memstore.structure import DTYPES, name_of, traits
+from memstore.structure import DTYPES, name_of, traits, why_no_memory
 
 Name = tuple[str | int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -76,7 +76,7 @@ def _target(value: Any) -> Target | None:
         why_not = "it is a conjugated or negated view"
     elif not plain.is_contiguous() and traits.overlaps_itself(shape, tensor.stride()):
         why_not = "several of its elements are one in memory"
-    elif traits.is_cut(tensor):
+    elif why_no_memory(tensor) is not None:
         why_not = "its storage was freed or cut"
     shards = (Shard(whole(shape), plain),) if tensor.numel() else ()
     return Target(value, tensor.dtype, shape, shards, why_not)
