@@ -20,7 +20,14 @@ The rooms, from the top floor down; a room imports only from those below it:
 from __future__ import annotations
 
 from memstore.structure.checks import MalformedError, require
-from memstore.structure.containers import is_wrapper, tensor_of_array
+from memstore.structure.containers import (
+    clone_parts,
+    fill_parts,
+    is_made_of_several,
+    is_wrapper,
+    pair_parts,
+    tensor_of_array,
+)
 from memstore.structure.external import (
     ExternalValue,
     describe_external_tree,
@@ -165,6 +172,7 @@ __all__ = [
     "check_boxes",
     "check_extent",
     "class_name",
+    "clone_parts",
     "contents",
     "contiguous_stride",
     "copy_tensors",
@@ -173,6 +181,7 @@ __all__ = [
     "describe_external_tree",
     "describe_external_value",
     "fill",
+    "fill_parts",
     "flatten",
     "flattens",
     "get_into",
@@ -182,6 +191,7 @@ __all__ = [
     "has_gaps",
     "has_shards",
     "held_in_memory",
+    "is_made_of_several",
     "is_readable",
     "is_wrapper",
     "iter_tensors",
@@ -198,6 +208,7 @@ __all__ = [
     "own_device",
     "over",
     "pack",
+    "pair_parts",
     "plan_at",
     "plan_dense",
     "plan_of",

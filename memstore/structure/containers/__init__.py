@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from memstore.late_imports import between_forks
 from memstore.structure.containers import arrays, builtin, instances, sequences  # each registers its containers
-from memstore.structure.containers.arrays import tensor_of_array
-from memstore.structure.containers.wrappers import is_wrapper
+from memstore.structure.containers.arrays import is_made_of_several, tensor_of_array
+from memstore.structure.containers.wrappers import clone_parts, fill_parts, is_wrapper, pair_parts
 from memstore.structure.tree import loads_containers
 
 
@@ -28,4 +28,16 @@ def load_tensordicts() -> None:
         import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
-__all__ = ["arrays", "builtin", "instances", "is_wrapper", "load_tensordicts", "sequences", "tensor_of_array"]
+__all__ = [
+    "arrays",
+    "builtin",
+    "clone_parts",
+    "fill_parts",
+    "instances",
+    "is_made_of_several",
+    "is_wrapper",
+    "load_tensordicts",
+    "pair_parts",
+    "sequences",
+    "tensor_of_array",
+]

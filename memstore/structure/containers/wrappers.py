@@ -21,7 +21,7 @@ from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.structure.checks import MalformedError, require, sizes, unpack
 from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import traits
+from memstore.structure.tensors import traits, why_no_memory
 from memstore.structure.tree import Node, Parts, Reader, Tree, register
 from memstore.structure.walk import Walk, flattener
 
@@ -56,6 +56,55 @@ def flatten_wrapper(value: Any, walk: Walk) -> Tree:
     trees = walk.entries(value, names, inner)
     about = walk.visit([context, list(value.shape), list(value.stride())])
     return ("wrapper", name, flags, walk.keys(names), trees, about)
+
+
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def pair_parts(target: torch.Tensor, source: torch.Tensor) -> Pairs | None:
+    """The plain tensors of a tensor that wraps others, each with the one of `source` that is copied into it.
+
+    None if the two aren't made alike. What isn't in the parts (block sizes, dtypes) stands in the context, which has to
+    be equal.
+    """
+    pairs: Pairs = []
+    return pairs if _is_wrapper(type(target)) and _pair(target, source, pairs) else None
+
+
+def _pair(target: Any, source: Any, pairs: Pairs) -> bool:
+    kind = type(target)
+    if not _is_wrapper(kind):
+        pairs.append((target, source))
+        alike = not _is_wrapper(type(source)) and target.shape == source.shape and target.dtype == source.dtype
+        return alike and why_no_memory(target) is None
+    if type(source) is not kind:
+        return False
+    (names, context), (others, other) = target.__tensor_flatten__(), source.__tensor_flatten__()
+    try:
+        is_equal = names == others and bool(context == other)
+    except Exception:  # of what the class has for a context
+        return False
+    return is_equal and all(_pair(getattr(target, one), getattr(source, one), pairs) for one in names)
+
+
+def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Copies a tensor into one that is made alike, part by part. False, with nothing copied, where it isn't.
+
+    The caller has disabled autograd.
+    """
+    pairs = pair_parts(target, source)
+    for into, part in pairs or ():
+        into.copy_(part)
+    return pairs is not None
+
+
+def clone_parts(tensor: Any) -> Any:
+    """A copy of a tensor that wraps others, made by its class of copies of them; of any other tensor its clone."""
+    if not _is_wrapper(type(tensor)):
+        return tensor.detach().clone()
+    names, context = tensor.__tensor_flatten__()
+    inner = {name: clone_parts(getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
 
 
 def _is_wrapper(kind: type) -> bool:

@@ -27,6 +27,7 @@ from memstore.wording import an
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 FREED = "a tensor whose storage was freed or cut: its bytes aren't there: put it while it has them"
+_FAKE = "a fake tensor: it has a shape, but no bytes: give a real one, which materialize_module makes of a deferred one"
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -36,7 +37,7 @@ def why_no_memory(tensor: torch.Tensor) -> str | None:
     It may be on any device. Takes 1 µs.
     """
     if type(tensor) not in _PLAIN and any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__):
-        return "a fake tensor: it has a shape, but no bytes: give a real one, which materialize_module makes"
+        return _FAKE
     if tensor.is_meta:
         return "a meta tensor: it has a shape, but no bytes: put a real one"
     if tensor.is_nested:
@@ -60,7 +61,7 @@ def _why_not_there(tensor: torch.Tensor) -> str | None:
         elements = traits.reach(tensor.shape, tensor.stride())
     storage, start = tensor.untyped_storage(), int(tensor.storage_offset()) * tensor.itemsize
     if storage.device != tensor.device:  # a fake one, whose class says what it stands for
-        return "a fake tensor: it has a shape, but no bytes: give a real one, which materialize_module makes"
+        return _FAKE
     is_plain = type(tensor) in _PLAIN
     if storage.nbytes() < start + elements * tensor.itemsize:
         return FREED if is_plain else f"{an(type(tensor))}, whose bytes aren't there: put its clone()"
