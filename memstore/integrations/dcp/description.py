@@ -62,7 +62,7 @@ class WrappedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     chunks: list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is stored of torch's metadata.
 
     Attributes:
