@@ -20,8 +20,9 @@ from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
 from memstore.optimizers import loads_as_torch, steps_as_torch, why_of_another
+from memstore.sharding import TensorShards
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
-from memstore.structure import clone_parts, is_made_of_several, is_wrapper, pair_parts
+from memstore.structure import clone_parts, is_made_of_several, is_wrapper, pair_parts, pair_shards
 from memstore.view import StoredTensor, view
 from memstore.wording import an
 
@@ -88,7 +89,8 @@ class Fit:
                 self._miss(f"model[{name!r}]: not stored")
                 continue
             found, value = stored[name], entry.value
-            problem = _why_not_into(found, value) if isinstance(value, torch.Tensor) else None
+            is_part = isinstance(found, TensorShards)
+            problem = None if is_part or not isinstance(value, torch.Tensor) else _why_not_into(found, value)
             if problem:
                 self.problems.append(f"model[{name!r}]: {problem}")
             elif entry.is_own and isinstance(found, StoredTensor):
@@ -102,10 +104,11 @@ class Fit:
 
     def _fit_several(self, name: str, entry: ModelEntry, found: Any) -> None:
         """What is stored as several tensors: filled part by part where the module has its like."""
-        pairs = pair_parts(entry.value, found) if isinstance(entry.value, torch.Tensor) else None
+        value = entry.value
+        pairs = (pair_parts(value, found) or pair_shards(value, found)) if isinstance(value, torch.Tensor) else None
         if pairs is not None:
             self._pairs += pairs
-        elif isinstance(found, torch.Tensor) and is_wrapper(type(found)):
+        elif isinstance(found, TensorShards) or (isinstance(found, torch.Tensor) and is_wrapper(type(found))):
             self.problems.append(
                 f"model[{name!r}]: stored as {an(type(found))}, here {an(type(entry.value))}, or one that is made "
                 "otherwise: make the module's as it was when it was saved"
@@ -219,7 +222,7 @@ def _has_several(stored: Any) -> bool:
         return any(map(_has_several, stored.values()))
     if isinstance(stored, list | tuple):
         return any(map(_has_several, stored))
-    return isinstance(stored, torch.Tensor) and is_made_of_several(stored)
+    return isinstance(stored, TensorShards) or (isinstance(stored, torch.Tensor) and is_made_of_several(stored))
 
 
 def _filled(target: Any) -> Any:

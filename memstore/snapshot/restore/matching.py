@@ -114,7 +114,15 @@ def _other_kinds(value: Value, state_dict: Any, targets: dict[Name, Target]) -> 
         if names is None or not isinstance(present, torch.Tensor):
             continue
         is_whole = len(names[0]) == 1
-        if structure.is_wrapper(type(present)) and not all(name in targets for name in names):
+        if structure.has_wrapped_shards(present) and not all(name in targets for name in names):
+            boxes = ", ".join(str(name[1]) for name in names if len(name) > 1)
+            found.append(
+                f"{path_of((value.key, structure.name_of(key)))}: it was saved as {boxes or 'a plain tensor'}, whose "
+                f"inner tensors can't be cut anew for {an(type(present))}: restore it with the sharding that it was "
+                "saved with"
+            )
+            continue
+        if structure.is_made_of_several(present) and not all(name in targets for name in names):
             what = "a plain tensor" if is_whole else f"one that wraps {', '.join(str(name[-1]) for name in names)}"
         elif type(present) in (torch.Tensor, torch.nn.Parameter) and not is_whole:
             what = f"one that wraps {', '.join(str(name[-1]) for name in names)}"

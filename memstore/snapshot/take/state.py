@@ -59,6 +59,12 @@ class _StateWalk(Walk):
             except UnsupportedValueError as error:
                 raise RefusedError(error.message) from None
             if leaf is not None:
+                found = traits.traits_of(value) if isinstance(value, torch.Tensor) else traits.PLAIN
+                kind = traits.PARAMETER if getattr(value, "_is_param", False) else found.kind
+                flags = traits.to_flags(kind, found.requires_grad)
+                wrapped = structure.flatten_wrapped_shards(value, leaf, flags, self)
+                if wrapped is not None:
+                    return wrapped
                 leaf = structure.held_in_memory(leaf)
                 self.sharded[len(self.tensors)] = leaf
                 self.tensors.append(torch.empty((), dtype=leaf.dtype, device="cpu").expand(leaf.shape))

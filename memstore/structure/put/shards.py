@@ -17,6 +17,7 @@ from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
 from memstore.structure.checks import MalformedError
+from memstore.structure.containers import flatten_wrapped_shards
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import check_extent
 from memstore.structure.refusals import RefusedError, render_path
@@ -73,12 +74,16 @@ class _ShardedWalk(Walk):
             raise RefusedError(error.message) from None
         if found is None:
             return super().visit(value)
-        found = held_in_memory(found)
-        _check_size(found)
         described = value.local if isinstance(value, TensorShard) else value
         kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
         if getattr(value, "_is_param", False):
             kind = kind._replace(kind=traits.PARAMETER)
+        wrapped = flatten_wrapped_shards(value, found, traits.to_flags(kind.kind, kind.requires_grad), self)
+        if wrapped is not None:
+            self.has_shards = True
+            return wrapped
+        found = held_in_memory(found)
+        _check_size(found)
         self.sharded[len(self.tensors)] = found, kind._replace(device=None)
         # in its place stands what has its dtype, for the facts of all tensors
         self.tensors.append(found.shards[0].local if found.shards else torch.empty(0, dtype=found.dtype))
