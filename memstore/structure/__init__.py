@@ -39,6 +39,7 @@ from memstore.structure.external import (
     describe_external_tree,
     describe_external_value,
     join_external,
+    raw_objects,
 )
 from memstore.structure.get import (
     assemble,
@@ -247,4 +248,5 @@ __all__ = [
     "tree_names",
     "why_no_memory",
     "written_objects",
+    "raw_objects",
 ]

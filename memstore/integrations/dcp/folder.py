@@ -18,8 +18,11 @@ from memstore.snapshot.planned import (
     WrittenFile,
     begin,
     check_folder,
+    check_others,
     new_save,
     publish_planned,
+    refuse_two,
+    remove_torchs,
     sweep,
     write_boxes,
 )
@@ -31,19 +34,23 @@ class Folder:
 
     Args:
         path: absolute.
+        around: of the checkpoint that a rank saves by itself: the folder of all of them, where torch's writer would
+            have put its own.
     """
 
-    def __init__(self, path: str, options: WriteOptions) -> None:
-        self.path, self._options = path, options
+    def __init__(self, path: str, options: WriteOptions, around: str | None = None) -> None:
+        self.path, self._options, self._around = path, options, around
 
     @property
     def id(self) -> str:
         return self.path
 
     def of_rank(self, rank: int) -> Folder:
-        return Folder(f"{self.path}/rank-{rank}", self._options)
+        return Folder(f"{self.path}/rank-{rank}", self._options, self.path)
 
     def check(self) -> None:
+        if self._around is not None:
+            check_others(self._around, overwrite=self._options.overwrite)
         check_folder(self.path, DCP, overwrite=self._options.overwrite)
 
     def announce(self, ticket: Ticket) -> None:
@@ -81,6 +88,8 @@ class Folder:
             durable=self._options.durability == "disk",
             overwrite=self._options.overwrite,
         )
+        if self._around is not None:
+            remove_torchs(self._around, durable=self._options.durability == "disk")
 
     def abandon(self, save: str) -> None:
         self.sweep()
@@ -89,7 +98,10 @@ class Folder:
         sweep(self.path)
 
     def open(self) -> FolderCheckpoint:
-        return FolderCheckpoint(self.path)
+        found = FolderCheckpoint(self.path)
+        if self._around is not None:
+            refuse_two(self.path, self._around)
+        return found
 
 
 class FolderCheckpoint:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from memstore import modes, structure
-from memstore.errors import StructureMismatchError
+from memstore.errors import SnapshotMismatchError
 from memstore.info import Progress
 from memstore.snapshot.format import path_of
 from memstore.snapshot.progress import SILENT, Meter
@@ -123,7 +123,7 @@ def _raise(stored: Stored, differences: list[str]) -> None:
     if differences:
         more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-        raise StructureMismatchError(
+        raise SnapshotMismatchError(
             f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
         )
 
