@@ -6,17 +6,17 @@ What looks at memory alone is called as it is: lengths, and rows that a slice sh
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from memstore.aio.awaited import Awaits, awaited
+from memstore.aio.awaited import Awaits, awaited, called_as
 from memstore.aio.lanes import call
 from memstore.aio.opened import Opened, check_opened
 from memstore.datasets import Dataset
 from memstore.errors import MemstoreError
-from memstore.replay import RateLimiter, Sampler, SamplerOptions
+from memstore.replay import RateLimiter, Sampled, Sampler, SamplerOptions, sample_rows, sample_slices
 from memstore.replay import ReplayBuffer as BlockingBuffer
 
 if TYPE_CHECKING:
@@ -163,10 +163,29 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     add = awaited(BlockingBuffer.add)
     extend = awaited(BlockingBuffer.extend)
-    sample = awaited(BlockingBuffer.sample, lane=lane_of_samples)
-    sample_slices = awaited(BlockingBuffer.sample_slices, lane=lane_of_samples)
     update_priority = awaited(BlockingBuffer.update_priority)
     flush = awaited(BlockingBuffer.flush)
+
+    @called_as(BlockingBuffer.sample)
+    async def sample(self, *arguments: Any, **options: Any) -> Any:
+        return await self._sampled(sample_rows, arguments, options)
+
+    @called_as(BlockingBuffer.sample_slices)
+    async def sample_slices(self, *arguments: Any, **options: Any) -> Any:
+        return await self._sampled(sample_slices, arguments, options)
+
+    async def _sampled(self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What a sample has taken from all others is put back if its task is cancelled, and doesn't get it."""
+        found = await self.made(
+            sample,
+            arguments,
+            options,
+            lane=self.lane_of_samples(None),
+            is_timed=True,
+            settles=options.get("out") is not None,
+            undo=Sampled.put_back,
+        )
+        return found.value
 
     @property
     def capacity(self) -> int:

@@ -22,10 +22,21 @@ looking     rows for who only looks
 
 from __future__ import annotations
 
-from memstore.replay.buffer import ReplayBuffer
+from memstore.replay.buffer import ReplayBuffer, Sampled, sample_rows, sample_slices
 from memstore.replay.limits import RateLimiter
 from memstore.replay.looking import BufferRows, look_at_rows
 from memstore.replay.samplers import Sampler, SamplerOptions
 from memstore.replay.sum_tree import SumTree
 
-__all__ = ["BufferRows", "RateLimiter", "ReplayBuffer", "Sampler", "SamplerOptions", "SumTree", "look_at_rows"]
+__all__ = [
+    "BufferRows",
+    "RateLimiter",
+    "ReplayBuffer",
+    "Sampled",
+    "Sampler",
+    "SamplerOptions",
+    "SumTree",
+    "look_at_rows",
+    "sample_rows",
+    "sample_slices",
+]

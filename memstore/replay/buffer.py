@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from memstore.datasets import Reference, Spec, opened, reduce, rows_html, rows_text, spec_of
 from memstore.engine import MutableEntry, deadline_after
+from memstore.errors import MemstoreError
 from memstore.replay.filled import Filled
 from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
@@ -22,7 +24,7 @@ from memstore.replay.samplers import Sampler, SamplerOptions, picker_for
 from memstore.replay.samples import INDEX, WEIGHT, Samples
 from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
-from memstore.replay.taking import Taking, hand_out
+from memstore.replay.taking import Taking, hand_out, put_back
 from memstore.structure import modes
 from memstore.wording import check_store, count_of, names_its_methods
 
@@ -145,10 +147,7 @@ class ReplayBuffer(Filled):
                 give no row twice.
             TypeError: `batch_size` or `out` is invalid; or both `out` and `device` are given.
         """
-        rows = _count(batch_size, "batch_size")
-        if out is not None and device is not None:
-            raise TypeError("out= has a device of its own: leave device= out")
-        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+        return sample_rows(self, batch_size, out=out, device=device, timeout=timeout).value
 
     def sample_slices(
         self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
@@ -185,12 +184,17 @@ class ReplayBuffer(Filled):
             >>> steps.shape, (steps.diff() == 1).all()
             (torch.Size([8, 3]), tensor(True))
         """
-        count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
+        return sample_slices(self, num_slices, slice_len, end_key=end_key, timeout=timeout).value
+
+    def _sample_rows(self, rows: int, out: Any, device: Any, timeout: float | None) -> Sampled:
+        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+
+    def _sample_slices(self, count: int, length: int, end_key: Any, timeout: float | None) -> Sampled:
         end = None if end_key is None else self._samples.number_of_end(end_key)
         slices = Slices(self._ring, self._dice, length, end)
         return self._sample(slices, (count, length), None, None, self._deadline(timeout))
 
-    def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Any:
+    def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Sampled:
         if modes.are_active():
             with modes.put_aside():
                 return self._sample(picker, shape, out, device, deadline)
@@ -209,12 +213,20 @@ class ReplayBuffer(Filled):
         else:
             none = np.empty(0, np.int64)
             picked = Picked(none, none, none.astype(np.float64))
-        found = {INDEX: samples.index_of(picked, shape)}
-        if is_weighted:
-            found[WEIGHT] = samples.weights_of(picked, self._own.beta)
-        if out is not None:
-            return samples.fill(out, targets, found)
-        return samples.build(targets, found, None if device is None else torch.device(device))
+        taken = Sampled(None, ring, picked, isinstance(picker, Taking), self._timeout)
+        try:
+            found = {INDEX: samples.index_of(picked, shape)}
+            if is_weighted:
+                found[WEIGHT] = samples.weights_of(picked, self._own.beta)
+            if out is not None:
+                return taken._replace(value=samples.fill(out, targets, found))
+            return taken._replace(
+                value=samples.build(targets, found, None if device is None else torch.device(device))
+            )
+        except BaseException:  # of a device, for example
+            with contextlib.suppress(MemstoreError):
+                taken.put_back()
+            raise
 
     def _check_it_fits(self, picker: Picker, rows: int) -> None:
         """Raises ValueError for a sample that no buffer of this capacity ever has: nobody is to wait for it."""
@@ -245,6 +257,45 @@ class ReplayBuffer(Filled):
         return (
             f"memstore.ReplayBuffer {self.key!r}{f' ({state})' * bool(state)}: {len(self):,} of {self.capacity:,} rows"
         )
+
+
+class Sampled(NamedTuple):
+    """A sample, and what it has taken from all others.
+
+    Attributes:
+        value: what the caller gets.
+        picked: its rows.
+        are_taken: they are handed out once.
+        timeout: seconds to wait for the mutex to put them back.
+    """
+
+    value: Any
+    ring: Ring
+    picked: Picked
+    are_taken: bool
+    timeout: float
+
+    def put_back(self) -> None:
+        """The caller doesn't get it. Raises StoreTimeoutError."""
+        put_back(self.ring, self.picked, deadline_after(self.timeout), are_taken=self.are_taken)
+
+
+def sample_rows(
+    buffer: ReplayBuffer, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None
+) -> Sampled:
+    """As `buffer.sample`; its rows can be put back."""
+    rows = _count(batch_size, "batch_size")
+    if out is not None and device is not None:
+        raise TypeError("out= has a device of its own: leave device= out")
+    return buffer._sample_rows(rows, out, device, timeout)  # pyright: ignore[reportPrivateUsage]
+
+
+def sample_slices(
+    buffer: ReplayBuffer, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
+) -> Sampled:
+    """As `buffer.sample_slices`; it can be undone."""
+    count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
+    return buffer._sample_slices(count, length, end_key, timeout)  # pyright: ignore[reportPrivateUsage]
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:
