@@ -6,9 +6,9 @@
    one that has is made whole.
 3. Under way, and it writes into memory of the caller's (`settles`): the task goes on when the call has ended, so that
    nothing is written there any more. A call that asks before it writes holds the task only while it does.
-4. Over, but the task doesn't get what it gives: `undo` is called with that, in a thread. So rows that a sample has taken
-   from all others are put back. Such a task may be cancelled at three moments: before the thread is done, before the
-   loop has seen that, and before the task has gone on.
+4. Over, but the task doesn't get what it gives: `undo` is called with that, in a thread. So rows that a sample has
+   taken from all others are put back. Such a task may be cancelled at three moments: before the thread is done,
+   before the loop has seen that, and before the task has gone on.
 """
 
 from __future__ import annotations

@@ -128,8 +128,10 @@ def put_back(ring: Ring, picked: Picked, deadline: float, *, are_taken: bool) ->
     Args:
         are_taken: they were handed out once. False: a sample takes no rows, and only counts.
     """
-    if len(picked.slots) and (are_taken or ring.limiter is not None) and ring.run(
-        partial(_put_back, ring, picked, are_taken=are_taken), deadline
+    if (
+        len(picked.slots)
+        and (are_taken or ring.limiter is not None)
+        and ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline)
     ):
         ring.page.wake()
 

@@ -195,9 +195,7 @@ def _put_back(scene: Scene, broken: frozenset[str]) -> tuple[str, State]:
     position = word.lap * state.capacity + slot
     if process.at == "wait again":
         marked = with_word(state, slot, WHOLE)
-        return scene.step(
-            "put back: mark", marked._replace(handed=state.handed - {position}), at="release: begin anew"
-        )
+        return scene.step("put back: mark", marked._replace(handed=state.handed - {position}), at="release: begin anew")
     found = state.slots[slot]
     if (found.state, found.lap) != (TAKEN, word.lap) and "put back what is written over" not in broken:
         return scene.step("put back: it is written over", at="release: begin anew")
