@@ -14,7 +14,7 @@ from memstore.errors import CorruptionError, MemstoreError
 from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read import MappedFiles, Places, Stored, Value, Want, new_target, read_into
 from memstore.snapshot.restore import state_dict_of
-from memstore.structure import DTYPES, ExternalValue, traits
+from memstore.structure import DTYPES, ExternalValue, over, traits
 from memstore.view import StoredTensor, lazy_leaf
 
 
@@ -98,7 +98,7 @@ def _over(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
         part = part.copy()
     storage = torch.from_numpy(part).untyped_storage()
     storage._memstore_mapping = source.mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves
-    return traits.over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
+    return over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
 
 
 def _values(stored: Stored, rank: int) -> list[Value]:

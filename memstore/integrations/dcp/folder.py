@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from memstore.errors import CorruptionError, VersionGoneError
-from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
+from memstore.integrations.dcp.places import BYTES, DCP, STATE, WRAPPED, Finished, Part, Tensor, Ticket, WriteOptions
 from memstore.snapshot.planned import (
     Planned,
     PlannedBox,
@@ -85,6 +85,7 @@ class Folder:
     def publish(self, finished: Finished) -> None:
         tensors: dict[str, dict[str, Whole]] = {STATE: {}, BYTES: {}}
         for key, found in finished.tensors.items():
+            tensors.setdefault(key, {})
             for name, (dtype, shape, parts) in found.items():
                 boxes = [(file, finished.files[file].boxes[box]) for file, box in parts]
                 tensors[key][name] = Whole(dtype, shape, [(file, box) for file, box in boxes if box is not None])
@@ -128,7 +129,8 @@ class FolderCheckpoint:
         snapshot = PlannedSnapshot(self._path)
         if self._save is not None and self._save != snapshot.id:
             raise VersionGoneError(f"{self._path} was overwritten while it was about to be read: load it again")
-        return _Opened(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES)})
+        wrapped = (WRAPPED,) if snapshot.has(WRAPPED) else ()
+        return _Opened(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES, *wrapped)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FolderCheckpoint, (self._path, self.id)
@@ -139,7 +141,7 @@ class FolderCheckpoint:
 
     def tensors(self, key: str) -> Mapping[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, tensor in self._opened.tensors[key].items():
+        for name, tensor in self._opened.tensors.get(key, {}).items():
             chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
             found[name] = Tensor(DTYPES[tensor.dtype], tensor.shape, chunks)
         return found
@@ -162,7 +164,7 @@ class FolderCheckpoint:
 
 
 class _Opened(NamedTuple):
-    """A checkpoint, and its tensors by STATE or BYTES and by name."""
+    """A checkpoint, and its tensors by STATE, BYTES or WRAPPED and by name."""
 
     snapshot: PlannedSnapshot
     tensors: dict[str, Mapping[str, StoredTensor]]

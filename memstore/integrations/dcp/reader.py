@@ -24,7 +24,7 @@ from memstore import modes
 from memstore.errors import AmbiguousCheckpointError, CorruptionError, FormatVersionError
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
-from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, Place, WriteOptions
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Checkpoint, Place, WriteOptions
 from memstore.integrations.dcp.where import Where, is_possible
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class StorageReader(storage.StorageReader):
         checkpoint = self._opened()
         if plan.storage_data is not None:
             checkpoint = checkpoint.shared(plan.storage_data)
-        stored = {key: checkpoint.tensors(key) for key in (STATE, BYTES)}
+        stored = {key: checkpoint.tensors(key) for key in (STATE, BYTES, WRAPPED)}
         batch: list[Reading] = []
         nbytes = 0
         for item in plan.items:
