@@ -46,7 +46,7 @@ from memstore.listing.pending import pending
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Mode = Literal["r", "r+", "a", "x"]
+Mode = Literal["r", "r+", "a", "x", "w"]
 
 log = logging.getLogger("memstore")
 
