@@ -15,7 +15,7 @@ import torch
 from memstore.aio.awaited import Awaits, awaited, called_as
 from memstore.aio.lanes import call
 from memstore.aio.opened import Opened, check_opened
-from memstore.datasets import Dataset
+from memstore.datasets import Dataset, as_name
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError
 from memstore.replay import (
@@ -75,8 +75,7 @@ class AsyncDataset(Awaits[Dataset]):
 
         For other indices await `read_rows`.
         """
-        is_column = isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(one, str) for one in index))
-        if is_column or isinstance(index, int | slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(index, int | slice) or as_name(index) is not None:
             return self.dataset[index]
         raise TypeError(f"rows by {type(index).__qualname__} are copied: await read_rows(index)")
 

@@ -92,8 +92,7 @@ class Dataset(_RowsForLoaders):
             start, stop, step = cast("slice[Any, Any, Any]", index).indices(length)
             if step > 0:
                 return rows.shared(slice(start, max(start, stop), step))
-        names = as_name(index)
-        if names is not None:
+        if isinstance(index, (str, tuple)) and (names := as_name(index)) is not None:
             return rows.column(names, length)
         row = as_row(index)
         if row is None:

@@ -230,18 +230,20 @@ class ReplayBuffer(Filled):
         else:
             none = np.empty(0, np.int64)
             picked = Picked(none, none, none.astype(np.float64))
-        taken = Sampled(None, ring, picked, isinstance(picker, Taking), self._timeout)
+        is_taking = isinstance(picker, Taking)
         try:
             found = {INDEX: samples.index_of(picked, shape)}
             if is_weighted:
                 found[WEIGHT] = samples.weights_of(picked, self._own.beta)
             if out is not None:
-                return taken._replace(value=samples.fill(out, targets, found))
-            return taken._replace(value=samples.build(targets, found, None if device is None else torch.device(device)))
+                value = samples.fill(out, targets, found)
+            else:
+                value = samples.build(targets, found, None if device is None else torch.device(device))
         except BaseException:  # of a device, for example
             with contextlib.suppress(MemstoreError):
-                taken.put_back()
+                put_back(ring, picked, self._deadline(None), are_taken=is_taking)
             raise
+        return Sampled(value, ring, picked, is_taking, self._timeout)
 
     def _check_it_fits(self, picker: Picker, rows: int) -> None:
         """Raises ValueError for a sample that no buffer of this capacity ever has: nobody is to wait for it."""
