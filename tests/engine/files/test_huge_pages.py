@@ -120,12 +120,12 @@ def test_they_may_become_slow_in_the_middle_of_a_file(kernel: Kernel, monkeypatc
 
 
 def test_what_slow_tries_lose_is_a_tenth_of_the_time_and_less_and_less(prices: PagePrices, clock: Clock) -> None:
-    prices.note_small(EXTENT, 0.002)
+    prices.note_small(EXTENT, 0.0012)
     tried: list[float] = []
     for hundredth in range(30_000):
         clock.now = 1000 + hundredth / 100
         if prices.prefers_huge():
-            prices.note_huge(EXTENT, 0.023)  # 0.020 more than small pages cost, with their faults
+            prices.note_huge(EXTENT, 0.023)  # 0.020 more than small pages cost in the end
             tried.append(clock.now)
     pauses = [round(after - before, 1) for before, after in itertools.pairwise(tried)]
     assert pauses[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4] and pauses[-1] == 60.0
