@@ -15,7 +15,9 @@ from memstore.engine import syscalls
 
 COLLAPSE_STEP = 8 << 20
 _GUESS = 0.003 / COLLAPSE_STEP  # seconds a byte: small pages, before any were measured
-_FAULTS = 2.5  # what small pages cost at last, of what their allocation does: later each one is a fault (measured: 2.7)
+_FAULTS = (
+    3  # what small pages cost in the end, of what their allocation does: later each one is a fault (measured: 2.8)
+)
 _MOVED = 2  # what a huge page may cost that is made of small ones which are in use, of what it may cost new
 _NOTHING = 1e-5 / (1 << 20)  # seconds a byte: less than any page costs. These were huge already
 _WAITED = 4  # most of the time that a thread waits is the turn of others, on a busy machine or for Python's lock

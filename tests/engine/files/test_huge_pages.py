@@ -120,7 +120,7 @@ def test_they_may_become_slow_in_the_middle_of_a_file(kernel: Kernel, monkeypatc
 
 
 def test_what_slow_tries_lose_is_a_tenth_of_the_time_and_less_and_less(prices: PagePrices, clock: Clock) -> None:
-    prices.note_small(EXTENT, 0.0012)
+    prices.note_small(EXTENT, 0.001)
     tried: list[float] = []
     for hundredth in range(30_000):
         clock.now = 1000 + hundredth / 100
