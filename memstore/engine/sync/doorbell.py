@@ -92,6 +92,10 @@ class Doorbell:
             seen[bell] = words[bell]
         return changed
 
+    def state(self) -> int:
+        """A number for all words together: another one after a change of any key."""
+        return xxhash.xxh3_64_intdigest(memoryview(self._words).cast("B"))
+
     def words(self) -> list[int]:
         """All of them, by bell: for who counts changes."""
         return [self._words[bell] for bell in range(self._count)]
