@@ -56,10 +56,11 @@ blocks back to its host. There a huge page costs more than the small ones in its
   extends of datasets and replay buffers, which were allocated when they were created.
 - *In memory that was just given back*: all figures of new files, of `large-fresh`, `put-by-size`, `dict300` (new key),
   `snapshot`, `dcp` and `remote`.
-- *In memory that has been in use*: in new processes, the first put of 256 MiB took 34 to 470 ms (before huge pages were
-  limited by their price, 34 to 1,200), a DCP save of 256 MiB 77 to 330 ms (torch's writer 190 to 700), and a snapshot of
-  256 MiB 120 to 500 ms. Where most of a file has small pages, a snapshot or a save takes up to twice as long as with huge
-  ones, and readers map small pages. These times were taken by hand, in 20 runs, on a machine that others used meanwhile.
+- *In memory that has been in use*: in new processes, the first put of 256 MiB took 34 to 470 ms (34 to 1,200 before
+  their price was a limit), a DCP save of 256 MiB 77 to 330 ms (torch's writer 190 to 700), and a snapshot of
+  256 MiB 120 to 500 ms. Where most of a file has small pages, a snapshot or a save takes up to twice as long as with
+  huge ones, and readers map small pages. These times were taken by hand, in 20 runs, on a machine that others used
+  meanwhile.
 
 `python -m tests.benchmarks large-fresh snapshot dcp remote replay-write --crowded` measures the second kind.
 """
