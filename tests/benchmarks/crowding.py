@@ -10,41 +10,43 @@ only on a machine that was just started, or in memory that was just given back, 
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.benchmarks import machine
 
-_SHARE = 1 / 3  # of all memory: what is to be in the page cache
-_SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)  # bytes of files
+_SHARE = 1 / 4  # of all memory: what is to stay in the page cache
+_FILE, _PIECE = 64 << 20, 16 << 10  # bytes
+_SETTLES = 10.0  # seconds
 _LEFT = 4 << 30  # bytes of memory that stay available
 
 
 @contextmanager
-def crowded(disk: Path, *, share: float = _SHARE) -> Iterator[str]:
+def crowded(disk: Path, *, share: float = _SHARE, settles: float = _SETTLES) -> Iterator[str]:
     """Fills the page cache with files in a folder on a disk, which go afterwards. Yields what memory is like then.
 
-    Twice as much is written, and every second file removed: so the room between what stays comes in all sizes. And no
-    contestant finds memory that was just given back (`machine.back_memory`).
+    Twice as much is written, of which every second piece is let go: so much of the free memory lies between what stays.
+    Then a virtual machine has time to give whole blocks back to its host, and no contestant finds memory that was just
+    given back (`machine.back_memory`).
 
     Raises SystemExit where memory or disk have no room for it.
     """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     wanted = int(total * share)
-    if available() < wanted + _LEFT or shutil.disk_usage(disk).free < 3 * wanted:
+    if available() < 2 * wanted + _LEFT or shutil.disk_usage(disk).free < 3 * wanted:
         raise SystemExit(
             f"--crowded puts {wanted / 2**30:.0f} GiB of files into the page cache: there is no room for it"
         )
     folder = Path(tempfile.mkdtemp(prefix="memstore-crowding-", dir=disk))
     try:
         _fill(folder, wanted)
-        _read(folder)
+        time.sleep(settles)
         with machine.not_backed():
             yield f"{_meminfo('Cached') / 2**30:.0f} GiB of files in the page cache, in pieces; not backed before a put"
     finally:
@@ -52,23 +54,19 @@ def crowded(disk: Path, *, share: float = _SHARE) -> Iterator[str]:
 
 
 def _fill(folder: Path, wanted: int) -> None:
-    chance = random.Random(0)
-    content = os.urandom(max(_SIZES))
-    kept, number = 0, 0
-    while kept < wanted and available() > _LEFT:
-        pair = [folder / f"{number}", folder / f"{number + 1}"]
-        size = chance.choice(_SIZES)
-        for path in pair:
-            path.write_bytes(content[:size])
-        pair[1].unlink()
-        kept, number = kept + size, number + 2
-
-
-def _read(folder: Path) -> None:
-    scratch = bytearray(max(_SIZES))
+    """In pieces of 16 KiB, as large as the kernel then takes memory for; every second one is let go."""
+    content = os.urandom(_FILE)
+    for number in range(-(-2 * wanted // _FILE)):
+        if available() < _LEFT:
+            break
+        with (folder / f"{number}").open("wb", buffering=0) as file:
+            for start in range(0, _FILE, _PIECE):
+                file.write(content[start : start + _PIECE])
+            os.fdatasync(file.fileno())  # what is not on the disk yet stays
     for path in folder.iterdir():
         with path.open("rb", buffering=0) as file:
-            file.readinto(scratch)
+            for start in range(0, _FILE, 2 * _PIECE):
+                os.posix_fadvise(file.fileno(), start, _PIECE, os.POSIX_FADV_DONTNEED)
 
 
 def available() -> int:

@@ -44,6 +44,26 @@ COSTS = (
     "On storage that hosts share: a put waits until the storage has the bytes, and a get copies them, even on the host "
     "that has put them.",
 )
+# What --crowded measures, and the figures of the page don't show: they are of memory that was given back a moment ago.
+MEMORY = """## Memory that has been in use
+
+The figures of this page are of memory that was given back a moment before each put, for every contestant: there the
+kernel has huge pages at once. A training host's memory is full of files and in pieces, and a virtual machine gives free
+blocks back to its host. There a huge page costs more than the small ones in its place, and a put does without
+([decision 005](decisions/005-huge-pages-of-fresh-files.md)). What holds where:
+
+- *In both*: a put under a key whose file is used again (it takes no new memory), gets, slices, views, rows, waits, and
+  extends of datasets and replay buffers, which were allocated when they were created.
+- *In memory that was just given back*: all figures of new files, of `large-fresh`, `put-by-size`, `dict300` (new key),
+  `snapshot`, `dcp` and `remote`.
+- *In memory that has been in use*: in new processes, the first put of 256 MiB took 34 to 470 ms (34 to 1,200 before
+  their price was a limit), a DCP save of 256 MiB 77 to 330 ms (torch's writer 190 to 700), and a snapshot of
+  256 MiB 120 to 500 ms. Where most of a file has small pages, a snapshot or a save takes up to twice as long as with
+  huge ones, and readers map small pages. These times were taken by hand, in 20 runs, on a machine that others used
+  meanwhile.
+
+`python -m tests.benchmarks large-fresh snapshot dcp remote replay-write --crowded` measures the second kind.
+"""
 # Why goals are missed, where profiles have told: by a part of the goal's words, the first that fits.
 REASONS = {
     "get of 1 KiB, against safetensors": "a lookup in LMDB with its checksum takes a third of the time, and creating "
@@ -142,6 +162,8 @@ def _lines(report: Report, plots: str) -> Iterator[str]:
     yield from _table([("", ""), *report.machine.items(), ("date", report.date)])
     yield ""
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in report.versions.items()) + "."
+    yield ""
+    yield from MEMORY.splitlines()
     yield ""
     yield from _goals(report)
     yield from _missed(report)

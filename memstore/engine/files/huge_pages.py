@@ -13,15 +13,18 @@ from typing import TypeVar
 
 from memstore.engine import syscalls
 
-COLLAPSE_STEP = 8 << 20
-_GUESS = 0.003 / COLLAPSE_STEP  # seconds a byte: small pages, before any were measured
-_FAULTS = 1.5  # what small pages cost at last, of what their allocation does: each one is a fault in each mapping
+COLLAPSE_STEP = 4 << 20  # a slow one can't be cut short
+_GUESS = 0.003 / (8 << 20)  # seconds a byte: small pages, before any were measured
+_FAULTS = (
+    3  # what small pages cost in the end, of what their allocation does: later each one is a fault (measured: 2.8)
+)
 _MOVED = 2  # what a huge page may cost that is made of small ones which are in use, of what it may cost new
 _NOTHING = 1e-5 / (1 << 20)  # seconds a byte: less than any page costs. These were huge already
 _WAITED = 4  # most of the time that a thread waits is the turn of others, on a busy machine or for Python's lock
 _REFUSED = 1.0  # seconds that a refusal counts as
 _STALE = 1.0  # seconds
 _PATIENCE = 10  # times what a slow step has lost: so what is lost is a tenth of the time at most
+_FORGIVEN = 64 << 20  # bytes of huge pages that were cheap, after which slow ones before them count no more
 _LONGEST = 60.0  # seconds without huge pages, after they were slow
 
 Result = TypeVar("Result")
@@ -31,15 +34,16 @@ class PagePrices:
     """What huge pages and small ones have cost of late, and so which the next ones are to be. For any threads.
 
     After huge pages that cost more than small ones, all do without for ten times what was lost, and for twice as long
-    each time that a new try is slow, up to a minute. Where small pages come to cost as much (all free memory is as
-    cold), huge ones are tried at once. Two threads that note a price at the same time may lose one.
+    each time that a new try is slow, up to a minute, until 64 MiB in a row were cheap: the first ones of a file often
+    are, and the next ones not. Where small pages come to cost as much (all free memory is as cold), huge ones are tried
+    at once. Two threads that note a price at the same time may lose one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._huge, self._small = 0.0, _GUESS  # seconds a byte
         self._measured_at = -_STALE
-        self._failures = 0  # since huge pages were cheap
+        self._failures = self._cheap = 0  # slow steps, and bytes since the last one
         self._again_at = 0.0
 
     def prefers_huge(self) -> bool:
@@ -53,11 +57,13 @@ class PagePrices:
     def note_huge(self, size: int, seconds: float) -> None:
         self._huge = seconds / size
         if self._huge <= self._small * _FAULTS:
-            self._failures = 0
+            self._cheap += size
+            if self._cheap >= _FORGIVEN:
+                self._failures = 0
             return
         lost = seconds - size * self._small * _FAULTS
         self._again_at = self._clock() + min(lost * _PATIENCE * 2**self._failures, _LONGEST)
-        self._failures = min(self._failures + 1, 20)
+        self._failures, self._cheap = min(self._failures + 1, 20), 0
 
     def note_refused(self) -> None:
         """The kernel makes none: it can't, or has no room. That may last."""
