@@ -150,8 +150,8 @@ def _check_for_torch(value: Any) -> None:
     for path, tensor in structure.iter_tensors(value):
         if tensor.dtype in structure.traits.WITHOUT_COPY:
             raise UnsupportedValueError(
-                f"{structure.render_path(path)}: torch.save has no storage of {tensor.dtype}: put its view(torch.uint8), "
-                "and export that"
+                f"{structure.render_path(path)}: torch.save has no storage of {tensor.dtype}: put its "
+                "view(torch.uint8), and export that"
             )
 
 

@@ -148,8 +148,8 @@ def _with_present(built: Any, present: Any, path: tuple[str | int, ...]) -> Any:
     if structure.has_wrapped_shards(present):
         if not structure.are_shards_of(built, present):
             raise StructureMismatchError(
-                f"{path_of(path)}: {an(type(present))} whose local tensor wraps others was saved with another sharding, "
-                "or none: its parts can't be cut anew, so restore it with the sharding that it was saved with"
+                f"{path_of(path)}: {an(type(present))} whose local tensor wraps others was saved with another "
+                "sharding, or none: its parts can't be cut anew, so restore it with the sharding that it was saved with"
             )
         return present
     if isinstance(built, Mapping) and isinstance(present, Mapping):

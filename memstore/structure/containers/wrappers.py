@@ -3,8 +3,8 @@
     ["wrapper", class, kind and requires_grad, names, entries, tree of [context, shape, strides]]
     ["wrapped_shards", shape of the whole, kind and requires_grad, boxes, entries]
 
-The second is a tensor of which each rank holds a part that wraps others, as a DTensor's local tensor may. Only the class
-knows which elements of the inner tensors belong to which part. So the parts are stored as they are, by their boxes.
+The second is a tensor of which each rank holds a part that wraps others, as a DTensor's local tensor may. Which part
+has which elements of the inner tensors only the class knows. So the parts are stored as they are, by their boxes.
 
 Such a class has `__tensor_flatten__`, which gives the names of the tensors inside and a context, and
 `__tensor_unflatten__`, which makes it of them: torch's protocol for its compiler. These two run, of a class that is
