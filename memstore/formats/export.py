@@ -136,7 +136,8 @@ class _Sink:
 
 
 def save_torch(value: Any, file: NewFile) -> None:
-    """As torch.save does. Raises UnsupportedValueError."""
+    """As torch.save does. Raises UnsupportedValueError, which names the leaf if it can."""
+    _check_for_torch(value)
     sink = _Sink(file)
     try:
         torch.save(value, sink)  # pyright: ignore[reportArgumentType]
@@ -145,6 +146,15 @@ def save_torch(value: Any, file: NewFile) -> None:
     error, sink.error = sink.error, None
     if error is not None:
         raise error
+
+
+def _check_for_torch(value: Any) -> None:
+    for path, tensor in structure.iter_tensors(value):
+        if tensor.dtype in structure.traits.WITHOUT_COPY:
+            raise UnsupportedValueError(
+                f"{structure.render_path(path)}: torch.save has no storage of {tensor.dtype}: put its "
+                "view(torch.uint8), and export that"
+            )
 
 
 def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:

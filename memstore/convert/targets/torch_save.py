@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.serialization import get_safe_globals
 
 from memstore import structure
 from memstore.convert.comparing import take_apart
@@ -21,10 +22,21 @@ from memstore.convert.rules import Rules
 from memstore.convert.targets.parts import NewFile
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import whole
+from memstore.wording import an
 
 
 def draft_torch(found: Found, value: Any, rules: Rules) -> NewFile:
     """The file that torch.save makes of a value. Raises UnsupportedValueError for what it can't write."""
+    for path, tensor in structure.iter_tensors(value):
+        if tensor.dtype in structure.traits.WITHOUT_COPY:
+            raise UnsupportedValueError(
+                f"{structure.render_path(path)}: torch.save has no storage of {tensor.dtype}: convert to another format"
+            )
+        if structure.is_wrapper(type(tensor)) and not rules.allow_pickle and not _loads_safely(type(tensor)):
+            raise UnsupportedValueError(
+                f"{structure.render_path(path)}: torch.load reads {an(type(tensor))} only with pickle: convert it with "
+                "--allow-pickle if you trust the file, or add the class by torch.serialization.add_safe_globals"
+            )
     sink = _Sink(_storages(found, value, rules))
     try:
         with _without_checksums():
@@ -34,6 +46,10 @@ def draft_torch(found: Found, value: Any, rules: Rules) -> NewFile:
     if sink.error is not None:
         raise sink.error
     return sink.file
+
+
+def _loads_safely(kind: type) -> bool:
+    return any(known is kind or isinstance(known, tuple) and known[0] is kind for known in get_safe_globals())
 
 
 def _storages(found: Found, value: Any, rules: Rules) -> dict[tuple[int, int], Leaf]:

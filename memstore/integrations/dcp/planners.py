@@ -21,7 +21,7 @@ from memstore import modes, structure
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import RefusedError, traits
 from memstore.undecodable import UNDECODABLE
-from memstore.wording import first_line
+from memstore.wording import an, first_line
 
 _MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
 _POSITION = struct.Struct("<Q")
@@ -126,6 +126,14 @@ def _check_plannable(name: str, tensor: torch.Tensor) -> None:
             f"{name}: a tensor of {tensor.dtype}, which torch.distributed.checkpoint can't save: save its "
             "view(torch.uint8)"
         )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        try:
+            tensor.is_pinned()  # which torch's plans say
+        except Exception as error:  # of the class's own operators
+            raise UnsupportedValueError(
+                f"{name}: {an(type(tensor))} whose class lacks what torch.distributed.checkpoint asks it for: "
+                f"{first_line(error):.200}"
+            ) from error
     if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not structure.is_made_of_several(tensor):
         reason = structure.why_no_memory(tensor)
         if reason is not None:

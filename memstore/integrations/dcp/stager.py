@@ -131,7 +131,7 @@ class _Walk:
             return self._visit_shards(value, path)
         if hasattr(value, "local_shards"):
             return self._visit_sharded(value, path)
-        if hasattr(value, "__tensor_flatten__"):
+        if structure.is_wrapper(type(value)):
             return self._visit_wrapper(value, path)
         self._check(value, path)
         raise UnsupportedValueError(f"{structure.render_path(path)}: {an(type(value))} can't be staged")

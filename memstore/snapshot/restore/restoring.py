@@ -27,6 +27,7 @@ from memstore.snapshot.restore.optimizer_fit import differences_of
 from memstore.snapshot.restore.sharing import come_apart
 from memstore.snapshot.stateful import RNGState, check_app_state
 from memstore.structure import traits
+from memstore.wording import an
 
 _LISTED = 20  # differences in one message
 
@@ -130,7 +131,9 @@ def _raise(stored: Stored, differences: list[str]) -> None:
 
 def _load(stored: Stored, stateful: Any, present: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
     """Args: present: the state dict of the object, whose tensors have been filled where `match` says so."""
-    state_dict = _with_present(stored.build(match.value, match.tensors, allow_pickle=allow_pickle), present)
+    state_dict = _with_present(
+        stored.build(match.value, match.tensors, allow_pickle=allow_pickle), present, (match.value.key,)
+    )
     if isinstance(stateful, torch.nn.Module):
         for name in match.left:
             del state_dict[name]
@@ -140,20 +143,26 @@ def _load(stored: Stored, stateful: Any, present: Any, match: Match, strict: boo
         stateful.load_state_dict(state_dict)
 
 
-def _with_present(built: Any, present: Any) -> Any:
+def _with_present(built: Any, present: Any, path: tuple[str | int, ...]) -> Any:
     """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled."""
     if structure.has_wrapped_shards(present):
-        return present if structure.are_shards_of(built, present) else built
+        if not structure.are_shards_of(built, present):
+            raise StructureMismatchError(
+                f"{path_of(path)}: {an(type(present))} whose local tensor wraps others was saved with another "
+                "sharding, or none: its parts can't be cut anew, so restore it with the sharding that it was saved with"
+            )
+        return present
     if isinstance(built, Mapping) and isinstance(present, Mapping):
         entries, there = cast("dict[Any, Any]", built), cast("Mapping[Any, Any]", present)
         for key in entries:
             if key in there:
-                made = _with_present(entries[key], there[key])
+                made = _with_present(entries[key], there[key], (*path, structure.name_of(key)))
                 if made is not entries[key]:
                     entries[key] = made
     elif type(built) is list and type(present) is list:
         pairs = zip(cast("list[Any]", built), cast("list[Any]", present), strict=False)
-        return [*(_with_present(one, there) for one, there in pairs), *built[len(present) :]]
+        made = [_with_present(one, there, (*path, i)) for i, (one, there) in enumerate(pairs)]
+        return [*made, *built[len(present) :]]
     return built
 
 

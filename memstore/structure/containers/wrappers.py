@@ -1,10 +1,10 @@
 """Tensors of classes that are made of other tensors and can name them, like torchao's quantized weights.
 
     ["wrapper", class, kind and requires_grad, names, entries, tree of [context, shape, strides]]
-    ["wrapped_shards", shape of the whole, kind and requires_grad, boxes, entries]
+    ["wrapped_shards", shape of the whole, its dtype, kind and requires_grad, boxes, entries]
 
-The second is a tensor of which each rank holds a part that wraps others, as a DTensor's local tensor may. Which elements of
-the inner tensors belong to which part only the class knows. So the parts are stored as they are, by their boxes.
+The second is a tensor of which each rank holds a part that wraps others, as a DTensor's local tensor may. Which part
+has which elements of the inner tensors only the class knows. So the parts are stored as they are, by their boxes.
 
 Such a class has `__tensor_flatten__`, which gives the names of the tensors inside and a context, and
 `__tensor_unflatten__`, which makes it of them: torch's protocol for its compiler. These two run, of a class that is
@@ -26,7 +26,7 @@ from memstore.sharding import Box, ShardedLeaf, TensorShard, TensorShards, overl
 from memstore.structure.checks import MalformedError, require, sizes, unpack
 from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import traits, why_no_memory
+from memstore.structure.tensors import DTYPE_NAMES, DTYPES, traits, why_no_memory
 from memstore.structure.tree import Node, Parts, Reader, Tree, compile_tree, register, to_msgpack
 from memstore.structure.walk import Walk, flattener
 
@@ -98,8 +98,8 @@ def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
     The caller has disabled autograd.
     """
     pairs = pair_parts(target, source)
-    for into, part in pairs or ():
-        into.copy_(part)
+    for into, one in pairs or ():
+        into.copy_(one)
     return pairs is not None
 
 
@@ -206,7 +206,8 @@ def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk
     if not all(_is_wrapper(type(one)) for one in held):
         return None
     boxes = tuple(box_name(shard.box) for shard in leaf.shards)
-    return ("wrapped_shards", tuple(leaf.shape), flags, boxes, walk.entries(leaf, boxes, held if boxes else []))
+    trees = walk.entries(leaf, boxes, held if boxes else [])
+    return ("wrapped_shards", tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], flags, boxes, trees)
 
 
 def box_name(box: Box) -> str:
@@ -226,15 +227,16 @@ def _read_box(name: Any) -> Box:
 
 @register
 class WrappedShardsNode(Node):
-    __slots__ = ("boxes", "entries", "kind_of_tensor", "names", "requires_grad", "shape")
+    __slots__ = ("boxes", "dtype", "entries", "kind_of_tensor", "names", "requires_grad", "shape")
     kind = "wrapped_shards"
     reads_leaves = True
 
     @classmethod
     def read(cls, payload: list[Any], reader: Reader) -> Node:
-        shape, flags, names, trees = unpack(payload, list, int, list, list)
+        shape, dtype, flags, names, trees = unpack(payload, list, str, int, list, list)
+        require(dtype in DTYPES, "a dtype that isn't known")
         node = cls()
-        node.shape = sizes(shape)
+        node.shape, node.dtype = sizes(shape), DTYPES[dtype]
         node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
         node.names, node.boxes = tuple(names), tuple(map(_read_box, names))
         require(len(names) == len(trees) and len(set(names)) == len(names), "other boxes than entries")
@@ -251,9 +253,8 @@ class WrappedShardsNode(Node):
         whole_one = self._joined(found)
         if whole_one is not None:
             return _finished(whole_one, self.kind_of_tensor, self.requires_grad)
-        dtype = found[0].dtype if found else torch.float32
         held = zip((box.offsets for box in self.boxes), found, strict=True)
-        return TensorShards(dtype, self.shape, tuple(held))
+        return TensorShards(self.dtype, self.shape, tuple(held))
 
     def _joined(self, found: list[Any]) -> Any:
         if not found or uncovered(whole(self.shape), self.boxes) or overlap(self.boxes) is not None:

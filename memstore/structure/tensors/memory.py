@@ -108,7 +108,15 @@ def over(
                 f"a tensor of shape {list(shape)} needs {needed:,} bytes of a storage that has {storage.nbytes():,}: "
                 "it was freed or cut"
             )
-        if needed and storage.device.type != "meta" and not storage.data_ptr():  # numpy would allocate memory for it
+        if needed and storage.device.type != "meta" and not _address_of(storage):  # numpy would allocate memory for it
             raise UnsupportedValueError(f"a tensor of shape {list(shape)} over a storage without memory")
     # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
     return torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)
+
+
+def _address_of(storage: torch.UntypedStorage) -> int:
+    """0 if it has none; torch says so of some storages of tensors that wrap others, and raises for others."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
