@@ -18,6 +18,7 @@ from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.taking import Taking
 from memstore.deferred_init.tensors import become, made_for_now, made_of, materialize
+from memstore.deferred_init.ties import ties_apart
 from memstore.deferred_init.wishes import Names, Wish, is_on
 from memstore.deferred_init.wrappers import is_wrapper
 from memstore.engine import syscalls
@@ -55,7 +56,7 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         todo = [slot for slot in in_turn if not is_placed(slot.tensor)]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
-            _check(found, table, wish)
+            _check(todo, found, table, wish)
             taking = Taking(slots, found, table, wish)
             taking.take()
             _replay(todo, wish)
@@ -94,7 +95,7 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     return list(found.values())
 
 
-def _check(found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
+def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
     problems: list[str] = []
     for slot, name in found:
         tensor, stored = slot.tensor, table.get(name)
@@ -108,6 +109,7 @@ def _check(found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
             problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
         elif _kind(stored.dtype) != _kind(tensor.dtype):
             problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
+    problems += ties_apart(todo, table, wish)
     if problems:
         where = f", under {short(table.prefix[:-1])}," if table.prefix else ""
         raise StructureMismatchError(

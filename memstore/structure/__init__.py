@@ -94,6 +94,7 @@ from memstore.structure.tensors import (
     NUMPY_DTYPES,
     Traits,
     contiguous_stride,
+    copy_into,
     count,
     has_gaps,
     modes,
@@ -103,9 +104,11 @@ from memstore.structure.tensors import (
     pack,
     read_flags,
     repeats,
+    takes_bytes,
     to_device,
     to_flags,
     traits,
+    why_not_filled,
 )
 from memstore.structure.transport import lend_by
 from memstore.structure.transport import register as _register_transport
@@ -162,6 +165,7 @@ __all__ = [
     "class_name",
     "contents",
     "contiguous_stride",
+    "copy_into",
     "copy_tensors",
     "count",
     "decode_objects",
@@ -208,10 +212,12 @@ __all__ = [
     "structure_text",
     "take_apart",
     "take_shards_apart",
+    "takes_bytes",
     "tensor_of_array",
     "to_device",
     "to_flags",
     "traits",
     "tree_names",
+    "why_not_filled",
     "written_objects",
 ]

@@ -23,6 +23,7 @@ from memstore.errors import KeyNotFoundError, StructureMismatchError, Unsupporte
 from memstore.integrations.dcp.places import BYTES, STATE, Part, Tensor
 from memstore.sharding import Box, whole
 from memstore.snapshot.planned import PlannedBox
+from memstore.structure import why_not_filled
 from memstore.wording import an
 
 
@@ -99,7 +100,8 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
 
     Raises:
         KeyNotFoundError: the checkpoint has no such item.
-        StructureMismatchError: what is wanted lies not in the stored tensor, or the target has another shape.
+        StructureMismatchError: what is wanted lies not in the stored tensor, or the target has another shape, or can't
+            be filled.
     """
     name = item.storage_index.fqn
     key = BYTES if item.type == LoadItemType.BYTE_IO else STATE
@@ -111,7 +113,11 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
         part = Part(key, name, whole(tensor.shape), data)
         return Reading(part, partial(_load_bytes, planner, item, data))
     box = _box_of(item, tensor)
-    target = settled(planner.resolve_tensor(item)).detach()
+    found = settled(planner.resolve_tensor(item))
+    why = None if box.is_empty else why_not_filled(found)
+    if why is not None:
+        raise StructureMismatchError(f"{item.dest_index.fqn}: {why}; nothing was loaded on this rank")
+    target = found.detach()
     if tuple(target.shape) != box.shape:
         raise StructureMismatchError(
             f"{name}: the plan reads a part of shape {list(box.shape)}, and the tensor for it is of shape "

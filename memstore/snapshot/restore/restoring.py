@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -129,6 +130,13 @@ def _raise(stored: Stored, differences: list[str]) -> None:
 
 
 def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
+    # torch writes what was read to itself; to inference tensors only in their mode
+    is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in match.tensors)
+    with torch.inference_mode() if is_inference else nullcontext():
+        _load_built(stored, stateful, match, strict, allow_pickle)
+
+
+def _load_built(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
     state_dict = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
     if isinstance(stateful, torch.nn.Module):
         for name in match.left:

@@ -3,6 +3,7 @@
 traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arithmetic of strides
 devices      devices by the names that stored values have of them
 gaps         tensors whose elements don't lie side by side, and how they are stored without the gaps
+filling      whether a tensor may be filled, and how
 footprints   the bytes that tensors reach over, and whether their storages still have them
 ties         tensors that share bytes
 
@@ -21,6 +22,7 @@ from memstore.structure.tensors.devices import (
     read_device,
     to_device,
 )
+from memstore.structure.tensors.filling import EXPANDED, FREED, copy_all, copy_into, takes_bytes, why_not_filled
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
@@ -44,6 +46,8 @@ from memstore.structure.tensors.traits import (
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
+    "EXPANDED",
+    "FREED",
     "NO_DEVICE",
     "NO_TIES",
     "NUMPY_DTYPES",
@@ -56,6 +60,8 @@ __all__ = [
     "Ties",
     "Traits",
     "contiguous_stride",
+    "copy_all",
+    "copy_into",
     "count",
     "has_device",
     "has_gaps",
@@ -70,7 +76,9 @@ __all__ = [
     "read_device",
     "read_flags",
     "repeats",
+    "takes_bytes",
     "to_device",
     "to_flags",
+    "why_not_filled",
     "with_traits",
 ]
