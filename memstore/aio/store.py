@@ -56,6 +56,7 @@ class AsyncStore(ByRanks):
     get_many = awaited(Store.get_many)
     delete = awaited(Store.delete)
     delete_many = awaited(Store.delete_many)
+    clear = awaited(Store.clear)
     pop = awaited(Store.pop)
     setdefault = awaited(Store.setdefault)
 

@@ -89,7 +89,7 @@ from memstore.engine.format import (
     split_header,
 )
 from memstore.engine.holdings import Holding, who_holds
-from memstore.engine.opening import Creation, check_is_host, has_settings, may_come, open_root
+from memstore.engine.opening import Creation, check_is_host, destroy_root, has_settings, may_come, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
@@ -309,6 +309,7 @@ __all__ = [
     "decode_segments",
     "decode_mutable",
     "delete",
+    "destroy_root",
     "encode_extents",
     "encode_mutable",
     "end_of",

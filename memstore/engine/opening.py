@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Generator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Literal
 
 from memstore.engine import syscalls
@@ -31,12 +32,14 @@ from memstore.engine.root import (
     Root,
     RootUse,
     Settings,
+    check_alone,
     check_filesystem,
     check_local,
     check_owner,
     close_root,
     create_segments,
     create_shared,
+    discard,
     folder,
     mappings_keep_locks,
     new_settings,
@@ -45,9 +48,12 @@ from memstore.engine.root import (
     places_of,
     prepare_state,
     registry,
+    remove_begun,
+    remove_root,
     shared_settings,
     state_of,
     storage_error,
+    unserved,
 )
 from memstore.engine.sync import Doorbell, LockPage, deadline_after
 from memstore.errors import (
@@ -55,11 +61,14 @@ from memstore.errors import (
     CorruptionError,
     MemstoreError,
     NotAStoreError,
+    NotServedError,
     PermissionDeniedError,
     ReadOnlyError,
 )
 
 log = logging.getLogger("memstore")
+
+CREATE = ("a", "x", "w")  # modes that create a store where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ class Creation:
 
 def has_settings(path: str) -> bool:
     """Whether a folder says that it is a store."""
-    return os.path.lexists(f"{path}/{folder.SETTINGS}")
+    return os.path.lexists(f"{path}/{folder.SETTINGS}") and not folder.is_discarded(path)
 
 
 def may_come(path: str) -> bool:
@@ -97,7 +106,7 @@ def may_come(path: str) -> bool:
 
 
 def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootUse:
-    """Opens, and with mode "a" or "x" creates, the store at `path`, until the use ends.
+    """Opens, and with mode "a", "x" or "w" creates, the store at `path`, until the use ends.
 
     Openings of one folder go one after another, by a lock on it; on storage that hosts share, on the state folder of
     this host. What waits, waits without the registry's lock, which forks and closes take too.
@@ -107,14 +116,25 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
     shares = creation.shared is not None
     if not os.path.lexists(path):
         folder.group_id(creation.unix_group)  # raises before a folder is made
-    folder.ensure_folder(path, creation.durability, create=mode in ("a", "x"), anywhere=shares)
-    path = os.path.realpath(path)
-    with _permission_errors(path):
-        shared = shared_settings(path)
-        if shared is not None or shares:
-            use, is_new = _open_shared(path, shared, mode, creation, deadline)
-        else:
-            use, is_new = _open_own(path, mode, creation, deadline)
+    while True:
+        made = folder.ensure_folder(path, creation.durability, create=mode in CREATE, anywhere=shares)
+        real = os.path.realpath(path)
+        try:
+            with _permission_errors(real):
+                shared = shared_settings(real)
+                if shared is not None or shares:
+                    use, is_new = _open_shared(real, shared, mode, creation, deadline)
+                else:
+                    use, is_new = _open_own(real, mode, creation, deadline)
+            break
+        except folder.FolderGoneError:  # its store was destroyed while this process waited for the lock
+            if monotonic() > deadline:
+                raise
+        except BaseException:
+            if made:  # nothing is left of an opening that failed
+                with contextlib.suppress(OSError):
+                    syscalls.remove_folder(real)
+            raise
     root = use.root
     if root.lock is not None and mode != "r":
         with _closed_on_error(use):
@@ -143,7 +163,7 @@ def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tupl
     places = Places(path, path, f"{path}/{SEGMENTS}")
     with folder.locked(path, deadline, registry.lock) as fd:
         settings = folder.read_settings(path)
-        if settings is None and mode not in ("a", "x"):
+        if settings is None and mode not in CREATE:
             folder.check_no_snapshot(path)
             raise NotAStoreError(
                 f"{path} is no store: it has no {folder.SETTINGS}; mode 'a' creates one in an empty folder"
@@ -151,16 +171,68 @@ def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tupl
         if settings is not None and mode == "x":
             raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
         folder.check_folder(path, fd, settings)
-        kind = check_filesystem(path, (settings.durability if settings else creation.durability))
-        if settings is not None:
+        joins = settings is not None and mode != "w"
+        kind = check_filesystem(path, settings.durability if settings is not None and joins else creation.durability)
+        if settings is not None and joins:
             _check_agreement(path, settings, creation)
+        elif settings is not None or folder.is_discarded(path):
+            settings = _give_up(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
         use = registry.registered(identity, settings)
         if use is not None:
             return use, False
-        if settings is None:
+        if settings is not None:
+            return _join(places, identity, settings, kind == TMPFS, mode, deadline), True
+        was_empty = not os.listdir(path)
+        try:
             return _create(places, identity, _chosen(creation), kind == TMPFS, deadline), True
-        return _join(places, identity, settings, kind == TMPFS, mode, deadline), True
+        except BaseException:
+            if was_empty:
+                remove_begun(path)
+            raise
+
+
+def _give_up(path: str, settings: Settings | None, creation: Creation) -> None:
+    """Removes the store that mode "w" replaces, or the rest of one that was given up. The folder is locked.
+
+    What keeps the new store from being made, and can be known, is raised before.
+    """
+    if settings is not None:
+        check_alone(path, settings)
+        group = _chosen(creation).unix_group
+        if os.stat(path).st_uid != os.geteuid():
+            raise PermissionDeniedError(f"{path} belongs to another user, who alone begins it anew: clear() deletes keys")
+        if group is not None and os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
+            raise PermissionDeniedError(f"{path}: this process is not in the group {creation.unix_group!r}")
+    with unserved(path):
+        discard(path, settings)
+
+
+def destroy_root(path: str, timeout: float) -> None:
+    """Removes the store at `path`, and its folder.
+
+    Raises NotAStoreError where there is none, or anything else beside it; NotServedError while it is served.
+    """
+    path, deadline = os.path.abspath(path), deadline_after(timeout)
+    if not os.path.lexists(path):
+        raise NotAStoreError(f"{path} doesn't exist: nothing was removed; memstore.stores() lists the stores of this host")
+    folder.ensure_folder(path, None, create=False)
+    is_link, path = os.path.islink(path), os.path.realpath(path)
+    with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:
+        settings = folder.read_settings(path)
+        if settings is None and not folder.is_discarded(path):
+            folder.check_no_snapshot(path)
+            raise NotAStoreError(f"{path} is no store: it has no {folder.SETTINGS}; nothing was removed")
+        if settings is not None and settings.shared is not None:
+            raise NotServedError(
+                f"{path} belongs to a store on storage that hosts share, which no host removes by itself: end the "
+                "agents of all hosts, then remove the folder on the storage"
+            )
+        folder.check_folder(path, fd, settings)
+        with unserved(path):
+            discard(path, settings)
+        if not is_link:  # which would lead nowhere
+            remove_root(path)
 
 
 def _open_shared(
@@ -169,6 +241,8 @@ def _open_shared(
     """A store on storage that hosts share; `shared` is what the storage says of it. As `_open_own`."""
     if shared is not None and mode == "x":
         raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
+    if mode == "w" and shared is not None:
+        check_alone(path, shared)
     may_create = creation.shared is not None and mode in ("a", "x")
     if shared is None:
         if not may_create or creation.shared is None:

@@ -29,8 +29,8 @@ _INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of it
 
 def check_mode(mode: object) -> None:
     """Raises ValueError for what is no mode."""
-    if mode not in ("r", "r+", "a", "x"):
-        raise ValueError(f"mode is 'r', 'r+', 'a' or 'x', and not {mode!r}")
+    if mode not in ("r", "r+", "a", "x", "w"):
+        raise ValueError(f"mode is 'r', 'r+', 'a', 'x' or 'w', and not {mode!r}")
 
 
 @modes.uncompiled
@@ -55,7 +55,10 @@ def open(
     Args:
         root: a folder on `/dev/shm` or a local disk. Its parent must exist.
         mode: "r" only reads; "r+" reads and writes an existing store; "a" creates the store if it doesn't exist; "x"
-            must create it.
+            must create it. "w" begins anew: it removes the store that is there, with all keys, and creates an empty one
+            with the options of this call. Values that processes got stay valid; every call of a store that they have
+            open raises a NotAStoreError then. If this process is killed meanwhile, there is the old store, none, or the
+            new one. Only one process of a run may use "w".
         durability: "process": a put survives the death of any process. "disk": it survives a crash of the host too;
             refused on tmpfs. Fixed at creation; None: as created ("process" for a new store).
         checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
@@ -81,7 +84,8 @@ def open(
         A Store; close it, or use it in a `with`.
 
     Raises:
-        NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`.
+        NotAStoreError: no parent, not a folder, no store in mode "r" or "r+", a foreign or damaged `memstore.json`; in
+            mode "w" also files in the folder that aren't memstore's.
         StoreTimeoutError: nobody has made a store within `wait` seconds; or another process takes too long to open it.
         AlreadyExistsError: mode "x", and the store exists.
         PermissionDeniedError: the folder or a file in it belongs to another user, is open to others, or is a link.
@@ -90,7 +94,8 @@ def open(
         UnsupportedFilesystemError: the folder is on a network file system, or "disk" was asked for on a tmpfs.
         StoreFullError: there is no room for the catalog of a new store.
         InvalidAddressError: `cluster` is no address.
-        NotServedError: this host can't be a member of that cluster.
+        NotServedError: this host can't be a member of that cluster. Mode "w", and the store is served to other hosts, or
+            was.
 
     Example:
         >>> import memstore, tempfile, torch
@@ -120,8 +125,8 @@ def open(
 
 
 def _check_waits(mode: Mode, wait: float | None, cluster: str | None) -> None:
-    if cluster is not None and mode == "x":
-        raise ValueError("mode 'x' creates a store, and cluster= joins one: use mode 'a'")
+    if cluster is not None and mode in ("x", "w"):
+        raise ValueError(f"mode {mode!r} creates a store, and cluster= joins one: use mode 'a'")
     if wait is not None:
         deadline_after(wait)  # raises for what is no number of seconds
         if cluster is None and mode not in ("r", "r+"):

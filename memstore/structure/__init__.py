@@ -20,12 +20,27 @@ The rooms, from the top floor down; a room imports only from those below it:
 from __future__ import annotations
 
 from memstore.structure.checks import MalformedError, require
-from memstore.structure.containers import is_wrapper, tensor_of_array
+from memstore.structure.containers import (
+    are_shards_of,
+    box_name,
+    check_wrapped_shards,
+    clone_parts,
+    fill_parts,
+    flatten_wrapped_shards,
+    has_wrapped_shards,
+    is_made_of_several,
+    is_wrapper,
+    pair_parts,
+    pair_shards,
+    tensor_of_array,
+    why_parts_not_filled,
+)
 from memstore.structure.external import (
     ExternalValue,
     describe_external_tree,
     describe_external_value,
     join_external,
+    raw_objects,
 )
 from memstore.structure.get import (
     assemble,
@@ -97,6 +112,8 @@ from memstore.structure.tensors import (
     copy_into,
     count,
     has_gaps,
+    is_readable,
+    memory_of,
     modes,
     need_device,
     over,
@@ -108,6 +125,7 @@ from memstore.structure.tensors import (
     to_device,
     to_flags,
     traits,
+    why_no_memory,
     why_not_filled,
 )
 from memstore.structure.transport import lend_by
@@ -125,6 +143,8 @@ from memstore.structure.tree import (
 from memstore.structure.walk import (
     Walk,
     flattens,
+    held_in_memory,
+    in_memory,
     take_apart,
 )
 
@@ -152,9 +172,11 @@ __all__ = [
     "Tree",
     "TreesDifferError",
     "Walk",
+    "are_shards_of",
     "assemble",
     "bare_array",
     "box_bytes",
+    "box_name",
     "box_tensor",
     "boxes_of_leaf",
     "build",
@@ -162,7 +184,9 @@ __all__ = [
     "check_box",
     "check_boxes",
     "check_extent",
+    "check_wrapped_shards",
     "class_name",
+    "clone_parts",
     "contents",
     "contiguous_stride",
     "copy_into",
@@ -172,13 +196,20 @@ __all__ = [
     "describe_external_tree",
     "describe_external_value",
     "fill",
+    "fill_parts",
     "flatten",
+    "flatten_wrapped_shards",
     "flattens",
     "get_into",
     "get_like",
+    "in_memory",
     "in_own_storage",
     "has_gaps",
     "has_shards",
+    "has_wrapped_shards",
+    "held_in_memory",
+    "is_made_of_several",
+    "is_readable",
     "is_wrapper",
     "iter_tensors",
     "join_external",
@@ -186,6 +217,7 @@ __all__ = [
     "leaf_tensor",
     "lend_by",
     "lies_in_order",
+    "memory_of",
     "merge_trees",
     "modes",
     "name_of",
@@ -193,6 +225,8 @@ __all__ = [
     "own_device",
     "over",
     "pack",
+    "pair_parts",
+    "pair_shards",
     "plan_at",
     "plan_dense",
     "plan_of",
@@ -218,6 +252,9 @@ __all__ = [
     "to_flags",
     "traits",
     "tree_names",
+    "why_no_memory",
     "why_not_filled",
+    "why_parts_not_filled",
     "written_objects",
+    "raw_objects",
 ]

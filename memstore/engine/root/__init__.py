@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memstore.engine.root import folder, registry
+from memstore.engine.root.discard import check_alone, discard, remove_begun, remove_root, unserved
 from memstore.engine.root.filesystem import (
     TMPFS,
     Durability,
@@ -63,6 +64,7 @@ __all__ = [
     "Settings",
     "Shared",
     "absolute_path",
+    "check_alone",
     "check_filesystem",
     "check_local",
     "check_owner",
@@ -72,6 +74,7 @@ __all__ = [
     "close_root",
     "close_unused",
     "create_file",
+    "discard",
     "filesystem_name",
     "is_in_memory",
     "folder",
@@ -86,12 +89,15 @@ __all__ = [
     "places_of",
     "prepare_state",
     "registry",
+    "remove_begun",
+    "remove_root",
     "reopen_root",
     "segments_of",
     "shared_settings",
     "state_folder",
     "state_of",
     "storage_error",
+    "unserved",
     "use_root",
     "wait_for_storage",
 ]

@@ -31,6 +31,8 @@ from memstore.wording import of_no_place
 
 SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
+DISCARDED = "segments.discarded"  # what `segments` is called once the store is given up: see `discard.py`
+OWN = {LOCK, DOORBELL, "catalog", SEGMENTS, "claims"}  # beside the settings
 SNAPSHOT = "memstore_snapshot.json"  # what a folder has that is a snapshot
 
 # What to do where the parent folder of a store is missing.
@@ -39,9 +41,9 @@ _OPENS = "check the path; modes 'r' and 'r+' open only what is there, and with w
 
 
 def read_settings(root: str) -> Settings | None:
-    """None if the folder has no `memstore.json`."""
+    """None if the folder has no `memstore.json`, or its store was given up."""
     path = f"{root}/{SETTINGS}"
-    if _kind_checked(path, folder=False) is None:
+    if _kind_checked(path, folder=False) is None or is_discarded(root):
         return None
     fd = syscalls.open_file(path, os.O_RDONLY)
     try:
@@ -49,6 +51,11 @@ def read_settings(root: str) -> Settings | None:
     finally:
         syscalls.close(fd)
     return decode_settings(text, path)
+
+
+def is_discarded(root: str) -> bool:
+    """Whether the folder has the rest of a store that was given up: see `discard.py`."""
+    return os.path.lexists(f"{root}/{DISCARDED}")
 
 
 def write_settings(root: str, settings: Settings) -> None:
@@ -174,8 +181,7 @@ def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
 
 def check_empty(root: str) -> None:
     """A folder that is no store yet may hold what a killed creator left, and nothing else."""
-    ours = {LOCK, DOORBELL, "catalog", SEGMENTS, "claims"}
-    foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
+    foreign = sorted(name for name in os.listdir(root) if name not in OWN and not name.endswith(".new"))
     check_no_snapshot(root)
     if foreign:
         raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
@@ -199,9 +205,13 @@ def group_id(group: int | str | None) -> int | None:
 # --- the lock on the folder -------------------------------------------------------------------------------------------
 
 
-def ensure_folder(root: str, durability: Durability | None, *, create: bool, anywhere: bool = False) -> None:
-    """With `anywhere`, on file systems too that hosts share."""
-    parent = os.path.dirname(root)
+class FolderGoneError(NotAStoreError):
+    """A folder that was there a moment ago was removed, or replaced, before it could be locked."""
+
+
+def ensure_folder(root: str, durability: Durability | None, *, create: bool, anywhere: bool = False) -> bool:
+    """Returns whether it made the folder. With `anywhere`, on file systems too that hosts share."""
+    parent, is_new = os.path.dirname(root), False
     if not _is_there(root):
         if not os.path.isdir(parent):
             what = f"doesn't exist: {_CREATES if create else _OPENS}"
@@ -220,6 +230,7 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
             check_filesystem(parent, durability)  # refused, it leaves nothing behind
         try:
             syscalls.make_folder(root, 0o700)
+            is_new = True
         except FileExistsError:
             pass  # somebody else made it first
         except PermissionError as error:
@@ -235,6 +246,7 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
         raise NotAStoreError(f"{root} is a link to {os.readlink(root)}, where nothing is: create that folder first")
     if not os.path.isdir(root):
         raise NotAStoreError(f"{root} is not a folder, and a store is one: check the path")
+    return is_new
 
 
 def _is_there(root: str) -> bool:
@@ -252,9 +264,15 @@ def _is_there(root: str) -> bool:
 
 @contextlib.contextmanager
 def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> Generator[int]:
-    """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd."""
-    with opening:
-        file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)
+    """Holds an exclusive lock on the folder itself: creation and opening go one after another. Yields its fd.
+
+    Raises FolderGoneError if the path names another folder, or none, once the lock is had.
+    """
+    try:
+        with opening:
+            file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise FolderGoneError(f"{root} was removed just now: check the path") from None
     try:
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
@@ -264,9 +282,21 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
                 raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
             time.sleep(0.001)
         try:
+            _check_named(root, file.fd)
             yield file.fd
         finally:
             if file.fd >= 0:  # in a forked child it is closed
                 syscalls.unlock(file.fd)
     finally:
         file.close()
+
+
+def _check_named(root: str, fd: int) -> None:
+    """Who held the lock before may have removed the store, and its folder."""
+    locked = syscalls.status(fd)
+    try:
+        found = os.stat(root)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FolderGoneError(f"{root} was removed just now: check the path") from None
+    if (found.st_dev, found.st_ino) != (locked.st_dev, locked.st_ino):
+        raise FolderGoneError(f"{root} was replaced just now: open it again")

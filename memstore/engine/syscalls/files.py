@@ -172,6 +172,11 @@ def make_folder(path: str, mode: int) -> None:
     os.mkdir(path, mode)
 
 
+def remove_folder(path: str) -> None:
+    """An empty one."""
+    os.rmdir(path)
+
+
 def memory_file(name: str) -> int:
     """A file of shared memory that has no name in any folder; `name` is for people who look at /proc."""
     return os.memfd_create(name, os.MFD_CLOEXEC)

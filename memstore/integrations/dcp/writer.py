@@ -26,11 +26,21 @@ from torch.futures import Future
 
 from memstore import modes
 from memstore.arguments import flag
-from memstore.errors import MemstoreError
+from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.integrations.dcp import unfinished
 from memstore.integrations.dcp.description import describe
 from memstore.integrations.dcp.items import planned_items
-from memstore.integrations.dcp.places import Finished, Place, Ticket, WriteOptions, Written, text_of
+from memstore.integrations.dcp.places import (
+    STATE,
+    WRAPPED,
+    Finished,
+    Place,
+    Ticket,
+    WriteOptions,
+    Written,
+    text_of,
+    wrapped_name,
+)
 from memstore.integrations.dcp.where import Where, is_possible
 from memstore.snapshot.planned import WrittenFile, new_save
 from memstore.structure import DTYPE_NAMES, DTYPES
@@ -153,6 +163,7 @@ class StorageWriter(storage.StorageWriter):
         files: list[WrittenFile] = []
         tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
         seen: set[MetadataIndex] = set()
+        wrapped: set[str] = set()  # the names of tensors that are made of several
         for of_rank in results:
             for result in of_rank:
                 written = _written(result)
@@ -161,14 +172,21 @@ class StorageWriter(storage.StorageWriter):
                 if result.index in seen:
                     continue  # two ranks wrote it, where no planner left one of them out
                 seen.add(result.index)
+                if written.key == WRAPPED:
+                    wrapped.add(result.index.fqn)
+                name = wrapped_name(result.index) if written.key == WRAPPED else result.index.fqn
                 _, _, parts = tensors.setdefault(written.key, {}).setdefault(
-                    result.index.fqn, (DTYPES[written.dtype], written.shape, [])
+                    name, (DTYPES[written.dtype], written.shape, [])
                 )
                 parts.append((len(files) - 1, written.item))
+        for name in wrapped & tensors.get(STATE, {}).keys():
+            raise UnsupportedValueError(
+                f"{name}: some of its parts are plain tensors, and others are made of several: make all of one kind"
+            )
         metadata.version = _VERSION
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
-        self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata)))
+        self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata, wrapped)))
         if self._unfinished is not None:
             self._unfinished.detach()
         self._end_part()

@@ -18,7 +18,7 @@ from memstore.structure.get.target_objects import entries_at, is_optional
 from memstore.structure.get.target_walk import ShardedTarget, SplittingWalk, TargetWalk
 from memstore.structure.plans import Plan
 from memstore.structure.refusals import RefusedError, render_path
-from memstore.structure.tensors import EXPANDED, FREED, Footprints, locate_tensors, traits
+from memstore.structure.tensors import EXPANDED, GONE, Footprints, locate_tensors, traits, why_no_memory
 from memstore.structure.tree import Node, ObjectNode, TensorNode, Tree, compile_tree, walk_names
 from memstore.structure.walk import Facts, take_apart
 from memstore.wording import an
@@ -184,10 +184,10 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarg
         match, walk, addresses = _match(plan, value, what, strict, entries_at(value, match.split))
     sharded = walk.sharded
     met = {want for _, want in (*match.pairs, *match.exact)}
-    gone = {i for i, target in sharded.items() if any(traits.is_cut(one.local) for one in target.leaf.shards)}
+    gone = {i for i, target in sharded.items() if any(why_no_memory(local) for _, local in target.leaf.shards)}
     missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses))) | gone
     differences = [
-        f"{render_path(match.tensor_names[i])}: {FREED}"
+        f"{render_path(match.tensor_names[i])}: {GONE}"
         for i in sorted(missing)
         if (i in met) == (what == "out")  # of a template that is met only the look matters
     ]

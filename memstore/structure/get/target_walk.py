@@ -10,7 +10,7 @@ import torch
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import ShardedLeaf, sharded_leaf
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import EXPANDED, FREED, why_not_filled
+from memstore.structure.tensors import EXPANDED, GONE, why_not_filled
 from memstore.structure.tree import TENSOR, Tree
 from memstore.structure.walk import Walk, check_held
 
@@ -58,7 +58,7 @@ class TargetWalk(Walk):
         """Raises RefusedError where a match, which tells what is wrong with memory and strides, can't look further."""
         for _, local in leaf.shards:
             why = why_not_filled(local)
-            if why is not None and why not in (FREED, EXPANDED):
+            if why is not None and why not in (GONE, EXPANDED):
                 raise RefusedError(why)
 
     def write_leaf(self, value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What memstore has to know of torch's tensors, whatever value they are in.
 
+memory       whether a tensor's bytes can be read at its address; tensors over memory
 traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arithmetic of strides
 devices      devices by the names that stored values have of them
 gaps         tensors whose elements don't lie side by side, and how they are stored without the gaps
@@ -22,9 +23,10 @@ from memstore.structure.tensors.devices import (
     read_device,
     to_device,
 )
-from memstore.structure.tensors.filling import EXPANDED, FREED, copy_all, copy_into, takes_bytes, why_not_filled
+from memstore.structure.tensors.filling import EXPANDED, GONE, copy_all, copy_into, takes_bytes, why_not_filled
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
+from memstore.structure.tensors.memory import FREED, is_readable, memory_of, over, why_no_memory
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
 from memstore.structure.tensors.traits import (
     DTYPE_NAMES,
@@ -36,7 +38,6 @@ from memstore.structure.tensors.traits import (
     contiguous_stride,
     count,
     may_be_dtype,
-    over,
     read_flags,
     repeats,
     to_flags,
@@ -48,6 +49,7 @@ __all__ = [
     "DTYPE_NAMES",
     "EXPANDED",
     "FREED",
+    "GONE",
     "NO_DEVICE",
     "NO_TIES",
     "NUMPY_DTYPES",
@@ -65,9 +67,11 @@ __all__ = [
     "count",
     "has_device",
     "has_gaps",
+    "is_readable",
     "lacks_device",
     "locate_tensors",
     "may_be_dtype",
+    "memory_of",
     "modes",
     "need_device",
     "own_device",
@@ -79,6 +83,7 @@ __all__ = [
     "takes_bytes",
     "to_device",
     "to_flags",
+    "why_no_memory",
     "why_not_filled",
     "with_traits",
 ]

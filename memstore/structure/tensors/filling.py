@@ -18,10 +18,12 @@ from torch.autograd import forward_ad
 from memstore import modes
 from memstore.errors import ReadOnlyError
 from memstore.structure.tensors import traits
+from memstore.structure.tensors.memory import FREED, why_no_memory
+from memstore.wording import an
 
-FREED = "a tensor whose storage was freed or cut: its bytes aren't there"
+GONE = "a tensor whose storage was freed or cut: its bytes aren't there"
 EXPANDED = "an expanded tensor, several of whose elements are one in memory: it can't be filled"
-LAZY = "a lazy leaf of a view, whose version never changes"
+_LAZY = "a lazy leaf of a view, whose version never changes"
 _META = "a meta tensor, without memory: give it some first, as module.to_empty(device=...) does"
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -38,7 +40,7 @@ def why_not_filled(tensor: torch.Tensor) -> str | None:
     Takes 1 µs for a contiguous tensor on the CPU. Of a DTensor give the local tensor.
     """
     if type(tensor) not in _PLAIN:
-        reason = _why_not_of_class(type(tensor)) or (LAZY if _refuses_pointers(tensor) else None)
+        reason = _why_not_of_class(type(tensor)) or (_LAZY if _refuses_pointers(tensor) else None)
         if reason is not None:
             return reason
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -46,12 +48,9 @@ def why_not_filled(tensor: torch.Tensor) -> str | None:
         return f"a {kind} tensor, which can't be filled in place: give a plain one"
     if tensor.is_meta:
         return _META
-    try:
-        address, is_cut = tensor.data_ptr(), traits.is_cut(tensor)
-    except RuntimeError:  # inside of vmap, grad and the like
-        return f"a {type(tensor).__name__} that has no memory of its own"
-    if is_cut or (not address and tensor.numel()):
-        return FREED
+    reason = why_no_memory(tensor)
+    if reason is not None:
+        return GONE if reason == FREED else f"{an(type(tensor))} that has no memory of its own: give a plain one"
     if not tensor.is_contiguous() and traits.overlaps_itself(tensor.shape, tensor.stride()):
         return EXPANDED
     return None

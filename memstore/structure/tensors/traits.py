@@ -89,19 +89,6 @@ def read_flags(flags: Any) -> tuple[int, bool]:
     return flags >> 1, bool(flags & 1)
 
 
-def over(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int | torch.SymInt,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    device: torch.device | str = "cpu",
-) -> torch.Tensor:
-    """A tensor over a storage, which lies on this device; `offset` counts elements."""
-    # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
-    return torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)
-
-
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or for dtypes that can't be copied its bytes."""
     return tensor.view(torch.uint8) if tensor.dtype in WITHOUT_COPY else tensor
@@ -153,15 +140,6 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
             return 0
         last += (size - 1) * step
     return last + 1
-
-
-def is_cut(tensor: torch.Tensor) -> bool:
-    """Whether its storage was freed or made shorter, and so lacks some of its bytes: FSDP frees parameters so."""
-    elements = tensor.numel()
-    if elements and not tensor.is_contiguous():
-        elements = reach(tensor.shape, tensor.stride())
-    end = (int(tensor.storage_offset()) + elements) * tensor.itemsize
-    return elements > 0 and tensor.untyped_storage().nbytes() < end
 
 
 def repeats(tensor: torch.Tensor) -> bool:

@@ -212,7 +212,7 @@ def test_planners_that_give_what_is_no_tensor_and_no_bytes(scratch: str) -> None
 
 def test_tensors_without_values_are_refused_by_name(place: Place) -> None:
     state = {"model": {"w": torch.ones(3), "unreal": torch.ones(3, device="meta")}}
-    with pytest.raises(CheckpointException, match="model.unreal: the tensor is on the meta device") as raised:
+    with pytest.raises(CheckpointException, match="model.unreal: a meta tensor") as raised:
         save(state, place.writer())
     assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
 
