@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from memstore.deferred_init.shards import spread_as
@@ -21,7 +22,7 @@ from memstore.deferred_init.wishes import Wish
 from memstore.deferred_init.wrappers import is_wrapper
 from memstore.fake import Ref, is_fake
 from memstore.structure import is_wrapper as is_made_of_others
-from memstore.structure import modes, over, traits
+from memstore.structure import modes, over, traits, why_no_memory
 
 _ALIGNMENT = 16  # bytes of the widest element
 _NAMED = 4  # names in one message
@@ -78,7 +79,9 @@ def ties_apart(slots: Sequence[Slot], table: Table, wish: Wish) -> list[str]:
 
 
 def _has_values(stored: Any) -> bool:
-    return stored is not None and not (is_fake(stored) or is_lazy(stored) or stored.is_meta)
+    if stored is None or is_fake(stored) or isinstance(stored, FakeTensor) or is_lazy(stored) or stored.is_meta:
+        return False
+    return type(stored) not in (torch.Tensor, torch.nn.Parameter) or why_no_memory(stored) is None
 
 
 def _clusters(group: Sequence[_Entry]) -> Iterator[list[_Entry]]:
