@@ -104,12 +104,13 @@ def _clusters(group: Sequence[_Entry]) -> Iterator[list[_Entry]]:
 def _can_be_one(cluster: Sequence[_Entry], table: Table, wish: Wish) -> bool:
     """Whether the source's values for all of them can be in the module at once."""
     first = cluster[0]
+    others = [one for one in cluster if not is_lazy(one.tensor) and _shape(table.get(one.name)) != _shape(one.tensor)]
+    if others:  # of the first name of a tensor this is told by itself
+        return all(one.name == _first_name(one, table, wish) for one in others)
     if all(entry.ref == first.ref for entry in cluster):
         dtype = wish.dtype_of(first.tensor)
         values = [_local(table.take(entry.name)) for entry in cluster]
         return all(_is_alike(values[0], other, dtype) for other in values[1:])
-    if any(tuple(table.get(entry.name).shape) != tuple(entry.tensor.shape) for entry in cluster):
-        return True  # which is told by itself
     start = first.start - first.start % _ALIGNMENT
     storage = torch.empty(max(entry.stop for entry in cluster) - start, dtype=torch.uint8, device="cpu")
     doubles = [_double(entry, storage.untyped_storage(), start) for entry in cluster]
@@ -121,6 +122,14 @@ def _can_be_one(cluster: Sequence[_Entry], table: Table, wish: Wish) -> bool:
         if not traits.overlaps_itself(double.shape, double.stride()):
             double.copy_(value)
     return all(_is_alike(double, value, value.dtype) for double, value in zip(doubles, values, strict=True))
+
+
+def _first_name(entry: _Entry, table: Table, wish: Wish) -> str:
+    return next(name for name in wish.names[id(entry.tensor)] if table.find(name) is not None)
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape)
 
 
 def _double(entry: _Entry, storage: torch.UntypedStorage, start: int) -> torch.Tensor:
