@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -393,7 +393,7 @@ def surprises(call: str, folder: str, form: str, mesh: Any = None) -> dict[str, 
 
 
 @contextmanager
-def job(folder: str) -> Iterator[None]:
+def job(folder: str) -> Generator[None]:
     """With TorchStore's functions initialized."""
     before = os.environ.get(ROOT_VARIABLE)
     os.environ[ROOT_VARIABLE] = folder
