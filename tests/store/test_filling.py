@@ -1,7 +1,8 @@
 """Every call that fills tensors of the caller's, with every odd tensor: filled, or refused by name and untouched."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportPrivateImportUsage=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
@@ -433,3 +434,17 @@ def surprises_with_dtensors(folder: str) -> dict[str, dict[str, str]]:
 def test_a_dtensor_of_an_odd_tensor_is_filled_or_refused_untouched(scratch: str) -> None:
     os.mkdir(scratch)
     assert in_child(surprises_with_dtensors, scratch) == {}
+
+
+def test_a_load_looks_at_all_targets_before_its_first_batch(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstore.integrations.dcp.reader._BATCH", 100)
+    want = {f"w{number}": torch.full((16,), float(number)) for number in range(6)}
+    dcp.save(dict(want), checkpoint_id=scratch)
+    state = {name: torch.full((16,), BEFORE) for name in want}
+    dcp.load(state, checkpoint_id=scratch)
+    assert all(torch.equal(state[name], want[name]) for name in want)
+    state = {name: torch.full((16,), BEFORE) for name in want}
+    state["w5"] = torch.zeros(1).expand(16)
+    with pytest.raises(CheckpointException, match="w5: an expanded tensor"):
+        dcp.load(state, checkpoint_id=scratch)
+    assert all(torch.equal(tensor, torch.full((16,), BEFORE)) for name, tensor in state.items() if name != "w5")
