@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from memstore.deferred_init.placed import as_before, is_placed, note_placed
@@ -18,11 +19,13 @@ from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.taking import Taking
 from memstore.deferred_init.tensors import become, made_for_now, made_of, materialize
+from memstore.deferred_init.ties import ties_apart
 from memstore.deferred_init.wishes import Names, Wish, is_on
 from memstore.deferred_init.wrappers import is_wrapper
 from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError
 from memstore.fake import is_fake
+from memstore.structure import why_no_memory
 from memstore.wording import short
 
 _TRIMMED_EVERY = 32 << 20  # bytes
@@ -55,7 +58,7 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         todo = [slot for slot in in_turn if not is_placed(slot.tensor)]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
-            _check(found, table, wish)
+            _check(todo, found, table, wish)
             taking = Taking(slots, found, table, wish)
             taking.take()
             _replay(todo, wish)
@@ -94,26 +97,39 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     return list(found.values())
 
 
-def _check(found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
+def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
     problems: list[str] = []
     for slot, name in found:
         tensor, stored = slot.tensor, table.get(name)
-        if is_fake(stored):
+        if is_fake(stored) or isinstance(stored, FakeTensor):
             problems.append(f"{name}: the source's is fake, and has no values")
         elif is_lazy(stored):
             problems.append(f"{name}: the source's is uninitialized, and has no values")
         elif stored.device.type == "meta" and wish.device_of(tensor).type != "meta":
             problems.append(f"{name}: the source's is on meta, and has no values")
+        elif (why := _why_not_taken(tensor, stored)) is not None:
+            problems.append(f"{name}: the source's is {why}")
         elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
             problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
         elif _kind(stored.dtype) != _kind(tensor.dtype):
             problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
+    problems += ties_apart(todo, table, wish)
     if problems:
         where = f", under {short(table.prefix[:-1])}," if table.prefix else ""
         raise StructureMismatchError(
             f"{len(problems)} of {len(found)} tensors of {table.title}{where} don't fit the module:\n  "
             + "\n  ".join(problems)
         )
+
+
+def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
+    """Why a plain tensor of a source has no values for the module's, though it has a shape and a device."""
+    if type(stored) not in (torch.Tensor, torch.nn.Parameter) or stored.is_meta or is_lazy(tensor):
+        return None
+    if stored.layout is not torch.strided and tensor.layout is torch.strided:
+        return f"a {stored.layout} tensor: give its to_dense()"
+    reason = None if stored.layout is not torch.strided or stored.is_quantized else why_no_memory(stored)
+    return None if reason is None else "a tensor whose storage was freed or cut, and has no values"
 
 
 def _kind(dtype: torch.dtype) -> int:

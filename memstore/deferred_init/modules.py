@@ -56,7 +56,8 @@ def materialize_module(
         The names of the tensors that were found in the source, and of those that were replayed.
 
     Raises:
-        StructureMismatchError: shapes or kinds of dtypes differ, and the message lists all differences; or the source
+        StructureMismatchError: shapes or kinds of dtypes differ, or the source has different values for what is tied or
+            shares memory in the module, and the message lists all differences; or the source
             has none of the module's names, or several parts of it have them; or `placements` has names that the module
             lacks. The module is unchanged, as after any error.
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in

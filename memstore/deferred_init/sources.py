@@ -57,7 +57,11 @@ class Table:
     def take(self, name: str) -> torch.Tensor:
         """A tensor, where it lies if it can be had there; what is written to it, no other sees."""
         found = self.get(name)
-        return own_leaf(found, self._sources) if isinstance(found, StoredTensor) else found.detach()
+        if isinstance(found, StoredTensor):
+            return own_leaf(found, self._sources)
+        if found.is_inference() and not torch.is_inference_mode_enabled():
+            return found.detach().clone()  # which can be trained
+        return found.detach()
 
 
 def _opened(source: Any) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ from memstore.replay.ring import Ring
 from memstore.replay.sampling import Targets
 from memstore.replay.words import positions_of
 from memstore.rows import is_kept
-from memstore.structure import DTYPES, to_device
+from memstore.structure import DTYPES, copy_into, takes_bytes, to_device, why_not_filled
 from memstore.wording import an_instance
 
 INDEX, WEIGHT = "index", "weight"
@@ -82,7 +82,10 @@ class Samples:
     def targets(self, out: Any, rows: int, extra: tuple[str, ...]) -> Targets:
         """The leaves of `out`, where rows can be copied to at once; new tensors for the others.
 
-        Raises StructureMismatchError, which lists what is wrong.
+        Called before rows are picked: none are handed out for what can't be filled.
+
+        Raises:
+            StructureMismatchError: lists what is wrong.
         """
         wrong: list[str] = []
         targets: Targets = []
@@ -90,8 +93,8 @@ class Samples:
             shape = (rows, *row.shape[1:])
             if not is_kept(found, _found(out, name)):
                 wrong.append(f"{_shown(name)} is a copy, which {an_instance(out)} makes when it is asked for it")
-            elif not isinstance(found, torch.Tensor) or tuple(found.shape) != shape or found.dtype != dtype:
-                wrong.append(f"{_shown(name)} is {_described(found)}, and takes {dtype} of shape {list(shape)}")
+            elif (why := _why_not(found, shape, dtype)) is not None:
+                wrong.append(f"{_shown(name)} is {why}")
             elif _is_plain(found):
                 targets.append(found.detach().view(row.dtype))
             else:
@@ -99,8 +102,8 @@ class Samples:
         for name in extra:
             dtype = torch.int64 if name == INDEX else torch.float32
             found = out.get(name, None)
-            if not isinstance(found, torch.Tensor) or tuple(found.shape) != (rows,) or found.dtype != dtype:
-                wrong.append(f"{name!r} is {_described(found)}, and takes {dtype} of shape [{rows}]")
+            if (why := _why_not(found, (rows,), dtype)) is not None:
+                wrong.append(f"{name!r} is {why}")
         if wrong:
             key = self._ring.key
             raise StructureMismatchError(f"{key!r}: out doesn't fit a sample: {'; '.join(wrong)}", key=key)
@@ -108,12 +111,11 @@ class Samples:
 
     def fill(self, out: Any, targets: Targets, extra: dict[str, torch.Tensor]) -> Any:
         """Copies what was not copied to `out` at once."""
-        with torch.no_grad():
-            for (found, _, dtype, _), target in zip(self._pairs(out), targets, strict=True):
-                if not _is_plain(found):
-                    found.copy_(target.view(dtype))
-            for name, tensor in extra.items():
-                out.get(name).copy_(tensor)
+        for (found, _, dtype, _), target in zip(self._pairs(out), targets, strict=True):
+            if not _is_plain(found):
+                copy_into(found, target.view(dtype))
+        for name, tensor in extra.items():
+            copy_into(out.get(name), tensor)
         return out
 
     def _pairs(self, out: Any) -> Iterator[tuple[Any, torch.Tensor, torch.dtype, Name]]:
@@ -128,13 +130,9 @@ def _found(out: Any, name: Name) -> Any:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory is that of a contiguous CPU tensor."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+    """Whether rows can be copied to it as bytes; its class and autograd, if any, have no say in that."""
+    is_plain = type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_inference()
+    return is_plain and takes_bytes(tensor)
 
 
 def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
@@ -156,9 +154,14 @@ def _shown(name: Name) -> str:
     return repr(name[0] if len(name) == 1 else name)
 
 
-def _described(found: Any) -> str:
-    if found is None:
-        return "missing"
-    return (
-        f"{found.dtype} of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__qualname__
-    )
+def _why_not(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """Why an entry of `out` can't be filled with a tensor of this shape and dtype."""
+    takes = f"and takes {dtype} of shape {list(shape)}"
+    if not isinstance(found, torch.Tensor):
+        return f"{'missing' if found is None else type(found).__qualname__}, {takes}"
+    why = why_not_filled(found)
+    if why is None and found.is_inference() and not torch.is_inference_mode_enabled():
+        why = "an inference tensor, which is written in inference mode only: sample inside of torch.inference_mode()"
+    if why is None and (tuple(found.shape) != shape or found.dtype != dtype):
+        why = f"{found.dtype} of shape {list(found.shape)}, {takes}"
+    return why

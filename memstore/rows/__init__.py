@@ -48,8 +48,9 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
     Raises:
         IndexError: a row out of range; the message names the range.
         TypeError: an index of floats, or of anything else; a source without a tensor; `out` and `device` together.
-        ValueError: an index of more than one dimension; `out` of another structure, shape, dtype, or overlapping.
-            Nothing was written then.
+        ValueError: an index of more than one dimension.
+        StructureMismatchError: `out` has another structure, shape or dtype, overlaps, or can't be filled. Nothing was
+            written.
 
     Example:
         >>> import memstore, tempfile, torch

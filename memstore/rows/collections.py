@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
 
+from memstore.errors import StructureMismatchError
 from memstore.rows.gather import Gather
 from memstore.rows.path import Path, name_of
 from memstore.rows.targets import entry_of, matching
@@ -72,7 +73,7 @@ def _stack(
     if (picked.stack_dim, len(members)) != (out.stack_dim, len(outs)):
         found = f"a stack of {len(outs)} along dimension {out.stack_dim}"
         takes = f"{len(members)} along {picked.stack_dim}"
-        raise ValueError(f"{name_of(path)} of out is {found}, and takes one of {takes}")
+        raise StructureMismatchError(f"{name_of(path)} of out is {found}, and takes one of {takes}")
     whole = gather.of_picked()
     for one, other in zip(members, outs, strict=True):
         keys = [key for key in _keys_of_others(one) if key in _keys_of_others(other)]
@@ -102,4 +103,4 @@ def _other(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     given = out.tolist() if hasattr(out, "tolist") else out
     if given == rows.tolist() or (isinstance(rows, NonTensorData) and given == rows.data):
         return out
-    raise ValueError(f"{name_of(path)} is no tensor, and out has other values there, which can't be filled")
+    raise StructureMismatchError(f"{name_of(path)} is no tensor, and out has other values there: they can't be filled")

@@ -10,7 +10,8 @@ import torch
 from memstore.rows.copy import copy_rows
 from memstore.rows.index import Index
 from memstore.rows.path import Path, name_of
-from memstore.rows.targets import check_memory, check_overlaps, is_unusual
+from memstore.rows.targets import check_overlaps, check_target, is_unusual
+from memstore.structure import copy_into, takes_bytes
 from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
 from memstore.wording import an
 
@@ -93,13 +94,8 @@ class Gather:
             target = self._allocate(shape, real.dtype)
         elif out is None:
             target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
-        elif not isinstance(out, torch.Tensor) or isinstance(out, StoredTensor) or is_unusual(out):
-            raise ValueError(f"{name_of(path)} of out is {an(type(out))}, which can't be filled")
-        elif tuple(out.shape) != shape or out.dtype != real.dtype:
-            found = f"{out.dtype} of shape {tuple(out.shape)}"
-            raise ValueError(f"{name_of(path)} of out is {found}, and takes {real.dtype} of shape {shape}")
         else:
-            check_memory(out, path)
+            check_target(out, shape, real.dtype, path)
             target = out
         self._jobs.append(Job(path, box, real, stored, rows, target, out is not None))
         return target
@@ -109,7 +105,12 @@ class Gather:
         self._later.append(action)
 
     def check(self, source: Any) -> None:
-        """After all were added. Raises TypeError if nothing in the source has rows, ValueError if targets overlap."""
+        """Looks at what can only be said once all leaves were added.
+
+        Raises:
+            TypeError: nothing in the source has rows.
+            StructureMismatchError: targets overlap.
+        """
         if not self._has_rows:
             raise TypeError(_no_rows(source))
         given = [(job.path, job.target) for job in self._jobs if job.is_given and job.target.numel()]
@@ -153,12 +154,12 @@ def _no_rows(source: Any) -> str:
 def _fill(job: Job, is_mapped: bool) -> None:
     """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
     target = job.target.detach()
-    if target.device.type == "cpu":
+    if takes_bytes(target):
         _copy(job, target, is_mapped)
     elif target.device.type != "meta":
         staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
         _copy(job, staged, is_mapped)
-        target.copy_(staged, non_blocking=True)
+        copy_into(target, staged, non_blocking=True)
 
 
 def _copy(job: Job, target: torch.Tensor, is_mapped: bool) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from memstore.errors import StructureMismatchError
 from memstore.rows.path import Path, name_of
-from memstore.structure import traits
+from memstore.structure import traits, why_not_filled
 from memstore.wording import an
 
 
@@ -19,18 +20,19 @@ def matching(source: Any, out: Any, path: Path) -> Any:
     if out is None:
         return None
     if isinstance(out, type) or not (hasattr(out, "keys") and hasattr(out, "get")):
-        raise ValueError(f"{name_of(path)} of out is {an(type(out))}, and that of the source has entries by name")
+        what = f"{name_of(path)} of out is {an(type(out))}"
+        raise StructureMismatchError(f"{what}, and that of the source has entries by name")
     keys, found = set(source.keys()), set(out.keys())
     if found != keys:
         has = f"missing {list(keys - found)}, too many {list(found - keys)}"
-        raise ValueError(f"{name_of(path)} of out has other entries than the source: {has}")
+        raise StructureMismatchError(f"{name_of(path)} of out has other entries than the source: {has}")
     return out
 
 
 def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
     """What the entry `source` is read into: that of `out`, once it is `matching`, or None if there is no `out`.
 
-    Raises ValueError where `out` has None there, or makes its entries when it is asked for them.
+    Raises StructureMismatchError where `out` has None there, or makes its entries when it is asked for them.
     """
     if out is None:
         return None
@@ -38,7 +40,7 @@ def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
     found = get(key, None)
     check_there(source, found, (*path, key))
     if not is_kept(found, get(key, None)):
-        raise ValueError(
+        raise StructureMismatchError(
             f"{name_of(path)} of out is {an(type(out))}, which copies {key!r} when it is asked for it, and can't be "
             "filled: give a TensorDict or a dict"
         )
@@ -46,10 +48,10 @@ def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
 
 
 def check_there(source: Any, found: Any, path: Path) -> None:
-    """Raises ValueError where an `out` has None in the place of a tensor, or of something that has some."""
+    """Raises StructureMismatchError where an `out` has None in the place of a tensor, or of something that has some."""
     has_rows = isinstance(source, (torch.Tensor, dict, list, tuple)) or hasattr(source, "batch_size")
     if found is None and has_rows:
-        raise ValueError(f"{name_of(path)} of out is None, which can't be filled")
+        raise StructureMismatchError(f"{name_of(path)} of out is None, which can't be filled")
 
 
 def is_kept(found: Any, again: Any) -> bool:
@@ -64,35 +66,29 @@ def is_unusual(tensor: torch.Tensor) -> bool:
     return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized
 
 
-def check_memory(out: torch.Tensor, path: Path) -> None:
-    """Raises ValueError for tensors that have none, or other memory than their shape says."""
-    kind = "a meta tensor" if out.device.type == "meta" else f"a tensor of layout {out.layout}"
-    if out.device.type == "meta" or out.layout is not torch.strided or out.is_nested:
-        raise ValueError(f"{name_of(path)} of out is {kind}, which can't be filled")
-    try:
-        storage = out.untyped_storage()
-        address = out.data_ptr() if storage.device == out.device else None
-    except RuntimeError:  # of a transform
-        storage = address = None
-    if storage is None or address is None:
-        raise ValueError(f"{name_of(path)} of out is {an(type(out))} that has no memory of its own")
-    stop = out.storage_offset() + traits.reach(out.shape, out.stride())
-    if out.numel() and (not address or stop * out.dtype.itemsize > storage.nbytes()):
-        raise ValueError(f"{name_of(path)} of out is a tensor whose storage was freed or cut")
+def check_target(out: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> None:
+    """Raises StructureMismatchError unless it is a tensor of this shape and dtype that can be filled."""
+    if not isinstance(out, torch.Tensor):
+        raise StructureMismatchError(f"{name_of(path)} of out is {an(type(out))}, which can't be filled")
+    why = why_not_filled(out)
+    if why is not None:
+        raise StructureMismatchError(f"{name_of(path)} of out is {why}")
+    if tuple(out.shape) != shape or out.dtype != dtype:
+        found = f"{out.dtype} of shape {tuple(out.shape)}"
+        raise StructureMismatchError(f"{name_of(path)} of out is {found}, and takes {dtype} of shape {shape}")
 
 
 def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[torch.Tensor]) -> None:
-    """Raises ValueError if a target that is to be filled overlaps itself, another one, or what is read."""
+    """Raises StructureMismatchError if a target that is to be filled overlaps another one, or what is read."""
     ranges = sorted((*_range(target), i) for i, (_, target) in enumerate(targets))
     for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
         if start < stop and _share_elements([target for _, target in targets], ranges):
-            raise ValueError(f"{name_of(targets[i][0])} and {name_of(targets[j][0])} of out overlap in memory")
+            both = f"{name_of(targets[i][0])} and {name_of(targets[j][0])}"
+            raise StructureMismatchError(f"{both} of out overlap in memory")
     reads = {device: _Ranges(read, device) for device in {target.device for _, target in targets}}
     for path, target in targets:
-        if traits.overlaps_itself(target.shape, target.stride()):
-            raise ValueError(f"{name_of(path)} of out overlaps itself in memory")
         if reads[target.device].meet(*_range(target)):
-            raise ValueError(f"{name_of(path)} of out overlaps what is read")
+            raise StructureMismatchError(f"{name_of(path)} of out overlaps what is read")
 
 
 class _Ranges:
@@ -120,7 +116,5 @@ def _share_elements(targets: Sequence[torch.Tensor], ranges: Sequence[tuple[int,
     for first, _, i in ranges:
         target = targets[i]
         item = target.dtype.itemsize
-        if traits.overlaps_itself(target.shape, target.stride()):
-            return True
         counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
     return bool(counts.max() > 1)

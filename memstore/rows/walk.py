@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memstore import structure
+from memstore.errors import StructureMismatchError
 from memstore.late_imports import between_forks
 from memstore.rows.gather import Gather
 from memstore.rows.path import Path, name_of
@@ -51,7 +52,7 @@ def _dict(gather: Gather, source: dict[Any, Any], out: Any, path: Path) -> Any:
 def _sequence(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     outs = [None] * len(source) if out is None else out
     if not isinstance(outs, (list, tuple)) or len(outs) != len(source):
-        raise ValueError(f"{name_of(path)} of out is no {type(source).__qualname__} of {len(source)}")
+        raise StructureMismatchError(f"{name_of(path)} of out is no {type(source).__qualname__} of {len(source)}")
     if out is not None:
         for i, (one, other) in enumerate(zip(source, outs, strict=True)):
             check_there(one, other, (*path, i))

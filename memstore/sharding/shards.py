@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memstore import modes
 from memstore.errors import UnsupportedValueError
@@ -175,6 +176,8 @@ def _of_tensor_shard(value: TensorShard) -> ShardedLeaf:
     local: Any = value.local
     if not isinstance(local, torch.Tensor) or sharded_leaf(local) is not None:
         raise UnsupportedValueError(f"a TensorShard whose `local` is {an_instance(local)}; it must be a plain tensor")
+    if is_lazy(local):
+        raise UnsupportedValueError("a TensorShard whose `local` is not initialized yet, and has no memory")
     shape, offsets = _counts("global_shape", value.global_shape), _counts("offsets", value.offsets)
     shard = _shard("TensorShard", shape, offsets, local)
     return ShardedLeaf(shape, local.dtype, (shard,) * (not shard.box.is_empty), is_primary=True, is_replicated=True)

@@ -14,15 +14,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memstore import contents
 from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
 from memstore.optimizers import loads_as_torch, steps_as_torch, why_of_another
-from memstore.sharding import TensorShards
+from memstore.sharding import TensorShards, sharded_leaf
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
-from memstore.structure import clone_parts, is_made_of_several, is_wrapper, pair_parts, pair_shards
+from memstore.structure import (
+    clone_parts,
+    copy_into,
+    is_made_of_several,
+    is_wrapper,
+    pair_parts,
+    pair_shards,
+    why_not_filled,
+)
 from memstore.view import StoredTensor, view
 from memstore.wording import an
 
@@ -69,9 +78,8 @@ class Fit:
         assert pin.held is not None, "a pin that is mapped"
         chosen = pin.options
         contents.read(pin.root, pin.key, pin.held, options, verify=chosen.verify, allow_pickle=chosen.allow_pickle)
-        with torch.no_grad():
-            for target, source in self._pairs:
-                target.copy_(source)
+        for target, source in self._pairs:
+            copy_into(target, source)
         if self._loaded:
             state: Any = self._model.state_dict(keep_vars=True)  # for the versions of its modules, which some ask for
             loaded: Any = OrderedDict(self._loaded)
@@ -190,13 +198,15 @@ _Make = Callable[[torch.Tensor, Any], torch.Tensor]
 def _why_not_into(stored: Any, target: torch.Tensor) -> str | None:
     if not isinstance(stored, torch.Tensor):
         return f"stored as {an(type(stored))}, here a tensor"
+    if is_lazy(target):
+        return why_not_filled(target)
     if stored.shape != target.shape:
         return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
     if stored.dtype != target.dtype:
         return f"stored as {stored.dtype}, here {target.dtype}; save_model(dtype=) stores another"
-    if target.is_meta:
-        return "on the meta device, without memory; give it some with model.to_empty(device=)"
-    return None
+    leaf = sharded_leaf(target)
+    here = [target] if leaf is None else [shard.local for shard in leaf.shards]
+    return next(filter(None, map(why_not_filled, here)), None)
 
 
 def _target(stored: Any, present: Any, make: _Make) -> Any:

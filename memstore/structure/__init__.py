@@ -33,6 +33,7 @@ from memstore.structure.containers import (
     pair_parts,
     pair_shards,
     tensor_of_array,
+    why_parts_not_filled,
 )
 from memstore.structure.external import (
     ExternalValue,
@@ -109,6 +110,7 @@ from memstore.structure.tensors import (
     NUMPY_DTYPES,
     Traits,
     contiguous_stride,
+    copy_into,
     count,
     expanded_bytes,
     has_gaps,
@@ -121,10 +123,12 @@ from memstore.structure.tensors import (
     pack,
     read_flags,
     repeats,
+    takes_bytes,
     to_device,
     to_flags,
     traits,
     why_no_memory,
+    why_not_filled,
 )
 from memstore.structure.transport import lend_by
 from memstore.structure.transport import register as _register_transport
@@ -188,6 +192,7 @@ __all__ = [
     "clone_parts",
     "contents",
     "contiguous_stride",
+    "copy_into",
     "copy_tensors",
     "count",
     "decode_objects",
@@ -247,12 +252,15 @@ __all__ = [
     "structure_text",
     "take_apart",
     "take_shards_apart",
+    "takes_bytes",
     "tensor_of_array",
     "to_device",
     "to_flags",
     "traits",
     "tree_names",
     "why_no_memory",
+    "why_not_filled",
+    "why_parts_not_filled",
     "written_objects",
     "raw_objects",
 ]

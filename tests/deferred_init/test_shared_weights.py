@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
-from memstore.errors import UnsupportedValueError
+from memstore.errors import StructureMismatchError, UnsupportedValueError
 
 
 class Chunked(nn.Module):
@@ -119,11 +122,99 @@ def parameters_of(module: Any, source: Any) -> None:
 
 
 def test_the_tensors_of_a_state_dict_are_not_written() -> None:
-    whole, part = torch.zeros(3, 2), torch.ones(2)
+    whole, part = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), torch.ones(2)
+    versions = whole._version, part._version
     made = deferred_init(Seen)
     materialize_module(made, source={"weight": whole, "row": part})
-    assert not whole.any() and part.tolist() == [1, 1]
+    assert (whole._version, part._version) == versions
     assert made.row.tolist() == [1, 1] and made.weight.tolist() == [[0, 0], [1, 1], [0, 0]]
+
+
+# --- tied, and stored apart -------------------------------------------------------------------------------------------
+
+
+class Shown(nn.Module):
+    """One weight under two names, of which a buffer shows a part, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("first", self.head.weight.detach()[0])
+
+
+TABLE = torch.tensor([[float("nan"), 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]])
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"head.weight": TABLE.flip(0)}, ("embedding.weight", "head.weight")),
+        ({"first": torch.full((2,), 9.0)}, ("embedding.weight", "first")),
+        ({"head.weight": TABLE + 1, "first": torch.ones(2)}, ("embedding.weight", "head.weight", "first")),
+        ({"head.weight": torch.zeros(2, 4)}, ("embedding.weight", "head.weight")),
+    ],
+    ids=["names", "part", "all", "shape"],
+)
+@pytest.mark.parametrize("kinds", [{}, {"dtype": torch.bfloat16}])
+def test_ties_that_differ_in_the_source_are_refused(
+    store: memstore.Store, changed: Any, named: Any, kinds: Any
+) -> None:
+    source = {"embedding.weight": TABLE.clone(), "head.weight": TABLE.clone(), "first": TABLE[0].clone(), **changed}
+    store.put("apart", source)
+    for given in (source, store.view("apart")):
+        made = deferred_init(Shown)
+        with pytest.raises(StructureMismatchError, match="share memory in the module") as caught:
+            materialize_module(made, source=given, **kinds)
+        assert all(name in str(caught.value) for name in named)
+        assert is_deferred(made.head.weight) and is_deferred(made.first), "nothing was made"
+
+
+@pytest.mark.parametrize("kinds", [{}, {"dtype": torch.bfloat16}])
+def test_ties_that_are_alike_in_the_source_are_taken(store: memstore.Store, kinds: Any) -> None:
+    source = {"embedding.weight": TABLE, "head.weight": TABLE.clone(), "first": TABLE[0].clone()}
+    store.put("apart", source)
+    store.put("tied", {"embedding.weight": TABLE, "head.weight": TABLE, "first": TABLE[0]})
+    for given in (source, store.view("apart"), store.view("tied"), {**source, "head.weight": TABLE.double()}):
+        made = deferred_init(Shown)
+        materialize_module(made, source=given, **kinds)
+        want = TABLE.to(kinds.get("dtype", torch.float32))
+        assert made.head.weight is made.embedding.weight
+        assert torch.equal(made.head.weight.nan_to_num(), want.nan_to_num())
+        assert torch.equal(made.first.nan_to_num(), want[0].nan_to_num())
+
+
+def without_memory(nbytes: int) -> torch.Tensor:
+    tensor = torch.ones(4, 3)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+def torchs_fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(without_memory, 0), partial(without_memory, 16), torchs_fake, lambda: torch.ones(4, 3).to_sparse()],
+    ids=["freed", "cut", "fake", "sparse"],
+)
+def test_tensors_of_a_source_without_values_are_refused_by_name(make: Any) -> None:
+    made = deferred_init(nn.Linear, 3, 4)
+    with pytest.raises(StructureMismatchError, match="weight: the source's is"):
+        materialize_module(made, source={"weight": make(), "bias": torch.ones(4)})
+    assert is_deferred(made.weight) and is_deferred(made.bias)
+
+
+def test_inference_tensors_of_a_source_become_weights_that_can_be_trained() -> None:
+    with torch.inference_mode():
+        source = nn.Linear(3, 4).state_dict()
+    made = deferred_init(nn.Linear, 3, 4)
+    materialize_module(made, source=source)
+    assert torch.equal(made.weight, source["weight"])
+    made(torch.ones(2, 3)).sum().backward()
+    assert made.weight.grad is not None
 
 
 # --- looked at before -------------------------------------------------------------------------------------------------

@@ -115,8 +115,10 @@ MISTAKES = [
     Mistake(
         'store.load_model("linear", deferred_init(torch.nn.Linear, 4, 2))',
         StructureMismatchError,
-        "out: value['model']['weight']: a fake tensor: it has a shape, but no bytes: give a real one, which "
-        "materialize_module makes of a deferred one",
+        "'linear': version 9 doesn't fit, and nothing was loaded:\n"
+        "  model['weight']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred "
+        "one\n"
+        "  model['bias']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred one",
     ),
     Mistake(
         "pickle.dumps(deferred_init(torch.nn.Linear, 4, 2))",

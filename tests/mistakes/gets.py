@@ -79,7 +79,7 @@ MISTAKES = [
         'store.get("model", out={"weight": torch.zeros(1).expand(2, 4), "bias": torch.zeros(2)})',
         StructureMismatchError,
         "out differs from the stored value, nothing was written:\n"
-        "  value['weight']: an expanded tensor, several of whose elements are one in memory, can't be filled",
+        "  value['weight']: an expanded tensor, several of whose elements are one in memory: it can't be filled",
     ),
     Mistake(
         'store.get("model", out={}, like={})',
@@ -271,7 +271,7 @@ MISTAKES = [
     ),
     Mistake(
         'memstore.read_rows(view["w"], [0], out=torch.zeros(1, 5))',
-        ValueError,
+        StructureMismatchError,
         "value of out is torch.float32 of shape (1, 5), and takes torch.float32 of shape (1, 4)",
     ),
     Mistake(

@@ -360,12 +360,12 @@ MISTAKES = [
     ),
     Mistake(
         'frames.read_rows([0, 1], out={"x": torch.zeros(3, 2), "done": torch.zeros(3, dtype=torch.bool)})',
-        ValueError,
+        StructureMismatchError,
         "value['x'] of out is torch.float32 of shape (3, 2), and takes torch.float32 of shape (2, 2)",
     ),
     Mistake(
         'frames.read_rows([0, 1], out={"x": torch.zeros(2, 2)})',
-        ValueError,
+        StructureMismatchError,
         "value of out has other entries than the source: missing ['done'], too many []",
     ),
     Mistake(
@@ -519,7 +519,7 @@ MISTAKES = [
     ),
     Mistake(
         "memstore.read_rows(view, [0], out=5)",
-        ValueError,
+        StructureMismatchError,
         "value of out is an int, and that of the source has entries by name",
     ),
 ]

@@ -209,7 +209,7 @@ BAD_OUTS = {
     "missing": (lambda: TensorDict({"x": torch.zeros(2, 4)}), r"missing \['y'\]"),
     "too many": (lambda: TensorDict({k: torch.zeros(2, 4) for k in "xyz"}), r"too many \['z'\]"),
     "tensor": (lambda: torch.zeros(2, 4), "entries by name"),
-    "itself": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(1, 4).expand(2, 4)}), "overlaps itself"),
+    "itself": (lambda: TensorDict({"x": torch.zeros(2, 4), "y": torch.zeros(1, 4).expand(2, 4)}), "one in memory"),
     "each other": (overlapping, "overlap in memory"),
 }
 
@@ -271,7 +271,7 @@ def test_what_is_read_is_not_written(store: memstore.Store) -> None:
         memstore.read_rows(plain, [0, 1], out=plain[5:7])
     with pytest.raises(ValueError, match="overlaps what is read"):
         memstore.read_rows(store.view("key"), index, out=index)
-    with pytest.raises(ValueError, match="StoredTensor, which can't be filled"):
+    with pytest.raises(ValueError, match="a lazy leaf of a view"):
         memstore.read_rows(store.view("key"), [0, 1], out=store.view("key")[:2])
     with pytest.raises(TypeError, match="out= has a device"):
         memstore.read_rows(plain, [0], out=torch.zeros(1), device="cpu")

@@ -24,6 +24,7 @@ from memstore.errors import (
 from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
 from memstore.sharding import TensorShards
 from memstore.snapshot.planned import PlannedBox, WrittenFile
+from memstore.structure import copy_into
 from memstore.view import StoredTensor
 from memstore.wording import an
 
@@ -166,10 +167,9 @@ class EntryCheckpoint:
         return self._view[DCP]
 
     def read(self, parts: Sequence[Part]) -> None:
-        with torch.no_grad():
-            for part in parts:
-                if not part.box.is_empty:
-                    part.target.copy_(self._view[part.key][part.name][part.box.slices])
+        for part in parts:
+            if not part.box.is_empty:
+                copy_into(part.target, self._view[part.key][part.name][part.box.slices])
 
     def damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(key=self._ref.key, detail=detail)

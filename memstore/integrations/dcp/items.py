@@ -24,7 +24,14 @@ from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Part, Tensor
 from memstore.integrations.dcp.planners import EncodedTensor, decode_tensor
 from memstore.sharding import Box, whole
 from memstore.snapshot.planned import PlannedBox
-from memstore.structure import RefusedError, fill_parts, in_memory, is_made_of_several, why_no_memory
+from memstore.structure import (
+    RefusedError,
+    fill_parts,
+    in_memory,
+    is_made_of_several,
+    why_no_memory,
+    why_parts_not_filled,
+)
 from memstore.wording import an, first_line
 
 
@@ -126,7 +133,8 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
 
     Raises:
         KeyNotFoundError: the checkpoint has no such item.
-        StructureMismatchError: what is wanted lies not in the stored tensor, or the target has another shape.
+        StructureMismatchError: what is wanted lies not in the stored tensor, or the target has another shape, or can't
+            be filled.
     """
     name = item.storage_index.fqn
     key = BYTES if item.type == LoadItemType.BYTE_IO else STATE
@@ -152,6 +160,9 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
 
 def _target_of(item: ReadItem, planner: LoadPlanner, shape: tuple[int, ...]) -> torch.Tensor:
     target = settled(planner.resolve_tensor(item))
+    why = None if 0 in shape else why_parts_not_filled(target)
+    if why is not None:
+        raise StructureMismatchError(f"{item.dest_index.fqn}: {why}; nothing was loaded on this rank")
     if tuple(target.shape) != shape:
         raise StructureMismatchError(
             f"{item.storage_index.fqn}: the plan reads a part of shape {list(shape)}, and the tensor for it is of "

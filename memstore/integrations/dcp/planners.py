@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
+from torch.nn.parameter import is_lazy
 
 from memstore import modes, structure
-from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError
 from memstore.structure import RefusedError, traits
 from memstore.undecodable import UNDECODABLE
 from memstore.wording import an, first_line
@@ -78,6 +79,18 @@ class LoadPlanner(DefaultLoadPlanner):
 
     Bytes items that torch's planner has saved are read with `weights_only=True`, which allows plain types only.
     """
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Raises StructureMismatchError for tensors that torch can't plan for; it names them."""
+        has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        for path, tensor in structure.iter_tensors(state_dict):
+            # With a process group, torch puts tensors on its device in the place of meta tensors.
+            if is_lazy(tensor) or (tensor.is_meta and not has_group):
+                name, why = ".".join(map(str, path)), structure.why_not_filled(tensor)
+                raise StructureMismatchError(f"{name}: {why}; nothing was loaded on this rank")
+        super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Raises UnsupportedValueError for an item that only pickle could read, CorruptionError for a damaged one."""

@@ -168,13 +168,19 @@ class StorageReader(storage.StorageReader):
             checkpoint = checkpoint.shared(plan.storage_data)
         stored = {key: checkpoint.tensors(key) for key in (STATE, BYTES, WRAPPED)}
         batch: list[Reading] = []
-        nbytes = 0
-        for item in plan.items:
-            batch.append(reading_of(item, planner, stored))
-            nbytes += batch[-1].part.target.nbytes
+        nbytes, kept = 0, len(plan.items)
+        for number, item in enumerate(plan.items):  # all are looked at before the first is written to
+            reading = reading_of(item, planner, stored)
+            if nbytes < _BATCH:
+                batch.append(reading)
+                nbytes += reading.part.target.nbytes
+                kept = number + 1
+        for item in plan.items[kept:]:
             if nbytes >= _BATCH:
                 _read_batch(checkpoint, batch)
                 batch, nbytes = [], 0
+            batch.append(reading_of(item, planner, stored))
+            nbytes += batch[-1].part.target.nbytes
         _read_batch(checkpoint, batch)
 
 

@@ -20,9 +20,10 @@ from memstore.errors import (
 from memstore.integrations.torchstore.leaves import fill, fill_common, has_leaf, leaf_of
 from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
-from memstore.integrations.torchstore.slices import check_fillable, read_slice
+from memstore.integrations.torchstore.slices import check_fillable, read_slice, shards_of
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
+from memstore.structure import copy_into
 
 PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
 _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
@@ -119,15 +120,12 @@ def _missing(store: memstore.Store, key: str) -> KeyNotFoundError:
 
 
 def _fill_leaf(key: str, leaf: Any, target: torch.Tensor) -> None:
+    check_fillable(key, target)
     if not isinstance(leaf, torch.Tensor) or leaf.shape != target.shape:
         what = f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else "no tensor"
         raise StructureMismatchError(f"{key!r} is {what}, and inplace_tensor has shape {list(target.shape)}", key=key)
-    check_fillable(key, target)
-    with torch.no_grad():
-        if isinstance(target, DTensor):
-            distribute: Any = leaf.distribute  # pyright: ignore[reportAttributeAccessIssue]
-            leaf = distribute(target.device_mesh, target.placements)
-        target.copy_(leaf)
+    for shard in shards_of(target):
+        copy_into(shard.local, leaf[shard.box.slices])
 
 
 def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | None]) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from memstore.errors import StructureMismatchError
 from memstore.integrations.torchstore.transport import TensorSlice
-from memstore.structure import traits
+from memstore.sharding import Shard, sharded_leaf, whole
+from memstore.structure import copy_into, why_not_filled
 
 
 def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | None) -> torch.Tensor:
@@ -31,28 +32,28 @@ def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | No
     if any(offset < 0 or end > size for offset, end, size in zip(spec.offsets, ends, found, strict=True)):
         text = f"{key!r}: a slice of shape {list(spec.local_shape)} at {list(spec.offsets)} is not in {list(found)}"
         raise StructureMismatchError(text, key=key)
+    if target is not None:
+        check_fillable(key, target)
     if target is not None and tuple(target.shape) != spec.local_shape:
         text = f"{key!r}: inplace_tensor has shape {list(target.shape)}, and the slice {list(spec.local_shape)}"
         raise StructureMismatchError(text, key=key)
-    if target is not None:
-        check_fillable(key, target)
     box = lazy[tuple(map(slice, spec.offsets, ends))]
     if target is None:
         return box.clone(memory_format=torch.contiguous_format)
-    with torch.no_grad():
-        return target.copy_(box)
+    copy_into(target, box)
+    return target
 
 
 def check_fillable(key: str, target: torch.Tensor) -> None:
-    """Raises StructureMismatchError for an inplace_tensor whose elements have no memory, or share it."""
-    if isinstance(target, DTensor):
-        return
-    why = None
-    if target.device.type == "meta":
-        why = "is a meta tensor, which has no memory"
-    elif target.layout is not torch.strided:
-        why = f"is of layout {target.layout}"
-    elif traits.overlaps_itself(target.shape, target.stride()):
-        why = "has elements that lie in the same memory, as expand() makes them"
-    if why is not None:
-        raise StructureMismatchError(f"{key!r}: inplace_tensor {why}: give a plain tensor to fill", key=key)
+    """Raises StructureMismatchError for an inplace_tensor that can't be filled."""
+    leaf = sharded_leaf(target)
+    for local in [target] if leaf is None else [shard.local for shard in leaf.shards]:
+        why = why_not_filled(local)
+        if why is not None:
+            raise StructureMismatchError(f"{key!r}: inplace_tensor is {why}", key=key)
+
+
+def shards_of(target: torch.Tensor) -> Sequence[Shard]:
+    """What of a tensor is here: of a DTensor this rank's part, of others all."""
+    leaf = sharded_leaf(target)
+    return (Shard(whole(target.shape), target),) if leaf is None else leaf.shards

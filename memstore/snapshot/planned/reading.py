@@ -14,7 +14,7 @@ from memstore.sharding import Box, Shard
 from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read import Stored, Value, Want, new_memory, read_into
-from memstore.structure import DTYPES
+from memstore.structure import DTYPES, copy_into
 
 _BATCH = 1 << 28  # bytes of memory for what is stored in another dtype than that of its target
 
@@ -110,6 +110,5 @@ class PlannedSnapshot:
         wants = [Want(one.tensor, [Shard(one.box, made)]) for one, made in batch]
         if wants:
             read_into(self._stored, wants, SILENT, check_narrow=False)
-        with torch.no_grad():
-            for one, made in batch:
-                one.target.copy_(made)
+        for one, made in batch:
+            copy_into(one.target, made)

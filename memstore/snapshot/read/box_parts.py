@@ -14,7 +14,7 @@ import torch
 
 from memstore.sharding import Box
 from memstore.snapshot.storage import FilePart
-from memstore.structure import over, traits
+from memstore.structure import copy_into, over, takes_bytes, traits
 
 _JOINED = 64 << 10  # bytes of a gap: to read them takes as long as what Python does for a run of its own
 
@@ -77,7 +77,7 @@ class BoxPart:
     def is_direct(self) -> bool:
         """Whether the elements of each run lie in the target as in the file."""
         target, (dims, _, is_dense) = self.target, self._runs
-        return is_dense and target.is_cpu and traits.is_c_ordered(target.shape[dims:], target.stride()[dims:])
+        return is_dense and takes_bytes(target) and traits.is_c_ordered(target.shape[dims:], target.stride()[dims:])
 
     def into_target(self) -> Iterator[FilePart]:
         """For `is_direct`."""
@@ -98,8 +98,7 @@ class BoxPart:
         target = self.target
         storage = torch.from_numpy(memory).untyped_storage()
         source = over(storage, target.dtype, 0, self.inner.shape, self._memory_stride())
-        with torch.inference_mode(target.is_inference()), torch.no_grad():
-            traits.copyable(target).copy_(traits.copyable(source))
+        copy_into(target, source)
 
     def pieces(self, budget: int) -> Iterator[BoxPart]:
         """Halves, along the first dimension that can be halved, until each takes no more memory."""

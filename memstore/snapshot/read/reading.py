@@ -19,7 +19,7 @@ from memstore.snapshot.progress import Meter
 from memstore.snapshot.read.box_parts import BoxPart
 from memstore.snapshot.read.stored import Stored
 from memstore.snapshot.storage import CHUNK, FilePart, by_width
-from memstore.structure import memory_of
+from memstore.structure import memory_of, takes_bytes
 
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 
@@ -38,7 +38,7 @@ class Want(NamedTuple):
 def read_into(
     stored: Stored, wants: Sequence[Want], meter: Meter, budget: int = BUDGET, *, check_narrow: bool = True
 ) -> None:
-    """Fills the shards. They are no Parameters that autograd watches: it isn't told of them.
+    """Fills the shards, which may be filled (see structure/tensors/filling.py). Autograd isn't told of it.
 
     Args:
         check_narrow: False: chunks of which less than half is wanted are neither read whole nor compared.
@@ -71,7 +71,7 @@ def read_into(
 def _plan(box: StoredBox, shard: Shard, direct: dict[int, list[FilePart]], detours: dict[int, list[BoxPart]]) -> None:
     """What the shard needs of the box: straight into its memory, where the elements lie there as in the file."""
     local = shard.local
-    if shard.box == (box.offsets, box.shape) and local.is_cpu and local.is_contiguous():  # which most are
+    if shard.box == (box.offsets, box.shape) and local.is_contiguous() and takes_bytes(local):  # which most are
         direct[box.file].append(FilePart(box.offset, memory_of(local)))
         return
     there = Box(box.offsets, box.shape)

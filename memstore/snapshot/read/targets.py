@@ -10,28 +10,37 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memstore import modes, structure
-from memstore.errors import ResourceLimitError
+from memstore.errors import ResourceLimitError, UnsupportedValueError
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
 from memstore.snapshot.format import StoredTensor
-from memstore.structure import DTYPES, name_of, traits, why_no_memory
+from memstore.structure import DTYPES, name_of
 
 Name = tuple[str | int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_META = "it is on the meta device, without memory: give the module memory first, with to_empty(device=...)"
 
 
 class Target(NamedTuple):
-    """A tensor in a state dict, and what of it is here. `value` is what stands there; `why_not`: it can't be filled."""
+    """A tensor in a state dict, and what of it is here.
+
+    Attributes:
+        value: what stands there.
+        why_not: why it can't be filled; "" if it can.
+        is_spread: it is what this rank has of a tensor.
+    """
 
     value: Any
     dtype: torch.dtype
     shape: tuple[int, ...]
     shards: tuple[Shard, ...]
     why_not: str = ""
+    is_spread: bool = False
 
 
 def find_targets(state_dict: Any) -> dict[Name, Target]:
-    """By the names that leaves of a stored state dict have. What is no strided tensor is left out."""
+    """By the names that leaves of a stored state dict have.
+
+    What load_state_dict has to make anew is left out: quantized tensors, and those that are not initialized.
+    """
     found = list(_walk(state_dict, ()))
     counts = Counter(name for name, _ in found)
     targets = ((name, _target(value)) for name, value in found if counts[name] == 1)
@@ -67,26 +76,21 @@ def _target(value: Any) -> Target | None:
     if is_lazy(value):
         return None
     if type(value) not in _PLAIN:
-        leaf = sharded_leaf(value)
+        try:
+            leaf = sharded_leaf(value)
+        except UnsupportedValueError as error:
+            return Target(value, torch.uint8, (), (), error.message, True)
         if leaf is not None:
-            on_meta = any(shard.local.is_meta for shard in leaf.shards)
-            return Target(value, leaf.dtype, leaf.shape, leaf.shards, _META if on_meta else "")
-        return None
+            reasons = filter(None, (structure.why_not_filled(shard.local) for shard in leaf.shards))
+            return Target(value, leaf.dtype, leaf.shape, leaf.shards, next(reasons, ""), True)
     tensor: torch.Tensor = value
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+    if tensor.is_quantized:
         return None
+    why_not = structure.why_not_filled(tensor) or ""
+    if tensor.is_nested:
+        return Target(value, tensor.dtype, (), (), why_not)
     shape = tuple(tensor.shape)
-    plain = tensor.detach()
-    why_not = ""
-    if tensor.is_meta:
-        why_not = _META
-    elif tensor.is_conj() or tensor.is_neg():
-        why_not = "it is a conjugated or negated view"
-    elif not plain.is_contiguous() and traits.overlaps_itself(shape, tensor.stride()):
-        why_not = "several of its elements are one in memory"
-    elif why_no_memory(tensor) is not None:
-        why_not = "its storage was freed or cut"
-    shards = (Shard(whole(shape), plain),) if tensor.numel() else ()
+    shards = (Shard(whole(shape), tensor.detach()),) if tensor.numel() and not why_not else ()
     return Target(value, tensor.dtype, shape, shards, why_not)
 
 
@@ -110,8 +114,10 @@ def new_target(tensor: StoredTensor) -> Target:
 
 def why_not_filled(tensor: StoredTensor, target: Target) -> str | None:
     """How a target differs from the tensor that is stored for it."""
+    if target.why_not:
+        return target.why_not
     if target.shape != tensor.shape:
         return f"stored with shape {list(tensor.shape)}, here {list(target.shape)}"
     if target.dtype != DTYPES[tensor.dtype]:
         return f"stored as torch.{tensor.dtype}, here {target.dtype}"
-    return f"it can't be filled: {target.why_not}" if target.why_not else None
+    return None

@@ -85,7 +85,8 @@ def match_value(
             continue
         path, target = path_of((key, *leaf.name)), targets.get(leaf.name)
         problem = None if target is None else why_not_filled(tensor, target)
-        if problem and must_fit:
+        is_spread = target is not None and bool(target.why_not) and target.is_spread
+        if problem and (must_fit or is_spread):  # else it gets memory of its own
             differences.append(f"{path}: {problem}")
         if target is None or problem:
             made = layouts.make(leaf.name, tensor)

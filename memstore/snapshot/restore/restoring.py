@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -131,9 +132,14 @@ def _raise(stored: Stored, differences: list[str]) -> None:
 
 def _load(stored: Stored, stateful: Any, present: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
     """Args: present: the state dict of the object, whose tensors have been filled where `match` says so."""
-    state_dict = _with_present(
-        stored.build(match.value, match.tensors, allow_pickle=allow_pickle), present, (match.value.key,)
-    )
+    # torch writes what was read to itself; to inference tensors only in their mode
+    is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in match.tensors)
+    with torch.inference_mode() if is_inference else nullcontext():
+        built = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
+        _load_built(stateful, _with_present(built, present, (match.value.key,)), match, strict)
+
+
+def _load_built(stateful: Any, state_dict: Any, match: Match, strict: bool) -> None:
     if isinstance(stateful, torch.nn.Module):
         for name in match.left:
             del state_dict[name]

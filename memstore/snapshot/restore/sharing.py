@@ -46,7 +46,8 @@ class _Range(NamedTuple):
     @property
     def look(self) -> tuple[Any, ...]:
         local = self.shard.local
-        return local.device, self.start, local.dtype, local.shape, local.stride(), self.shard.box
+        bits = local.is_conj(), local.is_neg()
+        return local.device, self.start, local.dtype, local.shape, local.stride(), bits, self.shard.box
 
 
 def come_apart(stored: Stored, places: Sequence[Place]) -> tuple[list[Place], list[str]]:
@@ -119,7 +120,7 @@ def _agree(stored: Stored, places: Sequence[Place], cluster: Sequence[_Range]) -
     """Whether what is stored for them can stand in memory like theirs. Reads it, into memory of its own."""
     start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
     start -= start % _ALIGNMENT
-    if any((one.start - start) % one.shard.local.itemsize for one in cluster):
+    if any((one.start - start) % one.shard.local.itemsize or _has_bits(one.shard.local) for one in cluster):
         return False  # nobody looks
     with torch.inference_mode(False), torch.no_grad():
         storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
@@ -133,6 +134,10 @@ def _agree(stored: Stored, places: Sequence[Place], cluster: Sequence[_Range]) -
             doubles.append(over(storage, local.dtype, at, local.shape, local.stride()))
             traits.copyable(doubles[-1]).copy_(traits.copyable(shard.local))
         return all(torch.equal(_bits(there), _bits(shard.local)) for there, shard in zip(doubles, read, strict=True))
+
+
+def _has_bits(local: torch.Tensor) -> bool:
+    return local.is_conj() or local.is_neg()
 
 
 def _new(local: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from memstore.structure.containers.wrappers import (
     is_wrapper,
     pair_parts,
     pair_shards,
+    why_parts_not_filled,
 )
 from memstore.structure.tree import loads_containers
 
@@ -57,4 +58,5 @@ __all__ = [
     "pair_shards",
     "sequences",
     "tensor_of_array",
+    "why_parts_not_filled",
 ]

@@ -161,9 +161,12 @@ def _tensor_rule(kind: type) -> Flattener | None:
     if is_wrapper(kind):
         return flatten_wrapper
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return refuse_unless_pickled(f"a {name}, an unknown subclass of torch.Tensor (put its as_subclass(torch.Tensor))")
+    reason = f"a {name}, an unknown subclass of torch.Tensor (put its as_subclass(torch.Tensor))"
+    refused = refuse_unless_pickled(reason)
+    return lambda value, walk: _flatten_memory_mapped(value, walk) if walk.in_place else refused(value, walk)
 
 
 def _flatten_memory_mapped(value: torch.Tensor, walk: Walk) -> Tree:
-    # where its bytes lie is no part of the value: it comes back as a plain tensor, over the store's memory
+    # where its bytes lie is no part of the value: it comes back as a plain tensor, over the store's memory;
+    # and to be filled, any class will do whose elements lie in memory
     return walk.visit(value.as_subclass(torch.Tensor))

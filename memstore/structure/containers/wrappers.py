@@ -26,7 +26,7 @@ from memstore.sharding import Box, ShardedLeaf, TensorShard, TensorShards, overl
 from memstore.structure.checks import MalformedError, require, sizes, unpack
 from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import DTYPE_NAMES, DTYPES, traits, why_no_memory
+from memstore.structure.tensors import DTYPE_NAMES, DTYPES, copy_into, traits, why_no_memory, why_not_filled
 from memstore.structure.tree import Node, Parts, Reader, Tree, compile_tree, register, to_msgpack
 from memstore.structure.walk import Walk, flattener
 
@@ -81,7 +81,7 @@ def _pair(target: Any, source: Any, pairs: Pairs) -> bool:
     if not _is_wrapper(kind):
         pairs.append((target, source))
         alike = not _is_wrapper(type(source)) and target.shape == source.shape and target.dtype == source.dtype
-        return alike and why_no_memory(target) is None
+        return alike and why_not_filled(target) is None
     if type(source) is not kind:
         return False
     (names, context), (others, other) = target.__tensor_flatten__(), source.__tensor_flatten__()
@@ -92,14 +92,19 @@ def _pair(target: Any, source: Any, pairs: Pairs) -> bool:
     return is_equal and all(_pair(getattr(target, one), getattr(source, one), pairs) for one in names)
 
 
-def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Copies a tensor into one that is made alike, part by part. False, with nothing copied, where it isn't.
+def why_parts_not_filled(tensor: Any) -> str | None:
+    """As `why_not_filled`, of a tensor that may wrap others: of the first of these that can't be filled."""
+    if not _is_wrapper(type(tensor)):
+        return why_not_filled(tensor)
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return next(filter(None, map(why_parts_not_filled, inner)), None)
 
-    The caller has disabled autograd.
-    """
+
+def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Copies a tensor into one that is made alike, part by part. False, with nothing copied, where it isn't."""
     pairs = pair_parts(target, source)
-    for into, one in pairs or ():
-        into.copy_(one)
+    for into, source_part in pairs or ():
+        copy_into(into, source_part)
     return pairs is not None
 
 

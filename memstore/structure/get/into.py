@@ -5,19 +5,15 @@ write is looked for before the first one, too: after it only a device can fail. 
 what this rank holds, straight from where it is stored.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from memstore.sharding import NO_BOXES, Boxes
-from memstore.structure.get.matching import MatchedTarget, match_target, raise_differences
+from memstore.structure.get.matching import match_target, raise_differences
 from memstore.structure.get.parts import Checks
 from memstore.structure.get.pieces import Piece, Sources
 from memstore.structure.get.storage import tensors_of
@@ -26,7 +22,7 @@ from memstore.structure.get.target_overlaps import disagreements
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan
 from memstore.structure.refusals import render_path
-from memstore.structure.tensors import modes, traits
+from memstore.structure.tensors import copy_all
 
 
 def get_into(
@@ -80,28 +76,14 @@ def get_into(
         sources.bring(pieces)
         differences = disagreements(plan, found, pieces)
     raise_differences(differences, "out", out)
-    _copy_all(found, pieces, non_blocking)
+    copy_all(
+        [piece.target for piece in pieces],
+        [piece.source for piece in pieces],
+        one_by_one=bool(match.resolved or found.sharded),
+        non_blocking=non_blocking,
+    )
     for setting in settings:
         setting()
     if count is not None and (boxes or found.sharded):
         count(sources.nbytes(found, pieces))
     return out
-
-
-def _copy_all(found: MatchedTarget, pieces: Sequence[Piece], non_blocking: bool) -> None:
-    """Every target is written as torch lets it be: inference tensors in inference mode, Parameters without autograd."""
-    groups: dict[bool, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(piece.target.is_inference(), []).append(piece)
-    one_by_one = bool(found.match.resolved or found.sharded) or forward_ad._current_level >= 0
-    for is_inference, chosen in groups.items():
-        aside = modes.put_aside(entirely=True) if is_inference else nullcontext()
-        with aside, torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
-            targets = [traits.copyable(piece.target) for piece in chosen]
-            sources = [traits.copyable(piece.source) for piece in chosen]
-            if one_by_one:  # the other has no kernel for some of these
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source, non_blocking=non_blocking)
-            else:
-                # a third of the time of 300 calls
-                torch._foreach_copy_(targets, sources, non_blocking=non_blocking)

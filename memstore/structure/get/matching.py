@@ -18,7 +18,7 @@ from memstore.structure.get.target_objects import entries_at, is_optional
 from memstore.structure.get.target_walk import ShardedTarget, SplittingWalk, TargetWalk
 from memstore.structure.plans import Plan
 from memstore.structure.refusals import RefusedError, render_path
-from memstore.structure.tensors import Footprints, locate_tensors, traits
+from memstore.structure.tensors import EXPANDED, GONE, Footprints, locate_tensors, traits, why_no_memory
 from memstore.structure.tree import Node, ObjectNode, TensorNode, Tree, compile_tree, walk_names
 from memstore.structure.walk import Facts, take_apart
 from memstore.wording import an
@@ -142,7 +142,7 @@ def _why_not_fillable(plan: Plan, have: int, target: _Look) -> str | None:
     if target.dtype != traits.DTYPES[stored.dtype]:
         return f"stored as torch.{stored.dtype}, here {target.dtype}"
     if any(traits.overlaps_itself(shape, stride) for shape, stride in target.held):
-        return "an expanded tensor, several of whose elements are one in memory, can't be filled"
+        return EXPANDED
     return None
 
 
@@ -184,10 +184,10 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarg
         match, walk, addresses = _match(plan, value, what, strict, entries_at(value, match.split))
     sharded = walk.sharded
     met = {want for _, want in (*match.pairs, *match.exact)}
-    gone = {i for i, target in sharded.items() if any(_is_freed(one.local) for one in target.leaf.shards)}
+    gone = {i for i, target in sharded.items() if any(why_no_memory(local) for _, local in target.leaf.shards)}
     missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses))) | gone
     differences = [
-        f"{render_path(match.tensor_names[i])}: a tensor whose storage was freed or cut: its bytes aren't there"
+        f"{render_path(match.tensor_names[i])}: {GONE}"
         for i in sorted(missing)
         if (i in met) == (what == "out")  # of a template that is met only the look matters
     ]
@@ -228,11 +228,6 @@ def _key_of(sharded: dict[int, ShardedTarget]) -> tuple[Any, ...]:
         )
         for i, (_, leaf) in sharded.items()
     )
-
-
-def _is_freed(tensor: torch.Tensor) -> bool:
-    stop = tensor.storage_offset() + traits.reach(tensor.shape, tensor.stride())
-    return tensor.numel() > 0 and stop * tensor.dtype.itemsize > tensor.untyped_storage().nbytes()
 
 
 def raise_differences(differences: Sequence[str], what: str, value: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import ShardedLeaf, sharded_leaf
 from memstore.structure.refusals import RefusedError
+from memstore.structure.tensors import EXPANDED, GONE, why_not_filled
 from memstore.structure.tree import TENSOR, Tree
 from memstore.structure.walk import Walk, check_held
 
@@ -45,11 +46,20 @@ class TargetWalk(Walk):
                 raise RefusedError(str(error)) from None
             if leaf is not None:
                 check_held(leaf)
+                if self.in_place:
+                    self._check_shards(leaf)
                 self.sharded[len(self.tensors)] = ShardedTarget(value, leaf)
                 is_one = len(leaf.shards) == 1
                 self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))
                 return TENSOR
         return super().visit(value)
+
+    def _check_shards(self, leaf: ShardedLeaf) -> None:
+        """Raises RefusedError where a match, which tells what is wrong with memory and strides, can't look further."""
+        for _, local in leaf.shards:
+            why = why_not_filled(local)
+            if why is not None and why not in (GONE, EXPANDED):
+                raise RefusedError(why)
 
     def write_leaf(self, value: Any) -> Any:
         return None

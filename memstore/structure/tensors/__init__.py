@@ -4,6 +4,7 @@ memory       whether a tensor's bytes can be read at its address; tensors over m
 traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arithmetic of strides
 devices      devices by the names that stored values have of them
 gaps         tensors whose elements don't lie side by side, and how they are stored without the gaps
+filling      whether a tensor may be filled, and how
 footprints   the bytes that tensors reach over, and whether their storages still have them
 ties         tensors that share bytes
 
@@ -22,6 +23,7 @@ from memstore.structure.tensors.devices import (
     read_device,
     to_device,
 )
+from memstore.structure.tensors.filling import EXPANDED, GONE, copy_all, copy_into, takes_bytes, why_not_filled
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
 from memstore.structure.tensors.memory import FREED, is_readable, memory_of, over, why_no_memory
@@ -47,7 +49,9 @@ from memstore.structure.tensors.traits import (
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
+    "EXPANDED",
     "FREED",
+    "GONE",
     "NO_DEVICE",
     "NO_TIES",
     "NUMPY_DTYPES",
@@ -60,6 +64,8 @@ __all__ = [
     "Ties",
     "Traits",
     "contiguous_stride",
+    "copy_all",
+    "copy_into",
     "count",
     "has_device",
     "has_gaps",
@@ -76,9 +82,11 @@ __all__ = [
     "read_device",
     "read_flags",
     "repeats",
+    "takes_bytes",
     "to_device",
     "to_flags",
     "why_no_memory",
+    "why_not_filled",
     "with_traits",
     "MOST_EXPANDED",
     "expanded_bytes",

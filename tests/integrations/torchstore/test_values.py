@@ -289,9 +289,9 @@ def test_numbers_that_are_no_slice_are_told(change: dict[str, Any], error: type[
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: torch.ones(2, 2, device="meta"), "a meta tensor, which has no memory"),
-        (lambda: torch.ones(2, 2).to_sparse(), "of layout torch.sparse_coo"),
-        (lambda: torch.ones(1, 2).expand(2, 2), "elements that lie in the same memory"),
+        (lambda: torch.ones(2, 2, device="meta"), "a meta tensor, without memory"),
+        (lambda: torch.ones(2, 2).to_sparse(), "a torch.sparse_coo tensor"),
+        (lambda: torch.ones(1, 2).expand(2, 2), "an expanded tensor"),
     ],
     ids=["meta", "sparse", "expanded"],
 )
@@ -300,7 +300,7 @@ def test_a_target_that_cannot_be_filled_is_told(make: Any, message: str) -> None
         await ts.put("w", torch.ones(4, 2))
         await ts.put_state_dict({"w": torch.ones(2, 2)}, "state")
         for key, spec in (("w", BOX), ("state/w", None)):
-            with pytest.raises(memstore.StructureMismatchError, match=f"'{key}': inplace_tensor (is|has) {message}"):
+            with pytest.raises(memstore.StructureMismatchError, match=f"'{key}': inplace_tensor is {message}"):
                 await ts.get(key, make(), spec)
 
     asyncio.run(use())
