@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from memstore import contents
+from memstore import contents, structure
 from memstore.engine import MappedEntry, Pin, resource_errors
 from memstore.structure import modes
 from memstore.view import view
@@ -39,7 +39,11 @@ class Ref:
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        held, pin = self._map(), self._pin
+        pin = self._pin
+        into = options.get("out") if options.get("out") is not None else options.get("like")
+        held = self._map(
+            lazily=into is not None and structure.has_shards(into)
+        )  # of shards only their boxes are fetched
         default = options.pop("default", ...)
         if held is None and default is not ...:
             return default
