@@ -201,9 +201,7 @@ def _give_up(path: str, settings: Settings | None, creation: Creation) -> None:
         check_alone(path, settings)
         group = _chosen(creation).unix_group
         if os.stat(path).st_uid != os.geteuid():
-            raise PermissionDeniedError(
-                f"{path} belongs to another user, who alone begins it anew: clear() deletes keys"
-            )
+            raise PermissionDeniedError(f"{path} belongs to another user, who alone begins it anew: clear() deletes keys")
         if group is not None and os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
             raise PermissionDeniedError(f"{path}: this process is not in the group {creation.unix_group!r}")
     with unserved(path):
@@ -217,9 +215,7 @@ def destroy_root(path: str, timeout: float) -> None:
     """
     path, deadline = os.path.abspath(path), deadline_after(timeout)
     if not os.path.lexists(path):
-        raise NotAStoreError(
-            f"{path} doesn't exist: nothing was removed; memstore.stores() lists the stores of this host"
-        )
+        raise NotAStoreError(f"{path} doesn't exist: nothing was removed; memstore.stores() lists the stores of this host")
     folder.ensure_folder(path, None, create=False)
     is_link, path = os.path.islink(path), os.path.realpath(path)
     with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:

@@ -40,10 +40,8 @@ class Ref:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
         pin = self._pin
-        into = options.get("out") if options.get("out") is not None else options.get("like")
-        held = self._map(
-            lazily=into is not None and structure.has_shards(into)
-        )  # of shards only their boxes are fetched
+        is_sharded = any(structure.has_shards(options.get(name)) for name in ("out", "like"))
+        held = self._map(lazily=is_sharded)  # then only the boxes that are read are fetched
         default = options.pop("default", ...)
         if held is None and default is not ...:
             return default
