@@ -39,6 +39,7 @@ class ByRanks(Waits):
         optimizer: torch.optim.Optimizer | None = None,
         *,
         strict: bool = True,
+        cast: bool = False,
         newer_than: int | None = None,
         process_group: Any = None,
         timeout: float | None = None,
@@ -61,7 +62,7 @@ class ByRanks(Waits):
                 wait = partial(_raise, error)
 
         def fill(_: float) -> int:
-            return load.fill(model, optimizer, strict=strict, wait=wait, deadline=deadline, timeout=seconds)
+            return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
 
         return await call(lane, fill, max(deadline - time.monotonic(), 0.0), settles=True, asks=True)
 

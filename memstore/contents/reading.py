@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +31,15 @@ class Options:
     dtype: Any = None
     non_blocking: bool = False
     strict: bool = True
+    cast: bool = False
 
     def __post_init__(self) -> None:
         if self.out is not None and self.like is not None:
             raise TypeError("get takes out= or like=, not both: out= fills what is there, like= makes its double")
         if (self.out is not None or self.like is not None) and (self.device is not None or self.dtype is not None):
             raise TypeError("out= and like= have devices and dtypes of their own: leave device= and dtype= out")
+        if self.cast and self.out is None:
+            raise TypeError("cast= is for out=, whose dtypes may differ: like= has its own, and dtype= names one")
 
 
 PLAIN = Options()
@@ -103,7 +107,9 @@ def _read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: 
     plan, objects, memory, boxes = locate(root, key, held)
     target = options.like if options.out is None else options.out
     if target is not None:
-        copy = structure.get_like if options.out is None else structure.get_into
+        copy: Any = structure.get_like
+        if options.out is not None:
+            copy = partial(structure.get_into, cast=options.cast)
         return copy(
             plan,
             objects,

@@ -234,11 +234,14 @@ class ByRanks(Puts, Gets):
         optimizer: torch.optim.Optimizer | None = None,
         *,
         strict: bool = True,
+        cast: bool = False,
         newer_than: int | None = None,
         process_group: Any = None,
         timeout: float | None = None,
     ) -> int:
         """Fills a module, and its optimizer, in place with the values that `save_model` has stored, from any mesh.
+
+        A state_dict that was put is read, too: `store.put(key, model.state_dict())`.
 
         With torch.distributed every rank calls it. All of them load the version that rank 0 finds, whatever others put
         meanwhile, or all raise. Each rank reads its own boxes (parts of tensors), directly into the module's tensors.
@@ -248,10 +251,11 @@ class ByRanks(Puts, Gets):
 
         Args:
             key: as in `get`.
-            model: a module with the same names, shapes and dtypes, wrapped and sharded in any way.
+            model: a module with the same names, shapes and (without `cast`) dtypes, wrapped and sharded in any way.
             optimizer: one that has no states yet gets them. None: stored states of an optimizer are ignored.
             strict: names that are missing, or that no rank has a place for, are an error. False: they are ignored;
                 differing shapes and dtypes are still an error.
+            cast: True casts floating-point values to the module's dtypes. False: other dtypes are an error.
             newer_than: wait first for a version that is newer than this one.
             process_group: of torch.distributed; None: the default one. No collective is called.
             timeout: seconds until this rank's copy begins, and again for the other ranks once it is done; None: the
@@ -273,7 +277,8 @@ class ByRanks(Puts, Gets):
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
         wait = None if newer_than is None else partial(self.wait, key, newer_than=newer_than, timeout=seconds)
-        return load.fill(model, optimizer, strict=flag("strict", strict), wait=wait, deadline=deadline, timeout=seconds)
+        strict, cast = flag("strict", strict), flag("cast", cast)
+        return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
 
     def _begin_load(self, key: str, process_group: Any) -> ModelLoad:
         """See `begin_load`."""

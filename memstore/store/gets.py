@@ -69,6 +69,7 @@ class Gets(Keyspace):
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
         strict: bool = True,
+        cast: bool = False,
         max_age: float | None = None,
         timeout: float | None = None,
     ) -> Any:
@@ -88,6 +89,8 @@ class Gets(Keyspace):
             dtype: the dtype of its floating-point leaves; None: as they were put. Other leaves keep theirs.
             non_blocking: as in `torch.Tensor.to`.
             strict: False fills only the leaves that `out` or `like` and the stored value have in common.
+            cast: True casts what is copied into `out` where it has another floating-point dtype. False: that is a
+                mismatch. Integers are never cast to floating-point numbers, or these to integers.
             max_age: in a store on several hosts: return the version that this process has last seen if that was at
                 most so many seconds ago, without asking its home. None, or 0: the home is asked each time. If the home
                 is this host, a get always returns the current version.
@@ -107,8 +110,10 @@ class Gets(Keyspace):
         if max_age is not None and max_age != 0:
             max_age = seconds_of("max_age", max_age, otherwise=", or None")
         options = contents.PLAIN
-        if out is not None or like is not None or device is not None or dtype is not None:
-            options = contents.Options(out, like, device, dtype, non_blocking, flag("strict", strict))
+        if out is not None or like is not None or device is not None or dtype is not None or cast:
+            options = contents.Options(
+                out, like, device, dtype, non_blocking, flag("strict", strict), flag("cast", cast)
+            )
         lazily = (out is not None or like is not None) and is_served(root)
         lazily = lazily and (structure.has_shards(out) or structure.has_shards(like))
         held = self._hold(root, key, name, deadline, lazily=lazily, max_age=max_age)
@@ -290,6 +295,13 @@ class Gets(Keyspace):
         if held is not None and held.record.is_mutable:
             raise mutable_entry(name, held.record.mutable_kind)
         return held
+
+
+def ref_lazily(store: Gets, key: str) -> Ref:
+    """As `store.ref(key)`, for this process only: bytes of other hosts come when they are read."""
+    root = store._opened()  # pyright: ignore[reportPrivateUsage]
+    held = store._held(root, key, lazily=True)  # pyright: ignore[reportPrivateUsage]
+    return Ref(Pin(root, key, held.record, held, store._pin_options()))  # pyright: ignore[reportPrivateUsage]
 
 
 def get_at_once(store: Gets, key: str, default: Any) -> Any:

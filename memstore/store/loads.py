@@ -44,6 +44,7 @@ class ModelLoad:
         optimizer: torch.optim.Optimizer | None,
         *,
         strict: bool,
+        cast: bool,
         wait: Callable[[], object] | None,
         deadline: float,
         timeout: float,
@@ -63,10 +64,18 @@ class ModelLoad:
 
         if self._meeting is None or self.is_alone:
             pin = take()
-            load_alone(pin, model, optimizer, strict=strict)
+            load_alone(pin, model, optimizer, strict=strict, cast=cast)
             return pin.record.version
         return load_together(
-            self._meeting, take, self._receive, model, optimizer, strict=strict, deadline=deadline, timeout=timeout
+            self._meeting,
+            take,
+            self._receive,
+            model,
+            optimizer,
+            strict=strict,
+            cast=cast,
+            deadline=deadline,
+            timeout=timeout,
         )
 
     def give_up(self) -> None:

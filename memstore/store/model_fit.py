@@ -16,13 +16,22 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from memstore import contents
+from memstore import contents, structure
 from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
 from memstore.optimizers import loads_as_torch, steps_as_torch, why_of_another
 from memstore.sharding import TensorShards, sharded_leaf
-from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
+from memstore.store.model_state import (
+    GROUPS,
+    MODEL,
+    OPTIMIZER,
+    PARAMS,
+    STATE,
+    ModelEntry,
+    model_entries,
+    parameter_names,
+)
 from memstore.structure import (
     clone_parts,
     copy_into,
@@ -35,8 +44,6 @@ from memstore.structure import (
 from memstore.view import StoredTensor, view
 from memstore.wording import an
 
-MODEL, OPTIMIZER = "model", "optimizer"
-
 
 class Fit:
     """What a load is going to do.
@@ -47,9 +54,9 @@ class Fit:
     """
 
     def __init__(
-        self, pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool
+        self, pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool, cast: bool
     ) -> None:
-        self._pin, self._model, self._optimizer, self._strict = pin, model, optimizer, strict
+        self._pin, self._model, self._optimizer, self._strict, self._cast = pin, model, optimizer, strict, cast
         self.problems: list[str] = []
         self.unexpected: list[str] = []
         self._out: dict[str, Any] = {}
@@ -58,13 +65,18 @@ class Fit:
         self._optimizer_state: dict[str, Any] | None = None
         assert pin.held is not None, "a pin that is mapped"
         stored = view(pin.root, pin.key, pin.held, pin.options, "cpu")
-        if not (isinstance(stored, Mapping) and isinstance(stored.get(MODEL), Mapping)):
-            advice = f"; if it is a state_dict: model.load_state_dict(store.get({pin.key!r}))"
-            found = f"{an(type(stored))} is stored, which save_model didn't make"
-            self.problems.append(found + advice if isinstance(stored, Mapping) else found)
+        if not isinstance(stored, Mapping):
+            self.problems.append(f"{an(type(stored))} is stored, which save_model didn't make, and is no state_dict")
             return
         entries = model_entries(model)
-        self._fit_model(stored[MODEL], entries)
+        if isinstance(stored.get(MODEL), Mapping):
+            self._out[MODEL] = self._fit_model(stored[MODEL], entries)
+        elif entries and not any(name in stored or entry.key in stored for name, entry in entries.items()):
+            known = f"it has none of the model's names: its first is {next(iter(stored), None)!r:.100}"
+            self.problems.append(f"{an(type(stored))} is stored, which save_model didn't make; as a state_dict {known}")
+            return
+        else:  # a state_dict that was put, perhaps with the names that a wrapper gives
+            self._out = self._fit_model(stored, entries)
         if optimizer is not None:
             self._fit_optimizer(stored.get(OPTIMIZER), optimizer)
 
@@ -74,7 +86,7 @@ class Fit:
             self._fill()
 
     def _fill(self) -> None:
-        pin, options = self._pin, contents.Options(out=self._out, strict=False)
+        pin, options = self._pin, contents.Options(out=self._out, strict=False, cast=self._cast)
         assert pin.held is not None, "a pin that is mapped"
         chosen = pin.options
         contents.read(pin.root, pin.key, pin.held, options, verify=chosen.verify, allow_pickle=chosen.allow_pickle)
@@ -90,25 +102,31 @@ class Fit:
 
     # --- the module ---------------------------------------------------------------------------------------------------
 
-    def _fit_model(self, stored: Mapping[str, Any], entries: Mapping[str, ModelEntry]) -> None:
+    def _fit_model(self, stored: Mapping[str, Any], entries: Mapping[str, ModelEntry]) -> dict[str, Any]:
+        """What a get is to fill, by the stored names."""
         targets: dict[str, Any] = {}
+        known: set[str] = set()
         for name, entry in entries.items():
-            if name not in stored:
+            label = entry.key if name not in stored and entry.key in stored else name
+            known.add(label)
+            if label not in stored:
                 self._miss(f"model[{name!r}]: not stored")
                 continue
-            found, value = stored[name], entry.value
+            found, value = stored[label], entry.value
             is_part = isinstance(found, TensorShards)
-            problem = None if is_part or not isinstance(value, torch.Tensor) else _why_not_into(found, value)
+            problem = (
+                None if is_part or not isinstance(value, torch.Tensor) else _why_not_into(found, value, self._cast)
+            )
             if problem:
                 self.problems.append(f"model[{name!r}]: {problem}")
             elif entry.is_own and isinstance(found, StoredTensor):
-                targets[name] = value
+                targets[label] = value
             elif _has_several(found):  # which no get can fill, so that the view has them loaded already
                 self._fit_several(name, entry, found)
             else:
-                targets[name] = self._loaded[entry.key] = _target(found, value, _fresh)
-        self._out[MODEL] = targets
-        self.unexpected += [f"model[{name!r}]" for name in stored if name not in entries]
+                targets[label] = self._loaded[entry.key] = _target(found, value, _fresh)
+        self.unexpected += [f"model[{name!r}]" for name in stored if name not in known]
+        return targets
 
     def _fit_several(self, name: str, entry: ModelEntry, found: Any) -> None:
         """What is stored as several tensors: filled part by part where the module has its like."""
@@ -195,15 +213,17 @@ def _are_equal(one: Any, other: Any) -> bool:
 _Make = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
-def _why_not_into(stored: Any, target: torch.Tensor) -> str | None:
+def _why_not_into(stored: Any, target: torch.Tensor, cast: bool = False) -> str | None:
     if not isinstance(stored, torch.Tensor):
         return f"stored as {an(type(stored))}, here a tensor"
     if is_lazy(target):
         return why_not_filled(target)
     if stored.shape != target.shape:
         return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
-    if stored.dtype != target.dtype:
-        return f"stored as {stored.dtype}, here {target.dtype}; save_model(dtype=) stores another"
+    can_cast = isinstance(stored, StoredTensor) and structure.can_cast(stored.dtype, target.dtype)
+    if stored.dtype != target.dtype and not (cast and can_cast):
+        advice = "cast=True casts it, and " if can_cast else ""
+        return f"stored as {stored.dtype}, here {target.dtype}; {advice}save_model(dtype=) stores another"
     leaf = sharded_leaf(target)
     here = [target] if leaf is None else [shard.local for shard in leaf.shards]
     return next(filter(None, map(why_not_filled, here)), None)

@@ -23,6 +23,7 @@ import torch
 from memstore.errors import UnsupportedValueError
 from memstore.wording import an
 
+MODEL, OPTIMIZER = "model", "optimizer"  # the entries of what save_model stores
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 _NAMES = "param_names"  # torch keeps them beside the numbers of named parameters
 
@@ -60,6 +61,18 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
     own = {id(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
     return {clean_name(model, key): ModelEntry(key, value, id(value) in own) for key, value in state.items()}
+
+
+def saved_weights(value: Any) -> Mapping[str, Any] | None:
+    """The module's state in what save_model stores. None: it is another value, as a state_dict that was put."""
+    if not (isinstance(value, Mapping) and isinstance(value.get(MODEL), Mapping)):
+        return None
+    others = value.keys() - {MODEL}
+    if not others:
+        return value[MODEL]
+    optimizer = value.get(OPTIMIZER)
+    is_saved = others == {OPTIMIZER} and isinstance(optimizer, Mapping) and {STATE, GROUPS} <= optimizer.keys()
+    return value[MODEL] if is_saved else None
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:

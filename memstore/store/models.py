@@ -27,8 +27,8 @@ from memstore.engine import Pin, deadline_after, pack
 from memstore.errors import MemstoreError
 from memstore.store.meeting import Meeting
 from memstore.store.model_findings import End, Failure, Finding, Taken, judge, raise_error, raise_problems, told
-from memstore.store.model_fit import MODEL, OPTIMIZER, Fit
-from memstore.store.model_state import model_state, optimizer_state
+from memstore.store.model_fit import Fit
+from memstore.store.model_state import MODEL, OPTIMIZER, model_state, optimizer_state
 from memstore.structure import HeldValue
 
 _LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
@@ -55,9 +55,11 @@ def take_model_apart(
 # --- loads ------------------------------------------------------------------------------------------------------------
 
 
-def load_alone(pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool) -> None:
+def load_alone(
+    pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool, cast: bool
+) -> None:
     """Fills a module that one process has. Raises StructureMismatchError before anything is written."""
-    fit = Fit(pin, model, optimizer, strict=strict)
+    fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
     raise_problems(pin, fit.problems, fit.unexpected if strict else [])
     fit.fill()
 
@@ -70,6 +72,7 @@ def load_together(
     optimizer: torch.optim.Optimizer | None,
     *,
     strict: bool,
+    cast: bool,
     deadline: float,
     timeout: float,
 ) -> int:
@@ -82,9 +85,11 @@ def load_together(
         timeout: seconds for the others, once it is done.
     """
     if meeting.rank == 0:
-        pin, fit, verdict = _lead(meeting, take, model, optimizer, strict=strict, deadline=deadline)
+        pin, fit, verdict = _lead(meeting, take, model, optimizer, strict=strict, cast=cast, deadline=deadline)
     else:
-        pin, fit, verdict = _follow(meeting, receive, model, optimizer, strict=strict, deadline=deadline + _LATER)
+        pin, fit, verdict = _follow(
+            meeting, receive, model, optimizer, strict=strict, cast=cast, deadline=deadline + _LATER
+        )
     if verdict.error is not None:
         raise_error(meeting, verdict.error)
     raise_problems(pin, verdict.problems, verdict.unexpected)
@@ -102,7 +107,7 @@ def decline(meeting: Meeting) -> None:
 
 
 def _lead(
-    meeting: Meeting, take: Callable[[], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
+    meeting: Meeting, take: Callable[[], Pin], model: Any, optimizer: Any, *, strict: bool, cast: bool, deadline: float
 ) -> tuple[Pin, Fit, Finding]:
     try:
         pin = take()
@@ -111,7 +116,7 @@ def _lead(
         raise
     meeting.say(_VERSION, Taken(pack(pin)))
     try:
-        fit = Fit(pin, model, optimizer, strict=strict)
+        fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
         findings = [Finding(fit.problems, fit.unexpected)]
         for rank in range(1, meeting.world_size):
             findings.append(meeting.hear(_found(rank), Finding, deadline, rank))
@@ -124,7 +129,14 @@ def _lead(
 
 
 def _follow(
-    meeting: Meeting, receive: Callable[[bytes], Pin], model: Any, optimizer: Any, *, strict: bool, deadline: float
+    meeting: Meeting,
+    receive: Callable[[bytes], Pin],
+    model: Any,
+    optimizer: Any,
+    *,
+    strict: bool,
+    cast: bool,
+    deadline: float,
 ) -> tuple[Pin, Fit, Finding]:
     try:
         version = meeting.hear(_VERSION, Taken, deadline)
@@ -136,7 +148,7 @@ def _follow(
         raise_error(meeting, version.error)
     try:
         pin = receive(version.record)
-        fit = Fit(pin, model, optimizer, strict=strict)
+        fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
     except BaseException as error:
         meeting.say(_found(meeting.rank), Finding(error=told(error, meeting.rank)))
         _hear_verdict(meeting, deadline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from memstore import contents
+from memstore import contents, structure
 from memstore.engine import MappedEntry, Pin, resource_errors
 from memstore.structure import modes
 from memstore.view import view
@@ -39,7 +39,9 @@ class Ref:
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        held, pin = self._map(), self._pin
+        pin = self._pin
+        is_sharded = any(structure.has_shards(options.get(name)) for name in ("out", "like"))
+        held = self._map(lazily=is_sharded)  # then only the boxes that are read are fetched
         default = options.pop("default", ...)
         if held is None and default is not ...:
             return default

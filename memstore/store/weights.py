@@ -12,6 +12,7 @@ import torch
 from memstore import structure
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
+from memstore.store.model_state import saved_weights
 from memstore.store.store import Store
 from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
@@ -31,6 +32,9 @@ def iter_weights(
     timeout: float | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Iterates over the tensors of one version of a nested value, named by their paths joined with ".".
+
+    Of what `save_model` has stored these are the module's tensors, by the same names as of its state_dict that was put.
+    Those of an optimizer are left out, unless `prefix` is "optimizer.".
 
     Inference engines take their weights in this form (`model.load_weights(iter_weights(store, "policy"))`). The tensors
     are on the CPU, in shared memory, from whatever device they were put. Nothing is read before it is used, and a
@@ -86,6 +90,9 @@ def iter_weights(
 
 @modes.uncompiled
 def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:
+    weights = saved_weights(value)
+    if weights is not None and any(name.startswith(prefix) for name in weights):
+        value = weights
     found: dict[str, torch.Tensor] = {}
     origins: dict[str, Path] = {}
     tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]

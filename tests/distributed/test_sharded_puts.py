@@ -30,6 +30,7 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
+from memstore.integrations.torchstore.leaves import fill_common
 from tests.children import Child, Wire
 from tests.distributed.home_server import HomeServer, ask
 from tests.distributed.homes import Home, join
@@ -317,6 +318,23 @@ def test_a_reader_gets_the_boxes_that_it_needs_and_no_more(cluster: Cluster, mon
     columns = TensorShard(torch.zeros(2 * ROWS, 10), (2 * ROWS, COLUMNS), (0, 20))
     assert torch.equal(cluster.stores[0].get(key, like={"w": columns})["w"].local, whole(2)[:, 20:30])
     assert ROWS * 10 * 4 <= sum(sent) <= ROWS * 10 * 4 + 256
+
+
+def test_a_state_dict_of_which_a_reader_has_a_part_is_fetched_once_and_cast(cluster: Cluster, monkeypatch: Any) -> None:
+    key, sent = cluster.key(0), list[int]()
+    together([put(cluster, key, rank, rank) for rank in (0, 1)])
+    send_all: Callable[..., None] = sending.send_all
+
+    def count(stream: Any, parts: Sequence[memoryview]) -> None:
+        sent.append(sum(map(len, parts)))
+        send_all(stream, parts)
+
+    monkeypatch.setattr(sending, "send_all", count)
+    columns = TensorShard(torch.zeros(2 * ROWS, 10).bfloat16(), (2 * ROWS, COLUMNS), (0, 20))
+    target: dict[str, Any] = {"w": columns, "other": torch.zeros(3)}
+    found = fill_common(cluster.stores[0], key, target)
+    assert found["w"] is columns and torch.equal(columns.local, whole(2)[:, 20:30].bfloat16())
+    assert list(found) == ["w"] and ROWS * 10 * 4 <= sum(sent) <= ROWS * 10 * 4 + 256
 
 
 # --- ranks are killed -------------------------------------------------------------------------------------------------

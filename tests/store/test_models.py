@@ -217,7 +217,8 @@ def test_all_that_doesnt_fit_is_told_at_once_and_nothing_is_written(store: memst
     lines = str(raised.value).splitlines()
     for expected in (
         "  model['0.weight']: stored with shape [3, 2], here [4, 2]",
-        "  model['1.weight']: stored as torch.float32, here torch.float64; save_model(dtype=) stores another",
+        "  model['1.weight']: stored as torch.float32, here torch.float64; cast=True casts it, and save_model(dtype=) "
+        "stores another",
         "  model['3.weight']: not stored",
         "  optimizer: it had no parameter '3.bias'",
         "  model['2.weight']",
@@ -343,3 +344,58 @@ def test_modes_of_torch_change_nothing(store: memstore.Store, mode: Callable[[],
         store.load_model("run", other)
     assert torch.equal(model.embed.weight, other.embed.weight) and not other.embed.weight.is_inference()
     other.embed.weight.sum().backward()
+
+
+# --- state_dicts, and other dtypes ------------------------------------------------------------------------------------
+
+
+def test_a_state_dict_that_was_put_is_loaded(store: memstore.Store) -> None:
+    saved, model = Net(), Net()
+    saved.said = {"note": "was put", "numbers": torch.ones(2)}
+    with torch.no_grad():
+        saved.scale.fill_(3.0)
+    parameter = model.embed.weight
+    version = store.put("weights", saved.state_dict())
+    assert store.load_model("weights", model) == version
+    assert_same(dict(model.state_dict()), dict(saved.state_dict()))
+    assert model.embed.weight is parameter and model.said["note"] == "was put"
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(StructureMismatchError, match="none of the model's names"):
+        store.load_model("weights", other, strict=False)
+
+
+def test_a_state_dict_of_a_wrapper_is_loaded_into_it(store: memstore.Store) -> None:
+    saved, model = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    store.put("weights", torch.compile(saved).state_dict())
+    store.load_model("weights", torch.compile(model))
+    assert torch.equal(model.weight, saved.weight)
+
+
+def test_what_a_state_dict_lacks_or_has_too_much_is_told(store: memstore.Store) -> None:
+    model = torch.nn.Linear(2, 3)
+    before = model.weight.detach().clone()
+    store.put("weights", {"weight": torch.ones(3, 2), "other": torch.ones(1)})
+    with pytest.raises(StructureMismatchError, match=r"(?s)model\['bias'\]: not stored.*model\['other'\]"):
+        store.load_model("weights", model)
+    assert torch.equal(model.weight, before)
+    store.load_model("weights", model, strict=False)
+    assert torch.equal(model.weight, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("puts", [False, True], ids=["save_model", "put"])
+def test_a_module_of_another_floating_dtype_is_filled_if_it_is_asked_for(store: memstore.Store, puts: bool) -> None:
+    saved, model = Net(), Net().bfloat16()
+    if puts:
+        store.put("weights", saved.state_dict())
+    else:
+        store.save_model("weights", saved)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    with pytest.raises(StructureMismatchError, match="cast=True casts it"):
+        store.load_model("weights", model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.named_parameters())
+    store.load_model("weights", model, cast=True)
+    for name, tensor in model.named_parameters():
+        assert tensor.dtype == torch.bfloat16 and torch.equal(tensor, saved.get_parameter(name).bfloat16())
+    model.seen = model.seen.float()
+    with pytest.raises(StructureMismatchError, match=r"model\['seen'\]: stored as torch.int64"):
+        store.load_model("weights", model, cast=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -265,3 +266,70 @@ def test_a_locked_tensordict_is_filled(store: memstore.Store) -> None:
     out = TensorDict({"a": torch.zeros(2), "s": "old"}, []).lock_()
     store.get("key", out=out)
     assert out["a"].all() and out["s"] == "new" and out.is_locked
+
+
+# --- cast -------------------------------------------------------------------------------------------------------------
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("stored", FLOATS)
+@pytest.mark.parametrize("wanted", FLOATS)
+def test_floating_dtypes_are_cast_if_it_is_asked_for(
+    store: memstore.Store, stored: torch.dtype, wanted: torch.dtype
+) -> None:
+    values = torch.randn(5, 3).to(stored)
+    store.put("k", {"a": values, "b": [values.t(), torch.arange(3)]})
+    out = {"a": torch.zeros(5, 3).to(wanted), "b": [torch.zeros(3, 5).to(wanted), torch.zeros(3).long()]}
+    if stored != wanted:
+        with pytest.raises(StructureMismatchError, match="cast=True casts it"):
+            store.get("k", out=out)
+        assert not out["a"].float().any()
+    for source in (partial(store.get, "k"), store.ref("k").get):
+        assert source(out=out, cast=True) is out
+        assert torch.equal(out["a"].float(), values.to(wanted).float())
+        assert torch.equal(out["b"][0].float(), values.to(wanted).t().float())
+        assert torch.equal(out["b"][1], torch.arange(3))
+        out["a"].zero_()
+
+
+@pytest.mark.parametrize("stored", [torch.int64, torch.complex64, torch.bool])
+def test_only_floating_dtypes_are_cast(store: memstore.Store, stored: torch.dtype) -> None:
+    store.put("k", {"a": torch.ones(3, dtype=stored), "b": torch.ones(2)})
+    out = {"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.bfloat16)}
+    with pytest.raises(StructureMismatchError, match=r"\['a'\]: stored as") as error:
+        store.get("k", out=out, cast=True)
+    assert "['b']" not in str(error.value) and not out["b"].any()
+
+
+def test_a_cast_needs_a_target(store: memstore.Store) -> None:
+    store.put("k", torch.ones(3))
+    for options in ({}, {"like": torch.ones(3)}, {"dtype": torch.bfloat16}):
+        with pytest.raises(TypeError, match="out="):
+            store.get("k", cast=True, **options)
+
+
+def test_targets_that_share_memory_are_cast_if_all_of_them_get_their_values(store: memstore.Store) -> None:
+    values = torch.randn(8).bfloat16()
+    store.put("k", {"all": values, "end": values[4:]})
+    out = torch.zeros(8)
+    store.get("k", out={"all": out, "end": out[4:]}, cast=True)
+    assert torch.equal(out, values.float())
+    out.zero_()  # at the same distance in bytes, which is another one in elements
+    with pytest.raises(StructureMismatchError, match="shares memory"):
+        store.get("k", out={"all": out, "end": out[2:6]}, cast=True)
+    assert not out.any()
+
+
+def test_a_cast_of_parameters_and_of_bits_that_are_pending(store: memstore.Store) -> None:
+    values = torch.randn(4)
+    store.put("k", {"parameter": values, "neg": values, "row": values})
+    neg = torch.zeros(4, dtype=torch.complex128).conj().imag
+    out = {
+        "parameter": torch.nn.Parameter(torch.zeros(4).double()),
+        "neg": neg,
+        "row": torch.zeros(4, 3).double()[:, 1],
+    }
+    store.get("k", out=out, cast=True)
+    assert out["neg"].is_neg()
+    assert all(torch.equal(one.detach(), values.double()) for one in out.values())

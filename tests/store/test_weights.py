@@ -254,3 +254,20 @@ def test_a_model_of_transformers_takes_its_weights(store: memstore.Store, minilm
 def test_weights_are_those_of_a_store(source: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         next(memstore.iter_weights(source, "policy"))
+
+
+def test_a_saved_model_has_the_names_of_its_state_dict(store: memstore.Store) -> None:
+    model = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 1), "head": torch.nn.Linear(1, 1)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    model["head"](model["model"](torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    store.put("put", model.state_dict())
+    store.save_model("alone", model)
+    store.save_model("both", model, optimizer)
+    for prefix in ("", "model.", "head."):
+        put = dict(memstore.iter_weights(store, "put", prefix=prefix))
+        for key in ("alone", "both"):
+            found = dict(memstore.iter_weights(store, key, prefix=prefix))
+            assert list(found) == list(put) and all(torch.equal(found[name], put[name]) for name in put)
+    states = dict(memstore.iter_weights(store, "both", prefix="optimizer."))
+    assert "state.head.weight.exp_avg" in states

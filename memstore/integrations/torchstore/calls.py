@@ -17,7 +17,7 @@ from memstore.errors import (
     StructureMismatchError,
     UnsupportedValueError,
 )
-from memstore.integrations.torchstore.leaves import fill, fill_common, has_leaf, leaf_of
+from memstore.integrations.torchstore.leaves import fill_common, has_leaf, leaf_of
 from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
 from memstore.integrations.torchstore.slices import check_fillable, read_slice, shards_of
@@ -86,7 +86,7 @@ def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) 
     try:
         if target is None:
             return store.get(stored(key), device="cpu")
-        fill(store, stored(key), target)
+        store.get(stored(key), out=target, cast=True)
     except KeyNotFoundError:
         leaf = _leaf(store, key)
         if target is None:
@@ -152,7 +152,7 @@ def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -
             return store.get(stored(key), device="cpu")
         if not strict:
             return fill_common(store, stored(key), target)
-        fill(store, stored(key), target)
+        store.get(stored(key), out=target, cast=True)
         return target
     except KeyNotFoundError:
         text = f"there is no state dict {key!r}: it was not put, or was deleted"

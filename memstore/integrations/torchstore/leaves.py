@@ -1,4 +1,4 @@
-"""State dicts that differ from what is stored: in dtypes, in what they have, or asked for by the name of one leaf."""
+"""State dicts that have other names than what is stored; and leaves, asked for by TorchStore's names of them."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -8,94 +8,47 @@ from typing import Any
 
 import torch
 
-from memstore.errors import KeyNotFoundError, StructureMismatchError
+import memstore
+from memstore import structure
+from memstore.errors import KeyNotFoundError
+from memstore.store.gets import ref_lazily
+from memstore.view import StoredTensor, load_leaf
 
 DELIMITER, MAPPING = "/", "MAPPING"  # as TorchStore names the entries of a state dict: KEY/NAME, and KEY/MAPPING
 
-Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # a target, and what is filled in its place
 
+def fill_common(store: memstore.Store, key: str, target: Any) -> Any:
+    """Fills what `target` has in common with what is stored. Returns the stored structure, with its tensors in it.
 
-def fill(store: Any, key: str, target: Any, *, strict: bool = True) -> None:
-    """Fills tensors in place, of one version; those of another floating dtype by a copy that is cast.
-
-    Raises:
-        StructureMismatchError: names or shapes differ. Nothing was written.
+    All is of one version. Of the stored tensors only those are read that are filled in, or that the target lacks.
     """
-    try:
-        store.get(key, out=target, strict=strict)
-    except StructureMismatchError:
-        ref = store.ref(key)
-        pairs: Pairs = []
-        stand_in = _stand_in(target, ref.view(), pairs)
-        if not pairs:
-            raise
-        ref.get(out=stand_in, strict=strict)
-        with torch.no_grad():
-            for tensor, filled in pairs:
-                tensor.copy_(filled)
-        _take_objects(target, stand_in)
+    ref = ref_lazily(store, key)
+    ref.get(out=target, strict=False, cast=True)
+    merged = _merged(ref.view(device="cpu"), target, {})
+    if any(isinstance(leaf, StoredTensor) for _, leaf in structure.iter_tensors(merged)):
+        return _merged(ref.get(device="cpu"), target, {})  # in a container of another kind, as a TensorDict
+    return merged
 
 
-def fill_common(store: Any, key: str, target: Any) -> Any:
-    """Fills what `target` has in common with what is stored. Returns the stored structure, with its tensors in it."""
-    ref = store.ref(key)
-    fill(_At(ref), key, target, strict=False)
-    return _merged(ref.get(device="cpu"), target)
-
-
-class _At:
-    """A store as it was when a reference was made: for `fill`."""
-
-    def __init__(self, ref: Any) -> None:
-        self._ref = ref
-
-    def get(self, _key: str, **options: Any) -> Any:
-        return self._ref.get(**options)
-
-    def ref(self, _key: str) -> Any:
-        return self._ref
-
-
-def _stand_in(target: Any, stored: Any, pairs: Pairs) -> Any:
-    """`target`, with new tensors of the stored dtype where it has another floating one."""
-    if isinstance(target, torch.Tensor):
-        if not isinstance(stored, torch.Tensor) or target.dtype == stored.dtype:
-            return target
-        if not (target.is_floating_point() and stored.is_floating_point()):
-            return target
-        filled = torch.empty_like(target, dtype=stored.dtype, requires_grad=False)
-        pairs.append((target, filled))
-        return filled
-    if isinstance(target, dict) and isinstance(stored, dict):
-        return type(target)(
-            (name, _stand_in(value, stored[name], pairs) if name in stored else value) for name, value in target.items()
-        )
-    if type(target) in (list, tuple) and type(stored) is type(target) and len(stored) == len(target):
-        return type(target)(_stand_in(*both, pairs) for both in zip(target, stored, strict=True))
-    return target
-
-
-def _take_objects(target: Any, stand_in: Any) -> None:
-    """What is no tensor was filled into the stand-in's dicts and lists, which are new ones."""
-    if isinstance(target, dict | list) and isinstance(stand_in, dict | list):
-        names: Any = target if isinstance(target, dict) else range(len(target))
-        for name in list(names):
-            if isinstance(target[name], dict | list):
-                _take_objects(target[name], stand_in[name])
-            elif not isinstance(target[name], torch.Tensor | tuple):
-                target[name] = stand_in[name]
-
-
-def _merged(stored: Any, target: Any) -> Any:
+def _merged(stored: Any, target: Any, loaded: dict[int, torch.Tensor]) -> Any:
+    """Args: loaded: by lazy leaf; tied ones stay one tensor."""
     if isinstance(stored, torch.Tensor):
-        return target if isinstance(target, torch.Tensor) else stored
-    if isinstance(stored, dict) and isinstance(target, dict):
+        if isinstance(target, torch.Tensor | memstore.TensorShard):
+            return target
+        if not isinstance(stored, StoredTensor):
+            return stored
+        if id(stored) not in loaded:
+            loaded[id(stored)] = load_leaf(stored)
+        return loaded[id(stored)]
+    if isinstance(stored, dict):
+        others = target if isinstance(target, dict) else {}
         for name in stored:
-            if name in target:
-                stored[name] = _merged(stored[name], target[name])
+            stored[name] = _merged(stored[name], others.get(name), loaded)
         return stored
-    if type(stored) in (list, tuple) and type(target) is type(stored) and len(stored) == len(target):
-        return type(stored)(_merged(*both) for both in zip(stored, target, strict=True))
+    if type(stored) in (list, tuple):
+        alike = type(target) is type(stored) and len(stored) == len(target)
+        others = target if alike else [None] * len(stored)
+        return type(stored)(_merged(*both, loaded) for both in zip(stored, others, strict=True))
     return stored
 
 

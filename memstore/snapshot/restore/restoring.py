@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from memstore import modes, structure
-from memstore.errors import SnapshotMismatchError
+from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.info import Progress
 from memstore.snapshot.format import path_of
 from memstore.snapshot.progress import SILENT, Meter

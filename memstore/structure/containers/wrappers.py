@@ -26,7 +26,7 @@ from memstore.sharding import Box, ShardedLeaf, TensorShard, TensorShards, overl
 from memstore.structure.checks import MalformedError, require, sizes, unpack
 from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import DTYPE_NAMES, DTYPES, copy_into, traits, why_no_memory, why_not_filled
+from memstore.structure.tensors import DTYPE_NAMES, DTYPES, copy_into, traits, why_not_filled
 from memstore.structure.tree import Node, Parts, Reader, Tree, compile_tree, register, to_msgpack
 from memstore.structure.walk import Walk, flattener
 

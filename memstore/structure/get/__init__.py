@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from memstore.structure.get.into import get_into
 from memstore.structure.get.like import get_like
+from memstore.structure.get.matching import can_cast
 from memstore.structure.get.parts import (
     assemble,
     box_bytes,
@@ -43,6 +44,7 @@ __all__ = [
     "box_tensor",
     "boxes_of_leaf",
     "build",
+    "can_cast",
     "check_box",
     "check_boxes",
     "get_into",

@@ -36,6 +36,7 @@ def get_into(
     need: Callable[[Sequence[torch.Tensor]], None] | None = None,
     count: Callable[[int], None] | None = None,
     strict: bool = True,
+    cast: bool = False,
     allow_pickle: bool = False,
     non_blocking: bool = False,
 ) -> Any:
@@ -48,13 +49,14 @@ def get_into(
         count: is told how many bytes were read, of boxes or into shards.
         strict: each leaf must have a counterpart on the other side; where `out` has DTensors or the like, each leaf of
             `out`, for other ranks may hold others. False: leaves that have one are filled, and others are left alone.
+        cast: leaves of another floating dtype are cast while they are copied. False: they are a difference.
         non_blocking: as in `Tensor.copy_`, for leaves of other devices.
 
     Raises:
         StructureMismatchError: with every difference; `out` is untouched.
     """
     values = decode_objects(encoded, plan.object_count, allow_pickle)
-    found = match_target(plan, out, "out", strict)
+    found = match_target(plan, out, "out", strict, cast)
     match, targets, differences = found.match, found.tensors, found.differences
     with torch.inference_mode(False):
         sources = Sources(plan, memory, boxes, tensors_of(plan, memory, None), need)

@@ -25,6 +25,7 @@ from memstore.wording import an
 
 _LISTED = 20  # differences in one message
 _CACHED_MATCHES = 64
+_UNCAST = traits.WITHOUT_COPY | {getattr(torch, "float4_e2m1fn_x2", None)}  # torch has no kernel that casts them
 
 
 class Match:
@@ -54,7 +55,14 @@ class Match:
     )
 
     def __init__(
-        self, plan: Plan, tree: Tree, facts: Facts, sharded: dict[int, ShardedTarget], what: str, strict: bool
+        self,
+        plan: Plan,
+        tree: Tree,
+        facts: Facts,
+        sharded: dict[int, ShardedTarget],
+        what: str,
+        strict: bool,
+        cast: bool,
     ) -> None:
         self.root, reader = compile_tree(tree)
         self.resolved = frozenset(i for i, resolve in enumerate(facts.resolve or ()) if resolve)
@@ -73,7 +81,7 @@ class Match:
         self._match(plan, what, strict, leaves_may_lack=bool(sharded))
         compare = _why_not_fillable if what == "out" else _why_not_convertible
         for have, want in self.pairs:
-            problem = compare(plan, have, _look_of(facts, want, sharded.get(want)))
+            problem = compare(plan, have, _look_of(facts, want, sharded.get(want)), cast)
             if problem:
                 self.differences.append(f"{render_path(self.tensor_names[want])}: {problem}")
         self.exact = [(have, want) for have, want in self.pairs if what == "out" and want in reader.exact]
@@ -135,18 +143,27 @@ def _look_of(facts: Facts, want: int, sharded: ShardedTarget | None) -> _Look:
     return _Look(leaf.shape, leaf.dtype, tuple((one.local.shape, one.local.stride()) for one in leaf.shards))
 
 
-def _why_not_fillable(plan: Plan, have: int, target: _Look) -> str | None:
+def _why_not_fillable(plan: Plan, have: int, target: _Look, cast: bool) -> str | None:
     stored = plan.leaves[have]
+    source = traits.DTYPES[stored.dtype]
     if target.shape != stored.shape:
         return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
-    if target.dtype != traits.DTYPES[stored.dtype]:
-        return f"stored as torch.{stored.dtype}, here {target.dtype}"
+    if target.dtype != source and not (cast and can_cast(source, target.dtype)):
+        advice = "; cast=True casts it" if can_cast(source, target.dtype) else ""
+        return f"stored as torch.{stored.dtype}, here {target.dtype}{advice}"
     if any(traits.overlaps_itself(shape, stride) for shape, stride in target.held):
         return EXPANDED
     return None
 
 
-def _why_not_convertible(plan: Plan, have: int, target: _Look) -> str | None:
+def can_cast(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a get with cast=True fills a tensor of `target` with elements of `source`: both are floating dtypes."""
+    if not (source.is_floating_point and target.is_floating_point):
+        return False
+    return _UNCAST.isdisjoint((source, target))
+
+
+def _why_not_convertible(plan: Plan, have: int, target: _Look, _: bool) -> str | None:
     stored, dtype = plan.leaves[have], target.dtype
     source = traits.DTYPES[stored.dtype]
     if target.shape != stored.shape:
@@ -178,10 +195,10 @@ class MatchedTarget(NamedTuple):
     sharded: dict[int, ShardedTarget]
 
 
-def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarget:
-    match, walk, addresses = _match(plan, value, what, strict, {})
+def match_target(plan: Plan, value: Any, what: str, strict: bool, cast: bool = False) -> MatchedTarget:
+    match, walk, addresses = _match(plan, value, what, strict, cast, {})
     if match.split:
-        match, walk, addresses = _match(plan, value, what, strict, entries_at(value, match.split))
+        match, walk, addresses = _match(plan, value, what, strict, cast, entries_at(value, match.split))
     sharded = walk.sharded
     met = {want for _, want in (*match.pairs, *match.exact)}
     gone = {i for i, target in sharded.items() if any(why_no_memory(local) for _, local in target.leaf.shards)}
@@ -195,7 +212,7 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool) -> MatchedTarg
 
 
 def _match(
-    plan: Plan, value: Any, what: str, strict: bool, split: dict[int, Any]
+    plan: Plan, value: Any, what: str, strict: bool, cast: bool, split: dict[int, Any]
 ) -> tuple[Match, TargetWalk, list[int]]:
     """Args: split: containers that stay containers, by their ids, though no tensor lies in them."""
 
@@ -208,10 +225,10 @@ def _match(
         tree, walk, facts, addresses = take_apart(value, walk_with)
     except RefusedError as error:
         raise StructureMismatchError(f"{what}: {error.message()}") from None
-    key = (plan, tree, facts, _key_of(walk.sharded), what, strict)
+    key = (plan, tree, facts, _key_of(walk.sharded), what, strict, cast)
     match = _matches.get(key)
     if match is None:
-        match = Match(plan, tree, facts, walk.sharded, what, strict)
+        match = Match(plan, tree, facts, walk.sharded, what, strict, cast)
         if len(_matches) >= _CACHED_MATCHES:
             _matches.clear()
         _matches[key] = match

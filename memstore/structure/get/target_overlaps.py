@@ -75,7 +75,10 @@ def _ranges(found: MatchedTarget, wants: dict[int, int]) -> Iterator[_Range]:
 def _relation(plan: Plan, found: MatchedTarget, have: int, one: _Range) -> tuple[Any, ...]:
     target = found.sharded.get(one.want)
     boxes = None if target is None else tuple(shard.box for shard in target.leaf.shards)
-    return one.start - plan.leaves[have].offset, boxes
+    stored, dtype = plan.leaves[have], found.tensors[one.want].dtype
+    if dtype != traits.DTYPES[stored.dtype]:  # cast, so that distances in bytes say nothing
+        return one.start, stored.offset, stored.dtype, dtype, boxes
+    return one.start - stored.offset, boxes
 
 
 def _clusters(ranges: Sequence[_Range]) -> list[list[_Range]]:
@@ -109,7 +112,7 @@ def _overwritten(found: MatchedTarget, cluster: Sequence[_Range], pieces: Sequen
     lost = {
         piece.want
         for piece, double in zip(inside, doubles, strict=True)
-        if not torch.equal(_bits(double), _bits(piece.source))
+        if not torch.equal(_bits(double), _bits(piece.source.to(double.dtype)))
     }
     return sorted(lost)
 
